@@ -294,8 +294,6 @@ impl Applier {
     /// # Errors
     /// When the machine could not be read.
     pub async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, ChangeError> {
-        // A run that was interrupted in the middle of a transaction left timers paused.
-        self.resume_paused(sink).await;
         // The tool that wrote files may have been interrupted before the sync.
         if undo_writes_by_tools(undo) || !written(undo).is_empty() {
             self.sync_system().await?;

@@ -30,6 +30,7 @@ impl Session {
     /// recorded. What goes wrong within steps is in the report.
     pub async fn install(&self) -> Result<RunReport, EngineError> {
         let lock = self.tools.lock()?;
+        self.tools.resume_paused().await;
         let (journal, history) = Journal::open(
             &self.tools.host,
             self.tools.events.run(),
@@ -79,6 +80,7 @@ impl Session {
                 if !self.turn_back_because(&ledger, why, &mut notes)? {
                     self.give_up(&ledger, boots, &mut notes).await?;
                 }
+                notes.extend(self.tools.events.take_notes());
                 let report = self.report(Exit::StepFailed, &[], notes, None);
                 finish(&ledger.journal, report.exit, report.summary())?;
                 self.tools.finished(&report);

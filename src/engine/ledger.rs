@@ -184,12 +184,10 @@ impl Ledger {
         match self.verbs.reconcile(undo, sink).await {
             Ok(undo) => Some(undo),
             Err(failure) => {
-                self.events.emit(Event::Note {
-                    message: format!(
-                        "the effects of the failed change ({summary}) are not known yet: {}",
-                        one_line(&*failure)
-                    ),
-                });
+                sink.note(&format!(
+                    "the effects of the failed change ({summary}) are not known yet: {}",
+                    one_line(&*failure)
+                ));
                 None
             }
         }

@@ -498,6 +498,15 @@ impl Tools {
         notes.push(message);
     }
 
+    /// Starts the timers that a run has paused which was interrupted.
+    async fn resume_paused(&self) {
+        let sink = events::Said {
+            events: &self.events,
+            steps: &[],
+        };
+        self.verbs.resume_paused(&sink).await;
+    }
+
     fn finished(&self, report: &RunReport) {
         self.events.emit(Event::RunFinished {
             summary: report.summary(),

@@ -44,6 +44,7 @@ pub(super) enum Fate {
 /// When the run cannot begin or cannot be recorded. What could not be undone is in the report.
 pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport, EngineError> {
     let lock = tools.lock()?;
+    tools.resume_paused().await;
     let (journal, history) =
         Journal::open(&tools.host, tools.events.run(), tools.events.secrets())?;
     let title = |id: &StepId| {
@@ -80,6 +81,7 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
         );
         journal.keep_credentials(&[])?;
         clear(&*tools.host.files).map_err(JournalError::from)?;
+        report.notes.extend(tools.events.take_notes());
     } else {
         let ledger = Ledger {
             journal,

@@ -17,6 +17,10 @@ pub type Failure = Box<dyn Report>;
 /// Describes, applies and undoes changes.
 #[async_trait]
 pub trait Verbs: Send + Sync {
+    /// Starts what an interrupted run has paused. Each run that may change the machine calls it before anything else, and
+    /// never again: later a transaction of another step may be under way.
+    async fn resume_paused(&self, sink: &dyn Sink);
+
     /// A unified diff or the package manager's simulation; changes nothing.
     ///
     /// # Errors
@@ -70,6 +74,10 @@ pub trait Verbs: Send + Sync {
 
 #[async_trait]
 impl Verbs for Applier {
+    async fn resume_paused(&self, sink: &dyn Sink) {
+        Applier::resume_paused(self, sink).await;
+    }
+
     async fn preview(&self, change: &Change) -> Result<Option<String>, Failure> {
         Applier::preview(self, change).await.map_err(boxed)
     }
@@ -134,6 +142,8 @@ impl Report for OnlyLooks {
 
 #[async_trait]
 impl Verbs for NoVerbs {
+    async fn resume_paused(&self, _: &dyn Sink) {}
+
     async fn preview(&self, _: &Change) -> Result<Option<String>, Failure> {
         Err(boxed(OnlyLooks))
     }

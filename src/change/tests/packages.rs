@@ -573,6 +573,9 @@ async fn timers_paused_by_an_interrupted_run_are_started_again() {
         .await
         .unwrap();
     assert!(undo.is_nothing());
+    // The engine closes failed changes also while a transaction of another step is under way.
+    assert_eq!(machine.units.all()["apt-daily.timer"].1, "inactive");
+    machine.restarted().resume_paused(&machine.sink).await;
     assert_eq!(machine.units.all()["apt-daily.timer"].1, "active");
     let paused = format!("{STATE}/paused.json");
     assert!(!machine.fakes.files.exists(paused.as_str().into()).unwrap());

@@ -174,6 +174,7 @@ async fn an_interrupted_transaction_is_undone_and_later_changes_of_others_stay(k
         // The administrator changes the machine before the next run.
         vim_comes(&machine, &apt);
         let restarted = machine.restarted();
+        restarted.resume_paused(&machine.sink).await;
         let undo = restarted.reconcile(&undo, &machine.sink).await.unwrap();
         restarted.revert(&undo, &machine.sink).await.unwrap();
         assert!(apt.installed.lock().unwrap().remove("vim").is_some(), "{n}");

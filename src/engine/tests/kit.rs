@@ -45,6 +45,8 @@ type Rehearsal = Box<dyn FnMut(&Change) -> Result<(), Failure> + Send>;
 pub struct FileVerbs {
     pub host: Host,
     pub log: Mutex<Vec<String>>,
+    /// How often what an interrupted run has paused was started.
+    pub resumed: Mutex<u32>,
     /// A change whose summary contains this fails after it has done its work.
     pub fails: Mutex<Option<String>>,
     /// A change whose summary contains this is refused.
@@ -97,6 +99,10 @@ impl FileVerbs {
 
 #[async_trait]
 impl Verbs for FileVerbs {
+    async fn resume_paused(&self, _: &dyn Sink) {
+        *self.resumed.lock().unwrap() += 1;
+    }
+
     async fn preview(&self, change: &Change) -> Result<Option<String>, Failure> {
         match change {
             Change::WriteFile { content, .. } => Ok(Some(format!("+{content}"))),
@@ -301,6 +307,7 @@ impl Rig {
             verbs: Arc::new(FileVerbs {
                 host,
                 log: Mutex::default(),
+                resumed: Mutex::default(),
                 fails: Mutex::default(),
                 refuses: Mutex::default(),
                 rehearsal: Mutex::new(Box::new(|_| Ok(()))),

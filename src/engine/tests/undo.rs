@@ -1,7 +1,7 @@
 //! `uninstall`: newest first, only ours, and what stays is named.
 
-use super::kit::{Rig, file, packages, satisfied, step};
-use crate::{engine::status, event::Outcome, exit::Exit};
+use super::kit::{Rig, exists, file, needs, outcomes, packages, satisfied, step, write};
+use crate::{change::Change, engine::status, event::Outcome, exit::Exit};
 
 fn rig() -> Rig {
     let rig = Rig::new([
@@ -91,6 +91,40 @@ async fn what_a_failed_change_left_is_told_by_the_next_run_if_this_one_cannot() 
     rig.log();
     assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
     assert_eq!(rig.log(), ["purge half"]);
+}
+
+/// A run that was killed in the middle of package work has left timers paused.
+#[tokio::test]
+async fn each_run_starts_paused_timers_first_and_a_change_that_fails_does_not() {
+    let resumed = |rig: &Rig| std::mem::take(&mut *rig.verbs.resumed.lock().unwrap());
+    // Without anything in the journal, too.
+    let rig = Rig::new([step("a", |_| satisfied("fine"))]);
+    rig.uninstall().await.unwrap();
+    assert_eq!(resumed(&rig), 1);
+    rig.install().await.unwrap();
+    assert_eq!(resumed(&rig), 1);
+
+    let rig = Rig::new([packages("p", &["half"]), file("f", "/etc/f", "new")]);
+    *rig.verbs.fails.lock().unwrap() = Some("write".to_owned());
+    // The transaction of another step may be under way.
+    assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
+    assert_eq!(resumed(&rig), 1);
+    rig.plan().await;
+    rig.check().await;
+    assert_eq!(resumed(&rig), 0);
+}
+
+#[tokio::test]
+async fn effects_that_are_not_known_yet_are_told_in_the_report() {
+    let rig = Rig::new([packages("p", &["half"])]);
+    *rig.verbs.fails.lock().unwrap() = Some("install".to_owned());
+    *rig.verbs.blind.lock().unwrap() = true;
+    let report = rig.install().await.unwrap();
+    let told = report
+        .notes
+        .iter()
+        .any(|note| note.contains("are not known yet"));
+    assert!(told, "{:?}", report.notes);
 }
 
 #[tokio::test]
