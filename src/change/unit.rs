@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Afterwards, Applier, ChangeError, Reverted, Sink, Undo, agents};
 use crate::{
+    error::one_line,
     host::{ExecError, Output},
     tools::{
         initramfs,
@@ -174,7 +175,7 @@ impl Applier {
                 return Err(ChangeError::Unit {
                     what,
                     state: state.to_string(),
-                    last_words: self.last_words(unit, &ran).await?,
+                    last_words: self.last_words(unit, &ran).await,
                 });
             }
             clock.sleep(POLL).await;
@@ -182,26 +183,22 @@ impl Applier {
     }
 
     /// The last journal lines of the unit; without a journal, the error of systemctl.
-    async fn last_words(&self, unit: &str, ran: &Output) -> Result<Option<String>, ChangeError> {
+    async fn last_words(&self, unit: &str, ran: &Output) -> Option<String> {
         let said = ran.stderr.trim();
-        let journal = self.words_of(unit).await?;
-        Ok(journal.or_else(|| (!said.is_empty()).then(|| said.to_owned())))
+        let journal = self.words_of(unit).await;
+        journal.or_else(|| (!said.is_empty()).then(|| said.to_owned()))
     }
 
-    /// The last journal lines of the unit; `None` if there are none.
-    pub(super) async fn words_of(&self, unit: &str) -> Result<Option<String>, ChangeError> {
+    /// The last journal lines of the unit; `None` if there are none. Why they cannot be read is told in their place: what
+    /// they would explain has failed already, and is what must be told.
+    pub(super) async fn words_of(&self, unit: &str) -> Option<String> {
         let journal = match self.host.reader().query(&systemctl::last_words(unit)).await {
             Ok(output) => output.stdout,
             Err(ExecError::NotFound { .. }) => String::new(),
-            Err(source) => {
-                return Err(ChangeError::Tool {
-                    what: format!("read what `{unit}` wrote to the journal"),
-                    source,
-                });
-            }
+            Err(error) => format!("failed to {}", one_line(&error)),
         };
         let words = journal.trim();
-        Ok((!words.is_empty()).then(|| words.to_owned()))
+        (!words.is_empty()).then(|| words.to_owned())
     }
 
     pub(super) async fn restore_unit(

@@ -6,6 +6,7 @@ use camino::Utf8Path;
 use super::Join;
 use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink},
+    error::one_line,
     model::token::TokenSource,
     tools::{
         kubernetes::agents::{self, Agent},
@@ -28,6 +29,22 @@ impl Applier {
             let path = Utf8Path::new(agent.token);
             (self.host.files).write(path, content.as_bytes(), 0o600)?;
         }
+        let joined = self.start_agent(agent, join, sink).await;
+        // Also where somebody has asked to stop. What failed first is what must be told.
+        if joined.is_err()
+            && let Err(error) = self.hold_agent_back(agent, sink).await
+        {
+            sink.note(&format!("failed to {}", one_line(&error)));
+        }
+        joined
+    }
+
+    async fn start_agent(
+        &self,
+        agent: &Agent,
+        join: &Join,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
         // One that runs, and has joined nothing, does not know the configuration. It counts as started only once it
         // has joined, and systemd gives it any time.
@@ -48,24 +65,41 @@ impl Applier {
                 Ok((there && unit.is_active()).then_some(()))
             })
             .await?;
-        if joined.is_some() {
-            return Ok(());
+        match joined {
+            Some(()) => Ok(()),
+            None => Err(JoinError::NotJoined {
+                what: agent.unit.to_owned(),
+                seconds: join.timeout_seconds,
+                last_words: self.words_of(agent.unit).await,
+            }
+            .into()),
         }
-        // It would go on for ever, and join a cluster at a moment that nobody awaits.
-        let stop = systemctl::act("stop", agent.unit);
-        self.tool(&format!("stop `{}`", agent.unit), &stop, sink)
-            .await?;
+    }
+
+    /// Stops an agent that nobody waits for any more: it would go on for ever, and join a cluster at a moment that nobody
+    /// awaits.
+    pub(super) async fn hold_agent_back(
+        &self,
+        agent: &Agent,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let unit = self.unit_state_if_any(agent.unit).await?;
+        let runs = unit.is_some_and(|unit| !matches!(unit.active.as_str(), "inactive" | "failed"));
+        let stopped = match runs {
+            true => {
+                let stop = systemctl::act("stop", agent.unit);
+                let what = format!("stop `{}`", agent.unit);
+                self.tool(&what, &stop, sink).await.map(drop)
+            }
+            false => Ok(()),
+        };
         // The agent writes it before the kubelet runs: it would stand for a membership.
+        let kubeconfig = Utf8Path::new(agent.kubeconfig);
         if self.host.files.exists(kubeconfig)? {
             self.host.files.remove(kubeconfig)?;
         }
         self.forget_token(agent)?;
-        Err(JoinError::NotJoined {
-            what: agent.unit.to_owned(),
-            seconds: join.timeout_seconds,
-            last_words: self.words_of(agent.unit).await?,
-        }
-        .into())
+        stopped
     }
 
     /// Removes our file with the token.

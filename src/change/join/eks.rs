@@ -75,7 +75,7 @@ impl Applier {
         let cmd = systemctl::act("restart", nodeadm::RUN_UNIT).deadline(join.timeout());
         let ran = self.exec(&cmd, sink).await;
         if let Err(error) = ran.and_then(|output| output.success(&cmd)) {
-            let words = self.words_of(nodeadm::RUN_UNIT).await?;
+            let words = self.words_of(nodeadm::RUN_UNIT).await;
             return Err(not_joined(words.or_else(|| Some(error.to_string()))));
         }
         let what = format!("wait until `{}` runs", kubeadm::UNIT);
@@ -87,7 +87,7 @@ impl Applier {
             .await?;
         match runs {
             Some(()) => Ok(()),
-            None => Err(not_joined(self.words_of(kubeadm::UNIT).await?)),
+            None => Err(not_joined(self.words_of(kubeadm::UNIT).await)),
         }
     }
 }

@@ -79,7 +79,7 @@ impl Applier {
         };
         let fault = Fault::of(&said, matches!(discovery, Discovery::Token { .. }));
         let last_words = match fault {
-            Fault::Kubelet => (self.words_of(kubeadm::UNIT).await?).map(|words| last_of(&words)),
+            Fault::Kubelet => (self.words_of(kubeadm::UNIT).await).map(|words| last_of(&words)),
             _ => None,
         };
         // The machine must be able to join with the next attempt.

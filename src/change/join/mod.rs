@@ -158,7 +158,10 @@ impl Applier {
             // What a command has done is not known.
             Leave::Command { .. } => true,
             Leave::Never { .. } => !way.is_by_nodeadm(),
-            Leave::K3s | Leave::Rke2 | Leave::Nodeadm => false,
+            // Its unit starts at the next boot, and joins as our configuration says.
+            Leave::K3s => self.may_join(&agents::K3S)?,
+            Leave::Rke2 => self.may_join(&agents::RKE2)?,
+            Leave::Nodeadm => false,
         };
         if cluster.is_none() && !begun {
             return Ok(Undo::Nothing {
@@ -171,6 +174,11 @@ impl Applier {
             access,
             cluster,
         })
+    }
+
+    /// Whether an agent has a configuration of ours, by which it joins whenever it starts.
+    fn may_join(&self, agent: &agents::Agent) -> Result<bool, ChangeError> {
+        Ok(self.host.files.exists(Utf8Path::new(agent.config))?)
     }
 
     /// The cluster that the machine is a node of, or is about to be. `nodeadm` writes the kubeconfig at each boot, before
@@ -223,10 +231,12 @@ impl Applier {
         if has_joined && files.exists(&mark)? {
             files.remove(&mark)?;
         }
-        // An agent that has joined reads its own at each start.
-        for agent in agents::ALL {
-            if !has_joined {
-                self.forget_token(agent)?;
+        // An agent that has joined reads its own token at each start.
+        if !has_joined {
+            match way {
+                Leave::K3s => self.hold_agent_back(&agents::K3S, sink).await?,
+                Leave::Rke2 => self.hold_agent_back(&agents::RKE2, sink).await?,
+                _ => {}
             }
         }
         Ok(())

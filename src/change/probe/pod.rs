@@ -409,7 +409,7 @@ impl Applier {
                 seconds,
                 why,
                 // A sandbox that cannot be made is told there, and in events, which need a right of their own.
-                last_words: self.words_of(kubeadm::UNIT).await?,
+                last_words: self.words_of(kubeadm::UNIT).await,
             },
             PodState::Running => PodError::NotInTime {
                 seconds,

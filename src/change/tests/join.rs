@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
+use tokio_util::sync::CancellationToken;
+
 use super::kit::TestMachine;
 use crate::{
     change::{Change, Join, Reverted, Undo},
@@ -503,6 +505,79 @@ async fn an_agent_that_does_not_join_is_stopped() {
     let undo = machine.apply(&agent).await.expect("joined");
     let left = machine.revert(&undo).await;
     assert!(matches!(left, Reverted::Left { .. }), "{left:?}");
+}
+
+fn by_k3s() -> Change {
+    join(JoinMethod::K3s {
+        server: "https://10.0.0.1:6443".to_owned(),
+        token_source: TokenSource::File(TOKEN_FILE.into()),
+    })
+}
+
+/// Somebody asks to stop while it waits for a server that does not answer.
+#[tokio::test]
+async fn an_agent_that_nobody_waits_for_any_more_is_stopped() {
+    let machine = TestMachine::new();
+    machine
+        .units
+        .put("k3s-agent.service", "enabled", "inactive");
+    let stop = CancellationToken::new();
+    let applier = machine.restarted().stopped_by(stop.clone());
+    let undo = applier.capture(&by_k3s()).await.unwrap();
+    let clock = machine.fakes.clock.clone();
+    let change = by_k3s();
+    let (ended, ()) = tokio::join!(applier.apply(&change, undo.clone(), &machine.sink), async {
+        while clock.slept().len() < 2 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(machine.units.all()["k3s-agent.service"].1, "active");
+        stop.cancel();
+    });
+    assert_eq!(ended.unwrap_err().reason(), crate::change::STOPPED);
+    assert_eq!(machine.units.all()["k3s-agent.service"].1, "inactive");
+    let exact = applier.reconcile(&undo, &machine.sink).await.unwrap();
+    assert!(exact.is_nothing(), "{exact:?}");
+}
+
+#[tokio::test]
+async fn an_agent_whose_run_was_killed_is_stopped_by_the_next_one() {
+    let machine = TestMachine::new();
+    let undo = machine.applier.capture(&by_k3s()).await.unwrap();
+    machine
+        .units
+        .put("k3s-agent.service", "enabled", "activating");
+    let exact = machine.restarted().reconcile(&undo, &machine.sink).await;
+    assert!(exact.expect("exact").is_nothing());
+    assert_eq!(machine.units.all()["k3s-agent.service"].1, "inactive");
+}
+
+/// Its unit starts at the next boot, and our configuration has a server.
+#[tokio::test]
+async fn a_machine_that_an_agent_joins_later_is_not_called_restored() {
+    let machine = TestMachine::new();
+    machine
+        .units
+        .put("k3s-agent.service", "enabled", "inactive");
+    let undo = machine.applier.capture(&by_k3s()).await.unwrap();
+    let config = "/etc/rancher/k3s/config.yaml.d/50-gpu-bootstrap.yaml";
+    machine.fakes.files.put(config, "{}");
+    machine.apply(&by_k3s()).await.expect_err("no server");
+    let exact = machine
+        .applier
+        .reconcile(&undo, &machine.sink)
+        .await
+        .unwrap();
+    let reverted = machine.revert(&exact).await;
+    assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
+    machine
+        .fakes
+        .files
+        .put("/var/lib/rancher/k3s/agent/kubelet.kubeconfig", KUBECONFIG);
+    let reverted = machine.revert(&exact).await;
+    assert!(
+        matches!(&reverted, Reverted::Left { why, .. } if why.contains("10.0.0.1")),
+        "{reverted:?}"
+    );
 }
 
 #[tokio::test]
