@@ -395,8 +395,10 @@ impl Applier {
                 self.leave_cluster((way, cluster.as_ref()), node, access.as_deref(), sink)
                     .await
             }
-            Undo::RestoreLabels { node, labels } => self.restore_node(node, labels, sink).await,
-            Undo::RestoreSysctls { values } => self.restore_sysctls(values, sink).await,
+            Undo::RestoreLabels { node, labels, ours } => {
+                self.restore_node(node, labels, ours, sink).await
+            }
+            Undo::RestoreSysctls { values, ours } => self.restore_sysctls(values, ours, sink).await,
             Undo::TurnOnSwap { areas } => self.turn_on_swap(areas, sink).await,
             Undo::Several { undos } => {
                 let mut endings = Vec::new();

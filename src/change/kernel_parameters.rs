@@ -2,10 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Applier, ChangeError, Reverted, Sink, Undo};
-use crate::tools::sysctl;
+use crate::tools::{docker, sysctl};
+
+/// Why something of the kernel's network stays.
+pub(super) fn needed_by(bridges: &[String]) -> String {
+    format!(
+        "containers or virtual machines of others may need it: there are the bridges {}",
+        bridges.join(", ")
+    )
+}
 
 impl Applier {
     pub(super) fn capture_sysctls(
@@ -20,7 +28,10 @@ impl Applier {
                 values.insert(name.clone(), text.trim().to_owned());
             }
         }
-        Ok(Undo::RestoreSysctls { values })
+        Ok(Undo::RestoreSysctls {
+            values,
+            ours: wanted.clone(),
+        })
     }
 
     pub(super) async fn set_sysctls(
@@ -35,30 +46,78 @@ impl Applier {
         Ok(())
     }
 
+    /// Gives kernel parameters their values before. One that has another value than ours by now is somebody else's, and
+    /// one of the network stays until the next boot where somebody else's containers or virtual machines may need it: they
+    /// set the same value, and nobody can tell who needs it.
     pub(super) async fn restore_sysctls(
         &self,
         values: &BTreeMap<String, String>,
+        ours: &BTreeMap<String, String>,
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
-        let mut restored = Vec::new();
+        let bridges = self.bridges_of_others().await?;
+        let (mut restored, mut stay) = (Vec::new(), Vec::new());
         for (name, value) in values {
             let path = Utf8PathBuf::from(sysctl::path(name));
-            let now = self.host.files.read_text(&path)?;
             // A parameter of a module that was unloaded since is gone.
-            if now.is_some_and(|now| now.trim() != value) {
-                let what = format!("set {name} = {value}");
-                self.tool(&what, &sysctl::set(name, value), sink).await?;
-                restored.push(format!("{name} = {value}"));
+            let Some(now) = self.host.files.read_text(&path)? else {
+                continue;
+            };
+            let is_ours = ours.get(name).is_none_or(|ours| now.trim() == ours);
+            if now.trim() == value || !is_ours {
+                continue;
             }
+            if name.starts_with("net.") && !bridges.is_empty() {
+                stay.push(format!("{name} = {}", now.trim()));
+                continue;
+            }
+            let what = format!("set {name} = {value}");
+            self.tool(&what, &sysctl::set(name, value), sink).await?;
+            restored.push(format!("{name} = {value}"));
         }
-        Ok(match restored.is_empty() {
+        let mut endings = Vec::new();
+        if !stay.is_empty() {
+            endings.push(Reverted::Left {
+                what: format!(
+                    "the kernel parameters {}, until the next boot",
+                    stay.join(", ")
+                ),
+                why: needed_by(&bridges),
+            });
+        }
+        endings.push(match restored.is_empty() {
             true => Reverted::Nothing {
                 why: "the kernel parameters are as they were".to_owned(),
             },
             false => Reverted::Done {
                 what: format!("set {}", restored.join(", ")),
             },
-        })
+        });
+        Ok(Reverted::of(endings))
+    }
+
+    /// Bridges of the network whose packets the kernel forwards and filters for somebody else: those with an interface of a
+    /// container or a virtual machine, and those whose daemon may add one. A bridge of pods stays when its node leaves.
+    pub(super) async fn bridges_of_others(&self) -> Result<Vec<String>, ChangeError> {
+        let (files, folder) = (&self.host.files, Utf8Path::new(sysctl::INTERFACES));
+        let mut found = Vec::new();
+        for name in files.list(folder)? {
+            let interface = folder.join(&name);
+            if !files.exists(&interface.join("bridge"))? {
+                continue;
+            }
+            let is_used = !files.list(&interface.join("brif"))?.is_empty();
+            let may_be_used = match name.as_str() {
+                sysctl::BRIDGE_OF_PODS => false,
+                docker::BRIDGE => (self.unit_state_if_any(docker::UNIT).await?)
+                    .is_some_and(|unit| unit.is_active()),
+                _ => true,
+            };
+            if is_used || may_be_used {
+                found.push(name);
+            }
+        }
+        Ok(found)
     }
 
     pub(super) async fn turn_off_swap(

@@ -2,7 +2,10 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Afterwards, Applier, ChangeError, ModuleError, Reverted, Sink, Undo};
+use super::{
+    Afterwards, Applier, ChangeError, ModuleError, Reverted, Sink, Undo,
+    kernel_parameters::needed_by,
+};
 use crate::{
     host::{ExecError, Kind},
     tools::{dkms, initramfs, kmod},
@@ -105,6 +108,17 @@ impl Applier {
         if !self.is_loaded(module)? {
             return Ok(Reverted::Nothing {
                 why: format!("`{module}` is not loaded"),
+            });
+        }
+        // Its use count says nothing about the firewalls that rely on it.
+        let bridges = match kmod::canonical(module).as_str() {
+            kmod::BRIDGE_FILTER => self.bridges_of_others().await?,
+            _ => Vec::new(),
+        };
+        if !bridges.is_empty() {
+            return Ok(Reverted::Left {
+                what: format!("kernel module `{module}`, until the next boot"),
+                why: needed_by(&bridges),
             });
         }
         let stack = kmod::with_holders(&self.loaded_modules()?, module);

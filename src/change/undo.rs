@@ -145,11 +145,17 @@ pub enum Undo {
         node: NodeName,
         /// The labels that the change sets, with their values before.
         labels: BTreeMap<String, Option<String>>,
+        /// The values that it sets: one with another value by then is somebody else's.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        ours: BTreeMap<String, String>,
     },
     /// Set kernel parameters to their values before.
     RestoreSysctls {
         /// The values before, by name.
         values: BTreeMap<String, String>,
+        /// The values that the change sets: one with another value by then is somebody else's.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        ours: BTreeMap<String, String>,
     },
     /// Use swap areas again.
     TurnOnSwap {
@@ -297,17 +303,18 @@ impl Undo {
         }
     }
 
-    /// Whether the undo unloads a kernel module.
+    /// Whether the undo has a part that comes last, see [`Self::split_unloading`].
     #[must_use]
     pub fn unloads(&self) -> bool {
         self.split_unloading().0.is_some()
     }
 
-    /// Splits the undo into the part that unloads kernel modules and the rest.
+    /// Splits the undo into the part that unloads kernel modules or restores kernel parameters, which daemons need until
+    /// their packages are removed, and the rest.
     #[must_use]
     pub fn split_unloading(&self) -> (Option<Self>, Option<Self>) {
         match self {
-            Self::UnloadModule { .. } => (Some(self.clone()), None),
+            Self::UnloadModule { .. } | Self::RestoreSysctls { .. } => (Some(self.clone()), None),
             Self::Several { undos } => {
                 let (unload, rest): (Vec<Self>, Vec<Self>) = (undos.iter().cloned())
                     .partition(|one| matches!(one, Self::UnloadModule { .. }));

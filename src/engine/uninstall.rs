@@ -275,8 +275,8 @@ fn follow_packages(mut standing: Vec<Standing>) -> Vec<Standing> {
     standing
 }
 
-/// Merges neighbours that can be undone together. Modules are unloaded last, because daemons have
-/// them open until their packages are removed. Files that name modules for every boot keep their
+/// Merges neighbours that can be undone together. Modules are unloaded and kernel parameters restored last, because
+/// daemons need them until their packages are removed. Files that name modules for every boot keep their
 /// place in the order.
 pub(super) fn group(standing: Vec<Standing>) -> Vec<Group> {
     let (mut groups, mut unloading): (Vec<Group>, Vec<Group>) = (Vec::new(), Vec::new());

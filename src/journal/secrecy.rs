@@ -294,17 +294,18 @@ fn names_of_undo<'u>(undo: &'u Undo, names: &mut Vec<&'u str>) {
             names.push(node);
             names.extend(access.iter().map(|path| path.as_str()));
         }
-        Undo::RestoreLabels { node, labels } => {
+        Undo::RestoreLabels { node, labels, ours } => {
             names.push(node);
+            names.extend(ours.values().map(String::as_str));
             let values = labels
                 .iter()
                 .flat_map(|(key, value)| [Some(key), value.as_ref()]);
             names.extend(values.flatten().map(String::as_str));
         }
-        Undo::RestoreSysctls { values } => {
+        Undo::RestoreSysctls { values, ours } => {
             names.extend(
-                values
-                    .iter()
+                (values.iter())
+                    .chain(ours)
                     .flat_map(|(name, value)| [name.as_str(), value]),
             );
         }

@@ -11,6 +11,12 @@ use crate::{
     model::document::{Document, Setting},
 };
 
+/// Docker's unit, whose name each distribution keeps.
+pub const UNIT: &str = "docker.service";
+
+/// Its default bridge. Source: Docker, "Bridge network driver".
+pub const BRIDGE: &str = "docker0";
+
 /// What the daemon says about itself.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "PascalCase")]

@@ -139,6 +139,9 @@ impl Fault {
     }
 }
 
+/// The module that has iptables filter what goes over a bridge.
+pub const BRIDGE_FILTER: &str = "br_netfilter";
+
 /// The name as the kernel writes it.
 #[must_use]
 pub fn canonical(name: &str) -> String {

@@ -12,6 +12,13 @@ pub const SWAPS: &str = "/proc/swaps";
 /// The table of filesystems.
 pub const FSTAB: &str = "/etc/fstab";
 
+/// The interfaces of the network. A bridge has a folder `bridge`, and in `brif` the interfaces that it connects. Source:
+/// Linux, `Documentation/ABI/testing/sysfs-class-net` and `net/bridge/br_sysfs_br.c`.
+pub const INTERFACES: &str = "/sys/class/net";
+
+/// The bridge that CNI's plugin `bridge` makes for pods. Source: containernetworking/plugins, `bridge`.
+pub const BRIDGE_OF_PODS: &str = "cni0";
+
 /// What is on a swap area must go into the memory first.
 const SWAP_DEADLINE: Duration = Duration::from_secs(300);
 

@@ -72,6 +72,7 @@ impl Applier {
             labels: (admission.labels.keys())
                 .map(|key| (key.clone(), now.get(key).cloned()))
                 .collect(),
+            ours: admission.labels.clone(),
         })
     }
 
@@ -150,6 +151,7 @@ impl Applier {
         &self,
         name: &NodeName,
         labels: &BTreeMap<String, Option<String>>,
+        ours: &BTreeMap<String, String>,
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
         let nothing = |why: &str| {
@@ -160,8 +162,8 @@ impl Applier {
         if self.joined_cluster()?.is_none() || kubectl::find(&*self.host.files)?.is_none() {
             return nothing("the machine is no node any more");
         }
-        match self.node(name).await? {
-            Registered::Node(_) => {}
+        let node = match self.node(name).await? {
+            Registered::Node(node) => node,
             Registered::Unknown => return nothing("the cluster does not know the node any more"),
             Registered::Silent(why) => {
                 let keys: Vec<&str> = labels.keys().map(String::as_str).collect();
@@ -170,12 +172,26 @@ impl Applier {
                     why: format!("the cluster cannot be asked: {why}"),
                 });
             }
+        };
+        if let Err(why) = self.is_this_machine(&node)? {
+            return Ok(Reverted::Left {
+                what: format!("the labels of node `{name}`"),
+                why: format!("the node of this name may be another machine: {why}"),
+            });
+        }
+        // One that somebody else has given another value since is theirs.
+        let before: Vec<(&str, Option<&str>)> = (labels.iter())
+            .filter(|(key, before)| {
+                let now = node.labels.get(*key);
+                now != before.as_ref() && ours.get(*key).is_none_or(|ours| now == Some(ours))
+            })
+            .map(|(key, value)| (key.as_str(), value.as_deref()))
+            .collect();
+        if before.is_empty() {
+            return nothing("none of its labels has the value of this program");
         }
         let (kubectl, kubeconfig) = self.own_access(name)?;
-        let before = labels
-            .iter()
-            .map(|(key, value)| (key.as_str(), value.as_deref()));
-        let cmd = kubectl.label(&kubeconfig, name, before);
+        let cmd = kubectl.label(&kubeconfig, name, before.into_iter());
         let what = format!("give node `{name}` its former labels");
         self.tool(&what, &cmd, sink).await?;
         Ok(Reverted::Done { what })

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use super::{
-    join::{ACCESS, KUBECONFIG, KUBELET_CONF},
+    join::{ACCESS, KUBECONFIG, KUBELET_CONF, PRODUCT_UUID, UUID},
     kit::TestMachine,
 };
 use crate::{
@@ -26,24 +26,32 @@ fn admission(labels: &[(&str, &str)]) -> Change {
     }
 }
 
-/// A node whose kubectl counts how often it was asked, and becomes Ready with the third answer.
-fn node(ready_after: usize) -> TestMachine {
+/// A node that has the labels which it is given, or those before; its kubectl counts how often it was asked, and becomes Ready with the third answer.
+fn node(ready_after: usize, keeps: bool) -> TestMachine {
     let machine = TestMachine::new();
     let files = &machine.fakes.files;
     files.put("/usr/bin/kubectl", "");
     files.put(KUBELET_CONF, KUBECONFIG);
     files.put_mode(ACCESS, KUBECONFIG, 0o600);
-    let asked = Mutex::new(0);
+    files.put(PRODUCT_UUID, UUID);
+    let (asked, labelled) = (Mutex::new(0), Mutex::new(false));
     machine.fakes.exec.on("/usr/bin/kubectl", move |cmd, _| {
+        if cmd.args.contains(&"new=yes".to_owned()) && keeps {
+            *labelled.lock().unwrap() = true;
+        }
         if !cmd.args.contains(&"get".to_owned()) {
             return ok("");
         }
+        let labels = match *labelled.lock().unwrap() {
+            true => r#""team": "research", "new": "yes""#,
+            false => r#""team": "old""#,
+        };
         let mut asked = asked.lock().unwrap();
         *asked += 1;
         let status = if *asked > ready_after { "True" } else { "False" };
         ok(format!(
-            r#"{{"metadata": {{"labels": {{"team": "old"}}}}, "spec": {{"taints": [{{"key": "starting",
-                "effect": "NoSchedule"}}]}}, "status": {{"conditions": [
+            r#"{{"metadata": {{"labels": {{{labels}}}}}, "spec": {{"taints": [{{"key": "starting",
+                "effect": "NoSchedule"}}]}}, "status": {{"nodeInfo": {{"systemUUID": "{UUID}"}}, "conditions": [
                 {{"type": "Ready", "status": "{status}", "reason": "KubeletNotReady", "message": "no network"}}]}}}}"#
         ))
     });
@@ -52,7 +60,7 @@ fn node(ready_after: usize) -> TestMachine {
 
 #[tokio::test]
 async fn a_node_is_admitted_once_it_is_ready() {
-    let machine = node(3);
+    let machine = node(3, true);
     let undo = machine
         .apply(&admission(&[("team", "research"), ("new", "yes")]))
         .await
@@ -87,7 +95,7 @@ async fn a_node_is_admitted_once_it_is_ready() {
 
 #[tokio::test]
 async fn a_node_that_does_not_get_ready_keeps_its_startup_taint() {
-    let machine = node(usize::MAX);
+    let machine = node(usize::MAX, true);
     let error = machine.apply(&admission(&[])).await.expect_err("not Ready");
     assert_eq!(error.reason(), "node-not-ready");
     assert!(error.to_string().contains("no network"), "{error}");

@@ -4,9 +4,86 @@ use std::collections::BTreeMap;
 
 use super::kit::TestMachine;
 use crate::{
-    change::{Change, Reverted},
+    change::{Change, Reverted, Undo},
     host::fake::ok,
 };
+
+const FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
+
+fn with_sysctl(machine: &TestMachine) {
+    machine.fakes.exec.on("sysctl", |cmd, files| {
+        let (name, value) = cmd.args[2].split_once('=').expect("a value");
+        let path = format!("/proc/sys/{}", name.replace('.', "/"));
+        files.put(&path, format!("{value}\n"));
+        ok("")
+    });
+}
+
+fn forward() -> Change {
+    Change::SetSysctls {
+        values: BTreeMap::from([("net.ipv4.ip_forward".to_owned(), "1".to_owned())]),
+    }
+}
+
+/// Somebody has installed Docker or libvirt since, which want the same value.
+#[tokio::test]
+async fn forwarding_stays_on_under_containers_of_others() {
+    for (bridge, port, docker, stays) in [
+        ("virbr0", None, "inactive", true),
+        ("docker0", None, "active", true),
+        ("docker0", Some("veth1"), "inactive", true),
+        ("docker0", None, "inactive", false),
+        // A node that has left has no pods any more.
+        ("cni0", None, "active", false),
+        ("cni0", Some("veth1"), "active", true),
+    ] {
+        let machine = TestMachine::new();
+        let files = &machine.fakes.files;
+        files.put(FORWARD, "0\n");
+        with_sysctl(&machine);
+        let undo = machine.apply(&forward()).await.expect("applied");
+        machine.units.put("docker.service", "enabled", docker);
+        files.put(&format!("/sys/class/net/{bridge}/bridge/bridge_id"), "");
+        if let Some(port) = port {
+            files.put(&format!("/sys/class/net/{bridge}/brif/{port}"), "");
+        }
+        files.put("/sys/module/br_netfilter/refcnt", "0");
+        files.put("/proc/modules", "br_netfilter 32768 0 - Live 0x0\n");
+        machine.fakes.exec.on("rmmod", |_, files| {
+            files.put("/proc/modules", "");
+            ok("")
+        });
+        let unload = Undo::UnloadModule {
+            module: "br_netfilter".to_owned(),
+        };
+        for undo in [&undo, &unload] {
+            let reverted = machine.revert(undo).await;
+            let told = format!("{bridge} {port:?} {docker}: {reverted:?}");
+            assert_eq!(matches!(reverted, Reverted::Left { .. }), stays, "{told}");
+            assert_eq!(
+                told.contains(&format!("the bridges {bridge}")),
+                stays,
+                "{told}"
+            );
+        }
+        let now = files.text(FORWARD);
+        assert_eq!(now.trim(), if stays { "1" } else { "0" });
+        let modules = files.text("/proc/modules");
+        assert_eq!(modules.contains("br_netfilter"), stays);
+    }
+}
+
+#[tokio::test]
+async fn a_value_that_somebody_else_has_set_since_stays() {
+    let machine = TestMachine::new();
+    machine.fakes.files.put(FORWARD, "0\n");
+    with_sysctl(&machine);
+    let undo = machine.apply(&forward()).await.expect("applied");
+    machine.fakes.files.put(FORWARD, "2\n");
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
+    assert_eq!(machine.fakes.files.text(FORWARD), "2\n");
+}
 
 #[tokio::test]
 async fn kernel_parameters_and_swap_go_back_to_what_they_were() {
@@ -17,12 +94,7 @@ async fn kernel_parameters_and_swap_go_back_to_what_they_were() {
         "/proc/swaps",
         "Filename Type Size Used Priority\n/swap.img file 1 0 -2\n",
     );
-    machine.fakes.exec.on("sysctl", |cmd, files| {
-        let (name, value) = cmd.args[2].split_once('=').expect("a value");
-        let path = format!("/proc/sys/{}", name.replace('.', "/"));
-        files.put(&path, format!("{value}\n"));
-        ok("")
-    });
+    with_sysctl(&machine);
     machine.fakes.exec.on("swapoff", |_, files| {
         files.put("/proc/swaps", "Filename Type Size Used Priority\n");
         ok("")
