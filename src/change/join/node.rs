@@ -11,6 +11,7 @@ use super::DRAIN;
 use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink, Undo},
     error::one_line,
+    host::Cmd,
     model::kubernetes::{Labels, NodeName, Taint},
     tools::kubernetes::{
         kubeconfig,
@@ -37,6 +38,19 @@ pub struct Admission {
 }
 
 impl Admission {
+    fn bound(&self) -> Duration {
+        Duration::from_secs(self.ready_timeout_seconds)
+    }
+
+    fn not_ready(&self, why: String) -> ChangeError {
+        JoinError::NotReady {
+            node: self.node.to_string(),
+            seconds: self.ready_timeout_seconds,
+            why,
+        }
+        .into()
+    }
+
     /// One line in the imperative.
     pub(in crate::change) fn summary(&self) -> String {
         let mut parts = vec![format!("wait until node `{}` is Ready", self.node)];
@@ -62,10 +76,13 @@ impl Applier {
             });
         }
         // A node that has just joined may not be there yet.
-        let now = match self.node(&admission.node).await? {
+        let now = match self
+            .answer_about(&admission.node, admission.bound())
+            .await?
+        {
             Registered::Node(node) => node.labels,
             Registered::Unknown => Labels::new(),
-            Registered::Silent(why) => return Err(unasked(&admission.node, why)),
+            Registered::Silent(why) => return Err(admission.not_ready(format!("{SILENT}{why}"))),
         };
         Ok(Undo::RestoreLabels {
             node: admission.node.clone(),
@@ -76,6 +93,51 @@ impl Applier {
         })
     }
 
+    /// What the cluster says about the node. An API server that is away for a moment is waited for; what it says after the
+    /// bound is returned, whatever it is.
+    async fn answer_about(
+        &self,
+        name: &NodeName,
+        bound: Duration,
+    ) -> Result<Registered, ChangeError> {
+        let what = format!("ask the cluster about node `{name}`");
+        let answer = self
+            .awaited(&what, bound, || async {
+                Ok(match self.node(name).await? {
+                    Registered::Silent(_) => None,
+                    answer => Some(answer),
+                })
+            })
+            .await?;
+        match answer {
+            Some(answer) => Ok(answer),
+            None => self.node(name).await,
+        }
+    }
+
+    /// Has the cluster change the node. Where its API server goes away meanwhile, once more as soon as it is back.
+    async fn tell_cluster(
+        &self,
+        admission: &Admission,
+        what: &str,
+        cmd: &Cmd,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let Err(error) = self.tool(what, cmd, sink).await else {
+            return Ok(());
+        };
+        if !matches!(self.node(&admission.node).await, Ok(Registered::Silent(_))) {
+            return Err(error);
+        }
+        sink.line(&format!(
+            "{}; once more when the cluster answers",
+            one_line(&error)
+        ));
+        self.answer_about(&admission.node, admission.bound())
+            .await?;
+        self.tool(what, cmd, sink).await.map(drop)
+    }
+
     pub(in crate::change) async fn admit_node(
         &self,
         admission: &Admission,
@@ -83,9 +145,8 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         let name = &admission.node;
         let what = format!("wait until node `{name}` is Ready");
-        let bound = Duration::from_secs(admission.ready_timeout_seconds);
         let ready = self
-            .awaited(&what, bound, || async {
+            .awaited(&what, admission.bound(), || async {
                 Ok(match self.node(name).await? {
                     Registered::Node(node) if node.ready => Some(node),
                     _ => None,
@@ -95,15 +156,10 @@ impl Applier {
         let Some(node) = ready else {
             let why = match self.node(name).await? {
                 Registered::Unknown => "the cluster does not know it".to_owned(),
-                Registered::Silent(why) => format!("the cluster cannot be asked: {why}"),
+                Registered::Silent(why) => format!("{SILENT}{why}"),
                 Registered::Node(node) => node.why.unwrap_or_default(),
             };
-            return Err(JoinError::NotReady {
-                node: name.to_string(),
-                seconds: admission.ready_timeout_seconds,
-                why,
-            }
-            .into());
+            return Err(admission.not_ready(why));
         };
         let missing: Vec<(&str, Option<&str>)> = (admission.labels.iter())
             .filter(|(key, value)| node.labels.get(*key) != Some(value))
@@ -112,8 +168,8 @@ impl Applier {
         let (kubectl, kubeconfig) = self.own_access(name)?;
         if !missing.is_empty() {
             let cmd = kubectl.label(&kubeconfig, name, missing.into_iter());
-            self.tool(&format!("label node `{name}`"), &cmd, sink)
-                .await?;
+            let what = format!("label node `{name}`");
+            self.tell_cluster(admission, &what, &cmd, sink).await?;
         }
         if let Some(taint) = &admission.startup_taint
             && let Some(access) = &admission.access
@@ -122,7 +178,7 @@ impl Applier {
             self.refuse_unusable(access)?;
             let cmd = kubectl.untaint(access, name, taint);
             let what = format!("remove the startup taint of node `{name}`");
-            self.tool(&what, &cmd, sink).await?;
+            self.tell_cluster(admission, &what, &cmd, sink).await?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     change::{Admission, Change, Reverted},
     error::Report,
-    host::fake::{FakeFiles, ok},
+    host::fake::{FakeFiles, failed, ok},
 };
 
 fn admission(labels: &[(&str, &str)]) -> Change {
@@ -115,11 +115,63 @@ async fn a_kubeconfig_that_others_may_replace_is_not_used() {
         |files| files.put_mode(ACCESS, KUBECONFIG, 0o666),
     ];
     for spoil in spoilt {
-        let machine = node(0);
+        let machine = node(0, true);
         spoil(&machine.fakes.files);
         let error = machine.apply(&admission(&[])).await.expect_err("not used");
         assert_eq!(error.reason(), "join-secret");
         let lines = machine.fakes.exec.lines();
         assert!(lines.iter().all(|line| !line.contains(ACCESS)), "{lines:?}");
     }
+}
+
+/// The API server is away for some seconds when the node has just joined, and once more when it is to be told the labels.
+#[tokio::test]
+async fn an_api_server_that_is_away_for_a_moment_is_waited_for() {
+    for stays_away in [false, true] {
+        let machine = node(0, false);
+        let refused = "The connection to the server 10.0.0.1:6443 was refused";
+        let answers =
+            Mutex::new([false, false, false, true, true, false, false, false, true].into_iter());
+        machine.fakes.exec.on("/usr/bin/kubectl", move |_, _| {
+            let is_there = answers.lock().unwrap().next().unwrap_or(true);
+            match is_there && !stays_away {
+                true => ok(
+                    r#"{"metadata": {}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}"#,
+                ),
+                false => failed(1, refused),
+            }
+        });
+        let admitted = machine.apply(&admission(&[("team", "research")])).await;
+        if stays_away {
+            let error = admitted.expect_err("nobody answers");
+            assert_eq!(error.reason(), "node-not-ready");
+            assert!(error.to_string().contains(refused), "{error}");
+            continue;
+        }
+        admitted.expect("it waits");
+        let lines = machine.fakes.exec.lines();
+        let labels = lines.iter().filter(|line| line.contains(" label ")).count();
+        assert_eq!(labels, 2, "{lines:?}");
+    }
+}
+
+#[tokio::test]
+async fn labels_of_somebody_else_and_of_another_machine_stay() {
+    let machine = node(0, false);
+    let undo = machine
+        .apply(&admission(&[("team", "research"), ("new", "yes")]))
+        .await
+        .expect("Ready");
+    // The cluster says that `team` has its value before, and that there is no `new`.
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
+    machine
+        .fakes
+        .files
+        .put(PRODUCT_UUID, "another machine, a clone of this one");
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
+    let lines = machine.fakes.exec.lines();
+    let labels = lines.iter().filter(|line| line.contains(" label ")).count();
+    assert_eq!(labels, 1, "only those of the change itself: {lines:?}");
 }
