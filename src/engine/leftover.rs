@@ -11,18 +11,27 @@ use super::{
     job::Job,
     ledger::Ledger,
     result::ChangeReport,
+    running,
     uninstall::{Fate, group, undo_groups},
 };
 use crate::{
     change::{Change, Lock, Reverted, Undo, packages::Withdrawn},
-    config::desired::Desired,
+    config::desired::{Daemon, Desired, Restart, RuntimeWish},
     error::one_line,
     event::Event,
     exit::Exit,
     journal::{Journal, Record, Standing, fold},
     model::id::StepId,
     step::Assessment,
+    steps::{RUNTIME_CONTAINERD, RUNTIME_CRIO, RUNTIME_DOCKER},
 };
+
+/// The daemons whose containers may stop when their packages go, by the step that installs them.
+const DAEMONS: [(StepId, Daemon); 3] = [
+    (RUNTIME_DOCKER, Daemon::Docker),
+    (RUNTIME_CONTAINERD, Daemon::Containerd),
+    (RUNTIME_CRIO, Daemon::Crio),
+];
 
 /// The verb of a change that is undone, in plans.
 const UNDO: &str = "undo";
@@ -186,6 +195,45 @@ impl Session {
         standing.steps.iter().find(|id| needs_it(id)).cloned()
     }
 
+    /// Keeps what is left over of a container runtime as long as it runs containers: only consent stops them, and a setting
+    /// that is taken back is none. Returns what stays, and why.
+    pub(super) async fn keep_running(&self, jobs: &mut [Job]) -> Vec<String> {
+        let consents = |wish: &RuntimeWish| wish.restart == Restart::Always;
+        let desired = self.inner.desired.as_ref();
+        if desired.is_some_and(|desired| desired.runtimes.iter().any(consents)) {
+            return Vec::new();
+        }
+        let mut kept = Vec::new();
+        for (step, daemon) in DAEMONS {
+            let all: Vec<Standing> = (jobs.iter().filter(|job| job.id == step))
+                .flat_map(|job| job.left_over.clone())
+                .collect();
+            if all.is_empty() {
+                continue;
+            }
+            let (name, unit) = (daemon.name(), format!("{}.service", daemon.name()));
+            let why = match running::containers(self.inner.host.reader(), daemon).await {
+                Ok(containers) if containers.is_empty() => continue,
+                Ok(containers) => format!("{name} runs the containers {}", containers.join(", ")),
+                // A daemon that does not run tells nothing, and stops with nothing.
+                Err(_) if !self.may_run(&unit).await => continue,
+                Err(why) => format!("{name} does not tell which containers it runs ({why})"),
+            };
+            for job in jobs.iter_mut() {
+                job.left_over.retain(|one| !all.contains(one));
+            }
+            kept.push(format!(
+                "what `{step}` has installed stays: {why}; stop them, then run `gpu-bootstrap install` again"
+            ));
+        }
+        kept
+    }
+
+    async fn may_run(&self, unit: &str) -> bool {
+        let state = self.inner.state().unit(unit).await;
+        state.is_ok_and(|unit| unit.is_some_and(|unit| unit.is_active()))
+    }
+
     /// Tells what [`Session::waits_for_hardware`] keeps although a step does not want it any more.
     fn name_postponed(&self, jobs: &[Job], standing: &[Standing], notes: &mut Vec<String>) {
         let Some(desired) = &self.inner.desired else {
@@ -218,6 +266,7 @@ impl Session {
     ) -> Result<Undone, EngineError> {
         let mut undone = Undone::default();
         self.name_postponed(jobs, &ledger.journal.receipt().standing, notes);
+        undone.left = self.keep_running(jobs).await;
         let early = found(jobs, |standing| !is_late(standing));
         self.undo_whole(ledger, early, jobs, &mut undone).await?;
         let is_busy = |job: &Job| job.locks.contains(&Lock::Packages) && !job.is_idle();

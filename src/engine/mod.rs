@@ -25,6 +25,7 @@ mod reboot;
 mod result;
 mod resume;
 mod runfile;
+mod running;
 mod status;
 mod statusfile;
 mod survey;
@@ -407,6 +408,9 @@ impl Session {
             let mut notes = Vec::new();
             self.read_left_over(&mut jobs, &mut notes);
             if mode == Mode::Plan {
+                for kept in self.keep_running(&mut jobs).await {
+                    self.tools.note(&mut notes, format!("left over: {kept}"));
+                }
                 self.rehearse(mode, &mut jobs).await;
                 if let Some(note) = self.way_back_in_words(&jobs).await {
                     self.tools.note(&mut notes, note);

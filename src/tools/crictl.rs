@@ -54,6 +54,13 @@ pub fn info() -> Query {
     Query::new("crictl", [endpoint.as_str(), "info", "--output=json"])
 }
 
+/// Asks CRI-O for the ids of its running containers, one per line.
+#[must_use]
+pub fn running_in_crio() -> Query {
+    let endpoint = format!("--runtime-endpoint=unix://{}", super::crio::SOCKET);
+    Query::new("crictl", [&*endpoint, "ps", "--quiet"])
+}
+
 /// Reads the answer to [`info`].
 ///
 /// # Errors

@@ -5,6 +5,9 @@ use crate::host::{Cmd, Query};
 /// The namespace of the kubelet's images.
 pub const KUBERNETES: &str = "k8s.io";
 
+/// The namespaces of containers: the kubelet's, that of `ctr` itself, and Docker's.
+pub const NAMESPACES_OF_CONTAINERS: [&str; 3] = [KUBERNETES, "default", "moby"];
+
 /// Where containerd's clients look for the addresses, certificates and headers of registries
 /// (<https://github.com/containerd/containerd/blob/main/docs/hosts.md>). `ctr` reads it only if it is told to.
 pub const HOSTS: &str = "/etc/containerd/certs.d";
@@ -68,6 +71,27 @@ pub fn images(namespace: &str) -> Query {
 pub fn containers(namespace: &str) -> Query {
     let namespace = in_namespace(namespace);
     Query::new("ctr", [namespace.as_str(), "containers", "list", "--quiet"])
+}
+
+/// Lists what runs of a namespace's containers.
+#[must_use]
+pub fn tasks(namespace: &str) -> Query {
+    let namespace = in_namespace(namespace);
+    Query::new("ctr", [namespace.as_str(), "tasks", "list"])
+}
+
+/// The containers that run, by the answer to [`tasks`]: a table with the columns `TASK`, `PID` and `STATUS`. Source:
+/// containerd, `cmd/ctr/commands/tasks/list.go`.
+#[must_use]
+pub fn parse_running(text: &str) -> Vec<String> {
+    text.lines()
+        .filter_map(
+            |line| match line.split_whitespace().collect::<Vec<_>>()[..] {
+                [task, _, "RUNNING" | "PAUSED"] => Some(task.to_owned()),
+                _ => None,
+            },
+        )
+        .collect()
 }
 
 /// Ends the processes of a container. The status is not 0 where none runs.
@@ -136,7 +160,7 @@ pub fn remove(namespace: &str, image: &str) -> Cmd {
 
 #[cfg(test)]
 mod tests {
-    use super::full_name;
+    use super::{full_name, parse_running};
 
     #[test]
     fn names_get_registry_and_tag_as_docker_adds_them() {
@@ -153,5 +177,12 @@ mod tests {
         ] {
             assert_eq!(full_name(image), full);
         }
+    }
+
+    #[test]
+    fn containers_that_run_are_told_from_those_that_have_ended() {
+        let table = "TASK    PID     STATUS\nweb     812     RUNNING\njob     901     STOPPED\n";
+        assert_eq!(parse_running(table), ["web"]);
+        assert!(parse_running("TASK    PID    STATUS    \n").is_empty());
     }
 }

@@ -6,9 +6,11 @@ use super::kit::{FileVerbs, Rig, file, outcomes, packages, why};
 use crate::{
     change::{Sink, Undo, packages::Withdrawn},
     check::Verdict,
-    engine::{Failure, Verbs, status},
+    config::desired::Restart,
+    engine::{Failure, RunReport, Verbs, status},
     event::Event,
     exit::Exit,
+    host::fake::{failed, ok},
 };
 
 /// Undoes the part of a change that is not wanted: packages are wanted by name.
@@ -251,4 +253,63 @@ async fn a_journal_that_cannot_be_read_is_told_and_stops_neither_check_nor_plan(
             report.notes
         );
     }
+}
+
+/// Only consent stops containers, and a shorter `runtime.use` in the settings of a fleet is none.
+#[tokio::test]
+async fn a_runtime_stays_while_its_containers_run() {
+    let mut rig = Rig::new([
+        packages("driver", &["driver"]),
+        packages("runtime.docker", &["docker"]),
+        file("other", "/etc/other", "new"),
+    ]);
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+    rig.steps[1].withdraw();
+    rig.wanted = vec!["driver"];
+    rig.fakes.exec.on("docker", |_, _| ok("web\ndb\n"));
+    let purged = |rig: &Rig| rig.log().contains(&"purge docker".to_owned());
+    rig.log();
+    let told = |report: &RunReport| {
+        report
+            .notes
+            .join("\n")
+            .contains("runs the containers web, db")
+    };
+    let planned = rig.plan().await;
+    assert!(told(&planned), "{:?}", planned.notes);
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Partial);
+    assert!(told(&report) && report.left.len() == 1, "{report:?}");
+    assert!(!purged(&rig));
+    // A daemon that runs and says nothing may run some; one that does not run stops with none.
+    for (active, stays) in [("active", true), ("inactive", false)] {
+        let state = format!("LoadState=loaded\nActiveState={active}\nUnitFileState=enabled\n");
+        (rig.fakes.exec).on("docker", |_, _| {
+            failed(1, "Cannot connect to the Docker daemon")
+        });
+        (rig.fakes.exec).on("systemctl", move |_, _| ok(state.clone()));
+        let report = rig.install().await.unwrap();
+        assert_eq!(report.exit == Exit::Partial, stays, "{active}: {report:?}");
+        assert_eq!(purged(&rig), !stays, "{active}");
+    }
+}
+
+#[tokio::test]
+async fn a_runtime_goes_with_its_containers_where_the_settings_consent() {
+    let mut rig = Rig::new([
+        packages("driver", &["driver"]),
+        packages("runtime.docker", &["docker"]),
+    ]);
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+    rig.steps[1].withdraw();
+    rig.wanted = vec!["driver"];
+    rig.settings = |desired| {
+        for wish in &mut desired.runtimes {
+            wish.restart = Restart::Always;
+        }
+    };
+    rig.fakes.exec.on("docker", |_, _| ok("web\n"));
+    rig.log();
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+    assert_eq!(rig.log(), ["purge docker"]);
 }
