@@ -9,7 +9,7 @@ use super::{
     job::{Answer, End},
 };
 use crate::{
-    change::Change,
+    change::{Change, Lock},
     event::{Event, Outcome},
     step::Assessment,
 };
@@ -201,9 +201,11 @@ impl Applying<'_> {
         });
         job.begin_again();
         job.busy = true;
-        // The lists may be older than what made the attempt fail.
-        self.lists_are_new = false;
-        self.session.inner.state().note_lists(false);
+        // The lists may be older than what made the attempt fail; those of other steps are not.
+        if job.locks.contains(&Lock::Packages) {
+            self.lists_are_new = false;
+            self.session.inner.state().note_lists(false);
+        }
         let (clock, pauses) = (self.session.inner.host.clock.clone(), self.pauses.clone());
         self.start(vec![at], BTreeSet::new(), async move {
             tokio::select! {

@@ -57,6 +57,8 @@ pub struct FileVerbs {
     pub blind: Mutex<bool>,
     /// How many more package transactions fail for a reason that passes.
     pub late: Mutex<u32>,
+    /// How many turns of other tasks a package transaction takes.
+    pub turns: Mutex<u32>,
     /// Packages wait for somebody until the run is asked to stop.
     pub waits: Mutex<Option<Cancel>>,
     /// Called before each change is applied.
@@ -164,6 +166,10 @@ impl Verbs for FileVerbs {
             }));
         }
         if matches!(change, Change::InstallPackages { .. }) {
+            let turns = *self.turns.lock().unwrap();
+            for _ in 0..turns {
+                tokio::task::yield_now().await;
+            }
             let mut late = self.late.lock().unwrap();
             if *late > 0 {
                 *late -= 1;
@@ -313,6 +319,7 @@ impl Rig {
                 rehearsal: Mutex::new(Box::new(|_| Ok(()))),
                 blind: Mutex::default(),
                 late: Mutex::default(),
+                turns: Mutex::default(),
                 waits: Mutex::default(),
                 before: Mutex::new(Box::new(|_| {})),
             }),

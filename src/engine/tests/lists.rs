@@ -1,13 +1,23 @@
 //! What only older package lists refuse.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use super::{
     failures::ByLists,
-    kit::{Rig, file, fixed, outcomes, packages},
+    kit::{Rig, exists, file, fixed, install, needs, outcomes, packages, satisfied, step, write},
 };
-use crate::{change::Change, event::Outcome, exit::Exit, step::Assessment};
+use crate::{
+    change::{Change, Lock},
+    event::Outcome,
+    exit::Exit,
+    step::Assessment,
+};
 
 /// A file, then packages whose transaction is refused so often.
 fn refused(times: u32) -> Rig {
@@ -80,4 +90,61 @@ async fn a_check_says_who_asks_again() {
     let remedy = report.findings.iter().find_map(|one| one.remedy.clone());
     let words = "`install` asks again with new package lists; if they say the same: upgrade";
     assert!(remedy.is_some_and(|remedy| remedy == words));
+}
+
+/// An image is pulled once more while a transaction runs after which only a reboot is left to do.
+#[tokio::test]
+async fn another_step_that_is_tried_again_keeps_nobody_from_its_reboot() {
+    let (are_new, under_way) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let (seen, begun) = (are_new.clone(), under_way.clone());
+    // It asks for newer lists before it is certain, as `kernel.release` does.
+    let kernel = step("kernel", move |host| {
+        if !exists(host, "/packages/kernel") {
+            return needs(vec![Change::RefreshRepositories, install(&["kernel"])]);
+        }
+        let reboot = Change::Reboot {
+            why: "the kernel is installed".to_owned(),
+        };
+        needs(match seen.load(Ordering::SeqCst) {
+            true => vec![reboot],
+            false => vec![Change::RefreshRepositories, reboot],
+        })
+    });
+    let answered = AtomicU32::new(0);
+    let image = step("image", move |host| {
+        if !exists(host, "/image") {
+            return needs(vec![write("/image", "x")]);
+        }
+        // It is tried again until the transaction is under way, and twice more then.
+        if begun.load(Ordering::SeqCst) && answered.fetch_add(1, Ordering::SeqCst) > 1 {
+            return satisfied("it is there");
+        }
+        Assessment::BlockedNow {
+            why: "the registry does not answer".to_owned(),
+            hint: String::new(),
+            passes: Some(Duration::from_secs(100_000)),
+        }
+    });
+    let mut rig = Rig::new([
+        kernel.locks(&[Lock::Packages]).tells_lists(are_new),
+        image.locks(&[Lock::Containers]),
+    ]);
+    rig.options.deadline = Some(Duration::from_secs(200_000));
+    *rig.verbs.turns.lock().unwrap() = 1000;
+    *rig.verbs.before.lock().unwrap() = Box::new(move |change| {
+        if matches!(change, Change::InstallPackages { .. }) {
+            under_way.store(true, Ordering::SeqCst);
+        }
+    });
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::RebootRequired, "{:?}", outcomes(&report));
+    let tried_again = rig
+        .kinds()
+        .iter()
+        .filter(|kind| *kind == "attempt-failed")
+        .count();
+    assert!(tried_again > 1, "{tried_again}");
 }

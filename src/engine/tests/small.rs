@@ -1,6 +1,9 @@
 //! Small steps: each is a closure that looks at a fake machine.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -24,6 +27,8 @@ pub struct Small {
     locks: Vec<Lock>,
     long: bool,
     unwanted: bool,
+    /// Told before each answer whether the package lists are new.
+    lists: Option<Arc<AtomicBool>>,
     decide: Decide,
 }
 
@@ -37,6 +42,7 @@ pub fn step(
         locks: Vec::new(),
         long: false,
         unwanted: false,
+        lists: None,
         decide: Arc::new(move |host| Ok(decide(host))),
     }
 }
@@ -91,6 +97,12 @@ impl Small {
         self.decide = fixed("", Assessment::NotApplicable { why }).decide;
     }
 
+    /// Tells before each answer whether the package lists are new.
+    pub fn tells_lists(mut self, are_new: Arc<AtomicBool>) -> Self {
+        self.lists = Some(are_new);
+        self
+    }
+
     /// Makes looking fail.
     pub fn fails(&mut self) {
         self.decide = Arc::new(|_| {
@@ -139,6 +151,9 @@ impl Step for Small {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        if let Some(lists) = &self.lists {
+            lists.store(cx.state.lists_are_new(), Ordering::SeqCst);
+        }
         (self.decide)(cx.host)
     }
 }
