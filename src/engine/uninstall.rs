@@ -30,6 +30,17 @@ pub(super) struct Group {
     in_part: bool,
 }
 
+impl Group {
+    /// Whether the files of a change may be restored together with those of this group: what one step cannot restore is not
+    /// left of another one.
+    fn may_take(&self, next: &Standing) -> bool {
+        let are_files = |undo: &Undo| matches!(undo, Undo::RestoreFiles { .. });
+        let is_of_one_step =
+            (self.standing.iter().flat_map(|one| &one.steps)).any(|step| next.steps.contains(step));
+        is_of_one_step || !(are_files(&self.undo) && are_files(&next.undo))
+    }
+}
+
 /// How a group ended.
 pub(super) enum Fate {
     Gone(String),
@@ -296,6 +307,7 @@ pub(super) fn group(standing: Vec<Standing>) -> Vec<Group> {
         if let Some(last) = groups.last_mut()
             && !in_part
             && !last.in_part
+            && last.may_take(&next)
             && let Some(undo) = last.undo.merge(&undo)
         {
             last.undo = undo;
@@ -488,6 +500,25 @@ mod tests {
             matches!(&groups[3].undo, Undo::RestoreFiles { then, .. } if then.len() == 1),
             "one restart, after the files"
         );
+    }
+
+    #[test]
+    fn what_one_daemon_refuses_is_not_left_of_another_one() {
+        let files = |unit: &str| Undo::RestoreFiles {
+            files: vec![],
+            created_folders: vec![],
+            then: vec![Afterwards::RestartUnit { unit: unit.into() }],
+        };
+        let newest_first = vec![
+            standing(4, "crio", files("crio.service")),
+            standing(3, "containerd", files("containerd.service")),
+            standing(2, "containerd", files("containerd.service")),
+            standing(1, "nodes", self::files()),
+        ];
+        let order: Vec<Vec<u64>> = (group(newest_first).iter())
+            .map(|group| group.standing.iter().map(|one| one.intent).collect())
+            .collect();
+        assert_eq!(order, [vec![4], vec![3, 2], vec![1]]);
     }
 
     #[test]

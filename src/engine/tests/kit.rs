@@ -13,7 +13,7 @@ pub use super::reading::{blocked, outcome, outcomes, satisfied, why};
 pub use super::small::{Small, exists, file, fixed, install, needs, packages, step, wishes, write};
 use crate::{
     change::{
-        Change, ChangeError, FileAfter, FileBefore, Reverted, Saved, Sink, Undo,
+        Afterwards, Change, ChangeError, FileAfter, FileBefore, Reverted, Saved, Sink, Undo,
         packages::{Effects, Withdrawn},
     },
     check::Check,
@@ -149,6 +149,13 @@ impl Verbs for FileVerbs {
                 masked: false,
                 active: start.then_some(false),
             },
+            Change::RebuildInitramfs { kernels } => Undo::Afterwards {
+                then: (kernels.iter())
+                    .map(|kernel| Afterwards::RebuildInitramfs {
+                        kernel: kernel.clone(),
+                    })
+                    .collect(),
+            },
             _ => Undo::Nothing {
                 why: "nothing stays".to_owned(),
             },
@@ -229,7 +236,10 @@ impl Verbs for FileVerbs {
                     }
                     .map_err(broken)?;
                 }
-                format!("restore {}", saved[0].path)
+                let each: Vec<String> = (saved.iter())
+                    .map(|one| format!("restore {}", one.path))
+                    .collect();
+                each.join("; ")
             }
             Undo::Packages { effects, .. } => {
                 let names: Vec<String> = effects

@@ -93,6 +93,31 @@ async fn what_a_failed_change_left_is_told_by_the_next_run_if_this_one_cannot() 
     assert_eq!(rig.log(), ["purge half"]);
 }
 
+/// The file of another step lies next to one with which the initramfs is rebuilt.
+#[tokio::test]
+async fn a_file_that_stays_does_not_take_that_of_another_step_along() {
+    let rig = Rig::new([
+        file("a", "/etc/a", "new"),
+        step("b", |host| match exists(host, "/etc/b") {
+            true => satisfied("it is there"),
+            false => needs(vec![
+                write("/etc/b", "new"),
+                Change::RebuildInitramfs {
+                    kernels: vec!["6.1.0".to_owned()],
+                },
+            ]),
+        })
+        .after(&["a"]),
+    ]);
+    rig.install().await.unwrap();
+    *rig.verbs.fails.lock().unwrap() = Some("restore /etc/b".to_owned());
+    let report = rig.uninstall().await.unwrap();
+    assert_eq!(report.exit, Exit::Partial);
+    assert_eq!(report.left, ["restore /etc/b: somebody uses it"]);
+    assert_eq!(outcomes(&report), ["b failed", "a changed"]);
+    assert!(!exists(rig.fakes.host().reader(), "/etc/a"));
+}
+
 /// A run that was killed in the middle of package work has left timers paused.
 #[tokio::test]
 async fn each_run_starts_paused_timers_first_and_a_change_that_fails_does_not() {
