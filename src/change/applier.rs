@@ -165,6 +165,7 @@ impl Applier {
                     self.capture_files(std::slice::from_ref(path), |_| FileAfter::File {
                         sha256: sha256(content.as_bytes()),
                     })?;
+                self.keep_ours(&files, content)?;
                 if path.parent() == Some(kmod::AT_BOOT.into()) {
                     self.capture_autoload(content, files)
                 } else {

@@ -52,6 +52,64 @@ impl Applier {
         })
     }
 
+    /// Keeps what a change writes over a file of somebody else's: without it nobody can tell its lines from those that
+    /// others add later.
+    pub(super) fn keep_ours(&self, undo: &Undo, content: &str) -> Result<(), ChangeError> {
+        let Undo::RestoreFiles { files, .. } = undo else {
+            return Ok(());
+        };
+        let is_file =
+            |file: &FileBefore| (file.before.as_ref()).is_some_and(|saved| saved.link.is_none());
+        if files.iter().any(is_file) {
+            self.backups.save(content.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Takes the lines of a change out of a file to which others have added some since; `None` if they touch each other, or
+    /// if it is not known what the change has written.
+    fn take_lines_back(&self, file: &FileBefore) -> Result<Option<Reverted>, ChangeError> {
+        let (Some(saved), FileAfter::File { sha256 }) = (&file.before, &file.after) else {
+            return Ok(None);
+        };
+        let (files, path) = (&self.host.files, &file.path);
+        if saved.link.is_some() || !files.exists(&self.backups.path(sha256))? {
+            return Ok(None);
+        }
+        let (ours, before) = (
+            self.backups.load(sha256)?,
+            self.backups.load(&saved.sha256)?,
+        );
+        let (Some(now), Some(stat)) = (files.read(path)?, files.stat(path)?) else {
+            return Ok(None);
+        };
+        let (Ok(ours), Ok(now), Ok(before)) = (
+            String::from_utf8(ours),
+            String::from_utf8(now),
+            String::from_utf8(before),
+        ) else {
+            return Ok(None);
+        };
+        // An undo that was cut off may have taken them back already.
+        let is_back = diffy::apply(&now, &diffy::create_patch(&before, &ours)).is_ok();
+        let merged = match diffy::merge(&ours, &now, &before) {
+            Ok(merged) if merged != now => merged,
+            Err(_) if !is_back => return Ok(None),
+            _ => {
+                return Ok(Some(Reverted::Nothing {
+                    why: format!("nothing of this program is in `{path}` any more"),
+                }));
+            }
+        };
+        files.write(path, merged.as_bytes(), stat.mode)?;
+        files.chown(path, stat.uid, stat.gid)?;
+        Ok(Some(Reverted::Done {
+            what: format!(
+                "took the lines of this program back in `{path}`, which others have changed since"
+            ),
+        }))
+    }
+
     /// Completes the undo of [`Applier::capture_files`] after the change.
     pub(super) fn refine_files(&self, undo: Undo) -> Result<Undo, ChangeError> {
         let Undo::RestoreFiles {
@@ -171,24 +229,37 @@ impl Applier {
     /// What stays of a file that somebody else has changed, and what to do about it.
     fn edited_by_others(&self, file: &FileBefore, how: &str) -> Reverted {
         let path = &file.path;
-        let restore = match &file.before {
-            None => format!("rm {path}"),
+        let (save, restore, then) = match &file.before {
+            None => (
+                "save what you need of it".to_owned(),
+                format!("rm {path}"),
+                "",
+            ),
             Some(Saved {
                 link: Some(target), ..
-            }) => format!("ln -sfn {target} {path}"),
-            Some(saved) => format!(
-                "install -m {:04o} -o {} -g {} {} {path}",
-                saved.mode,
-                saved.uid,
-                saved.gid,
-                self.backups.path(&saved.sha256)
+            }) => (
+                "save what you need of it".to_owned(),
+                format!("ln -sfn {target} {path}"),
+                "",
             ),
+            // What others have added since must not be lost with it, such as mounts.
+            Some(saved) => {
+                let backup = self.backups.path(&saved.sha256);
+                (
+                    format!("save what others have put into it since (`diff -u {backup} {path}`)"),
+                    format!(
+                        "install -m {:04o} -o {} -g {} {backup} {path}",
+                        saved.mode, saved.uid, saved.gid
+                    ),
+                    ", and put that back in",
+                )
+            }
         };
         Reverted::Left {
             what: format!("`{path}`"),
             why: format!(
-                "it was {how} after this program wrote it; to finish, save what you need of it, run \
-                 `{restore}`, and run the same command again"
+                "it was {how} after this program wrote it; to finish, {save}, run `{restore}`, run the same command \
+                 again{then}"
             ),
         }
     }
@@ -316,6 +387,10 @@ impl Applier {
                     self.take_edits_back(file, edits, sink)
                 }
                 (_, FileAfter::Absent) => Ok(self.edited_by_others(file, "removed")),
+                (_, FileAfter::File { .. }) => match self.take_lines_back(file)? {
+                    Some(taken) => Ok(taken),
+                    None => Ok(self.edited_by_others(file, "changed")),
+                },
                 _ => Ok(self.edited_by_others(file, "changed")),
             };
         }

@@ -521,3 +521,40 @@ async fn selinux_labels_of_written_files_are_restored_where_it_is_enabled() {
         machine.sink.text()
     );
 }
+
+/// The table of filesystems, from which this program has taken the swap area.
+#[tokio::test]
+async fn lines_that_others_have_added_since_stay() {
+    const TABLE: &str = "/etc/fstab";
+    let before = "/dev/vda1 / ext4 defaults 0 1\n/swap.img none swap sw 0 0\n# end\n/dev/vdb /a ext4 x 0 2\n";
+    let ours = before.replace("/swap.img none swap sw 0 0\n", "");
+    let machine = TestMachine::new();
+    machine.fakes.files.put_mode(TABLE, before, 0o600);
+    let undo = machine.apply(&write(TABLE, &ours)).await.unwrap();
+    machine
+        .fakes
+        .files
+        .put_mode(TABLE, format!("{ours}/dev/vdc /data ext4 x 0 2\n"), 0o640);
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    let expected = format!("{before}/dev/vdc /data ext4 x 0 2\n");
+    assert_eq!(machine.fakes.files.text(TABLE), expected);
+    let stat = machine.host.files.stat(TABLE.into()).unwrap().unwrap();
+    assert_eq!(stat.mode, 0o640);
+    let again = machine.revert(&undo).await;
+    assert!(matches!(again, Reverted::Nothing { .. }), "{again:?}");
+    assert_eq!(machine.fakes.files.text(TABLE), expected);
+
+    // Where both have touched the same lines, a person decides, and is told how nothing of others is lost.
+    machine.fakes.files.put(
+        TABLE,
+        "/dev/vda1 / xfs defaults 0 1\n/swap2 none swap sw 0 0\n# end\n",
+    );
+    let left = machine.revert(&undo).await;
+    let told = format!("{left:?}");
+    assert!(matches!(left, Reverted::Left { .. }), "{told}");
+    assert!(
+        told.contains("diff -u ") && told.contains("put that back in"),
+        "{told}"
+    );
+}
