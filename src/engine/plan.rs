@@ -6,11 +6,15 @@ use super::{
     Session,
     job::Job,
     result::{ChangeReport, Mode, RunReport},
+    resume,
 };
 use crate::{
     change::Change, config::desired::PackageWish, error::one_line, event::Outcome, exit::Exit,
     model::id::StepId, step::Assessment,
 };
+
+/// The verb of a reboot, in plans.
+const REBOOT: &str = "reboot";
 
 /// The packages that the plan has listed so far. Several steps may want the same ones, and one transaction
 /// installs them: they are listed with the first of these steps.
@@ -112,6 +116,21 @@ impl Session {
                     .push_str(&format!("; `{first}` installs all of it"));
             }
             steps.push(step);
+        }
+        if steps
+            .iter()
+            .flat_map(|step| &step.changes)
+            .any(|change| change.kind == REBOOT)
+        {
+            let first = resume::planned(&self.tools, self.driver_modules());
+            self.tools.note(
+                &mut notes,
+                format!(
+                    "`install --reboot` makes the next boot go on with it before its first change, and takes that back at \
+                     its end: {}",
+                    first.join("; ")
+                ),
+            );
         }
         self.emit_ends(&jobs);
         let any = |outcome| steps.iter().any(|step| step.outcome == outcome);

@@ -151,6 +151,13 @@ fn changes(
     changes
 }
 
+/// What [`ensure`] would do, for people.
+pub(super) fn planned(tools: &Tools, modules: &[String]) -> Vec<String> {
+    (changes(&tools.options.exe, UNATTENDED_DEADLINE, modules).iter())
+        .map(Change::summary)
+        .collect()
+}
+
 /// Whether the machine is as the change leaves it: the unit may have been disabled or removed by
 /// somebody since it was recorded.
 fn is_made(files: &dyn ReadFiles, change: &Change) -> Result<bool, FilesError> {

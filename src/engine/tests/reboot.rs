@@ -444,3 +444,25 @@ async fn an_undo_that_is_cut_off_does_not_meet_an_installation() {
     );
     assert!(!armed(&rig));
 }
+
+/// `plan` shows what `install` does, also what makes the next boot go on.
+#[tokio::test]
+async fn a_plan_with_a_reboot_names_what_makes_the_next_boot_go_on() {
+    let mut rig = Rig::new([module()]);
+    let planned = rig.plan().await;
+    let of_reboot = |note: &&String| note.contains("`install --reboot`");
+    let note = planned.notes.iter().find(of_reboot).expect("a note");
+    rig.options.request.reboot = true;
+    assert_eq!(rig.install().await.unwrap().exit, Exit::RebootRequired);
+    let (journal, _) = Journal::open(&rig.fakes.host(), "look", &Secrets::default()).unwrap();
+    let mut standing = journal.receipt().standing;
+    standing.retain(|one| one.steps[0].as_str() == "resume");
+    assert!(standing.len() > 2, "{standing:?}");
+    for one in standing {
+        let summary = one.change.summary();
+        assert!(note.contains(&summary), "{summary}: {note}");
+    }
+    // Without a reboot in it there is nothing of that.
+    let rig = Rig::new([file("proof", "/proof", "x")]);
+    assert!(rig.plan().await.notes.iter().all(|note| !of_reboot(&note)));
+}
