@@ -44,7 +44,9 @@ pub fn parse(path: &Utf8Path, content: &[u8]) -> Result<History, JournalError> {
         };
         let value: Value = match serde_json::from_slice(line) {
             Ok(value) => value,
-            Err(_) if after.is_empty() => {
+            // A complete line ends with a line feed. A power cut may also leave it with NUL bytes in it, where a block of
+            // the disk was not written.
+            Err(_) if after.is_empty() && (end.is_none() || line.contains(&0)) => {
                 history.torn = Some(Torn {
                     line: number,
                     bytes: rest.len(),
@@ -92,4 +94,24 @@ fn understand(path: &Utf8Path, line: usize, value: Value) -> Result<Line, Journa
         line,
         why: error.to_string(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse;
+
+    /// A power cut leaves half a record, or one in which a block was not written. Whatever else is wrong with a whole line
+    /// is damage: what it says may stand on the machine.
+    #[test]
+    fn a_last_line_is_torn_or_damaged() {
+        let path = "/journal.jsonl".into();
+        for torn in [&b"{\"schema\":1,"[..], b"{\"schema\":1,\0\0\0}\n"] {
+            let history = parse(path, torn).expect("torn");
+            assert_eq!(history.torn.map(|torn| torn.bytes), Some(torn.len()));
+        }
+        for damaged in [&b"{\"schema\":1,\n"[..], b"\n", b"{}garbage\n"] {
+            let error = parse(path, damaged).expect_err("damaged").to_string();
+            assert!(error.contains("/journal.jsonl"), "{error}");
+        }
+    }
 }

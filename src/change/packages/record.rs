@@ -223,6 +223,15 @@ impl Applier {
         Ok((brought, made))
     }
 
+    /// Removes the record of a transaction of which nothing stands any more.
+    pub(super) fn forget_transaction(&self, name: &str) -> Result<(), ChangeError> {
+        let path = self.transaction_path(name);
+        if self.host.files.exists(&path)? {
+            self.host.files.remove(&path)?;
+        }
+        Ok(())
+    }
+
     fn transaction_path(&self, name: &str) -> Utf8PathBuf {
         self.record_path(name, ENDING)
     }

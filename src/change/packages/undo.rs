@@ -83,7 +83,12 @@ impl Applier {
         }
         self.name_unclaimed(&effects.unclaimed, sink).await?;
         endings.extend(self.reload_units(sink).await?);
-        Ok(Reverted::of(endings))
+        let reverted = Reverted::of(endings);
+        // What comes back later has somebody else brought.
+        if all_gone && !matches!(reverted, Reverted::Left { .. }) {
+            self.forget_transaction(transaction)?;
+        }
+        Ok(reverted)
     }
 
     /// Configures unpacked packages, so that the package manager does not refuse to work. They may be

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     change::{Applier, ChangeError, Reverted, Sink, Undo},
+    error::one_line,
     tools::packages::Mark,
 };
 
@@ -68,20 +69,17 @@ impl Applier {
             self.withdraw_packages(transaction, effects, candidates, &inventory, sink)
                 .await
         };
-        match (withdrawn.await, self.hold_again(&held, sink).await) {
-            (Ok(withdrawn), Ok(())) => {
-                self.sync_system().await?;
-                Ok(withdrawn)
-            }
-            (Ok(_), Err(error)) => Err(error),
-            (Err(error), again) => {
-                if let Err(second) = again {
-                    // The first error is returned; the second one must not be lost either.
-                    sink.line(&format!("{second}; the next `install` holds them again"));
-                }
-                Err(error)
-            }
+        let withdrawn = withdrawn.await;
+        // The packages are gone all the same, and what failed first is what must be told.
+        if let Err(error) = self.hold_again(&held, sink).await {
+            sink.note(&format!(
+                "failed to {}; the next `install` holds them again",
+                one_line(&error)
+            ));
         }
+        let withdrawn = withdrawn?;
+        self.sync_system().await?;
+        Ok(withdrawn)
     }
 
     /// Holds those of the packages that are still there, as they were held before.

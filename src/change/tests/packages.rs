@@ -55,6 +55,7 @@ with_each_manager! {
     a_signal_ends_a_wait_at_once
     a_timer_that_is_masked_meanwhile_makes_no_good_transaction_fail
     a_timer_that_cannot_be_started_is_told_and_tried_again
+    nothing_of_a_transaction_that_was_undone_counts_as_ours
     the_plan_shows_what_the_transaction_will_do
 }
 
@@ -641,6 +642,22 @@ async fn a_timer_that_cannot_be_started_is_told_and_tried_again(kind: Kind) {
     machine.units.put("broken.timer", "enabled", "active");
     machine.applier.resume_paused(&machine.sink).await;
     assert!(!machine.fakes.files.exists(paused.as_str().into()).unwrap());
+}
+
+async fn nothing_of_a_transaction_that_was_undone_counts_as_ours(kind: Kind) {
+    let (machine, _) = docker(kind);
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
+    let folder = format!("{STATE}/transactions");
+    let records = || {
+        let names = machine.host.files.list(folder.as_str().into()).unwrap();
+        (names.iter().filter(|name| name.ends_with(".json"))).count()
+    };
+    assert_eq!(records(), 1);
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    assert_eq!(records(), 0);
+    let again = machine.revert(&undo).await;
+    assert!(!matches!(again, Reverted::Left { .. }), "{again:?}");
 }
 
 async fn the_plan_shows_what_the_transaction_will_do(kind: Kind) {
