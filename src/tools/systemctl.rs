@@ -22,6 +22,15 @@ pub const FOLDERS: [&str; 4] = [
     "/lib/systemd/system",
 ];
 
+/// Where packages have their units. Source: systemd.unit(5); `/lib` may be another folder than `/usr/lib`.
+pub const OF_PACKAGES: [&str; 2] = ["/usr/lib/systemd/system", "/lib/systemd/system"];
+
+/// Where an administrator has a unit of this name.
+#[must_use]
+pub fn own_file(unit: &str) -> Utf8PathBuf {
+    Utf8PathBuf::from(format!("/etc/systemd/system/{unit}"))
+}
+
 /// The state of a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitState {

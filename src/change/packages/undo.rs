@@ -183,6 +183,8 @@ impl Applier {
         purge.retain(|name| !kept.names.contains(name));
         remove.retain(|name| !kept.names.contains(name));
         let there = self.save_what_was_there(effects)?;
+        let going: BTreeSet<String> = purge.iter().chain(&remove).cloned().collect();
+        let units = self.units_of(&going).await?;
         if !purge.is_empty() {
             let request = TransactionRequest::Purge(&purge);
             self.remove_with_retries("purge packages", &request, (&purge, &both), sink)
@@ -200,6 +202,7 @@ impl Applier {
             });
         }
         endings.extend(self.put_back_what_was_there(&there)?);
+        endings.extend(self.stop_without_program(&units, sink).await?);
         if had_toolkit {
             endings.extend(self.agents_forget_toolkit(sink).await?);
         }
@@ -265,6 +268,67 @@ impl Applier {
                 first_few(&back)
             ),
         }])
+    }
+
+    /// The files of units that packages own, those of sockets first: one that goes on would start its service again.
+    async fn units_of(&self, packages: &BTreeSet<String>) -> Result<Vec<Utf8PathBuf>, ChangeError> {
+        if packages.is_empty() || !self.host.files.exists(systemctl::BOOTED.into())? {
+            return Ok(Vec::new());
+        }
+        let manifest = self.backend.manifest(self.host.reader(), packages).await;
+        let manifest =
+            manifest.map_err(|error| unreadable_database("list the files of packages", error))?;
+        let is_in = |path: &Utf8Path| {
+            systemctl::OF_PACKAGES
+                .iter()
+                .any(|folder| path.parent() == Some((*folder).into()))
+        };
+        // Of a template nothing runs by this name.
+        let is_unit = |path: &&Utf8PathBuf| {
+            is_in(path)
+                && matches!(path.extension(), Some("socket" | "service"))
+                && !path.as_str().contains('@')
+        };
+        let mut units: Vec<Utf8PathBuf> = manifest.paths.iter().filter(is_unit).cloned().collect();
+        units.sort_by_key(|path| path.extension() != Some("socket"));
+        Ok(units)
+    }
+
+    /// Stops daemons whose packages are gone. Where a package's script may not stop one (`policy-rc.d`), it would run on
+    /// without its program.
+    async fn stop_without_program(
+        &self,
+        units: &[Utf8PathBuf],
+        sink: &dyn Sink,
+    ) -> Result<Vec<Reverted>, ChangeError> {
+        let mut endings = Vec::new();
+        for path in units {
+            let Some(unit) = path.file_name() else {
+                continue;
+            };
+            // Somebody else may have one of this name.
+            if self.host.files.exists(path)?
+                || self.host.files.exists(&systemctl::own_file(unit))?
+            {
+                continue;
+            }
+            let state = self.unit_state_if_any(unit).await?;
+            if !state.is_some_and(|state| state.is_active()) {
+                continue;
+            }
+            let what = format!("stop `{unit}`");
+            let stopped = self.tool(&what, &systemctl::act("stop", unit), sink).await;
+            endings.push(match stopped {
+                Ok(_) => Reverted::Done {
+                    what: format!("stopped `{unit}`"),
+                },
+                Err(error) => Reverted::Left {
+                    what: format!("`{unit}`, which runs without its program"),
+                    why: one_line(&error),
+                },
+            });
+        }
+        Ok(endings)
     }
 
     /// Those of the packages that are the running kernel: its image, and what the image needs of it.

@@ -644,6 +644,43 @@ async fn a_timer_that_cannot_be_started_is_told_and_tried_again(kind: Kind) {
     assert!(!machine.fakes.files.exists(paused.as_str().into()).unwrap());
 }
 
+/// `policy-rc.d` keeps the package's script from stopping its daemon.
+#[tokio::test]
+async fn a_daemon_does_not_run_on_without_its_program() {
+    for kind in [Kind::Apt, Kind::Dnf] {
+        let (machine, archive) = docker(kind);
+        archive.offer(
+            "daemon",
+            Offered {
+                owns: "/usr/lib/systemd/system/daemon.service\n/usr/lib/systemd/system/daemon.socket\n\
+                       /usr/lib/systemd/system/of-others.service\n/usr/lib/systemd/system/idle.service",
+                ..Offered::new("1", &[])
+            },
+        );
+        machine.fakes.files.put_folder("/run/systemd/system", 0o755);
+        let undo = machine.apply(&install(&["daemon"])).await.unwrap();
+        for (unit, active) in [
+            ("daemon.service", "active"),
+            ("daemon.socket", "active"),
+            ("of-others.service", "active"),
+            ("idle.service", "inactive"),
+        ] {
+            machine.units.put(unit, "enabled", active);
+        }
+        let own = "/etc/systemd/system/of-others.service";
+        machine.fakes.files.put(own, "[Service]\n");
+        machine.fakes.exec.clear_log();
+        let reverted = machine.revert(&undo).await;
+        assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+        let lines = machine.fakes.exec.lines();
+        let stops: Vec<&str> = (lines.iter())
+            .filter_map(|line| line.strip_prefix("systemctl stop -- "))
+            .filter(|unit| !unit.ends_with(".timer"))
+            .collect();
+        assert_eq!(stops, ["daemon.socket", "daemon.service"]);
+    }
+}
+
 async fn nothing_of_a_transaction_that_was_undone_counts_as_ours(kind: Kind) {
     let (machine, _) = docker(kind);
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
