@@ -269,6 +269,15 @@ pub enum JournalError {
         /// Its schema version.
         found: u64,
     },
+    /// It is missing or empty, and its receipt says that changes stand.
+    #[error(
+        "read `{path}`: it has no record, but `{}` names changes that stand",
+        receipt_path()
+    )]
+    Lost {
+        /// The journal.
+        path: Utf8PathBuf,
+    },
     /// A line that no version of this program wrote.
     #[error("read `{path}`: line {line} is no journal record: {why}")]
     Garbage {
@@ -328,6 +337,18 @@ impl Report for JournalError {
             // A change that cannot be recorded is not made.
             Some(error) if error.disk().is_some() => Exit::Blocked,
             None if matches!(self, Self::SecretInName { .. }) => Exit::Config,
+            // What the machine has lost or somebody has edited is no bug; nothing was changed.
+            None if matches!(
+                self,
+                Self::Newer { .. }
+                    | Self::Garbage { .. }
+                    | Self::OutOfOrder { .. }
+                    | Self::Lost { .. }
+                    | Self::Credentials
+            ) =>
+            {
+                Exit::Blocked
+            }
             _ => Exit::Internal,
         }
     }
@@ -339,6 +360,7 @@ impl Report for JournalError {
             }
             Self::Newer { .. } => "journal-newer",
             Self::Garbage { .. } | Self::OutOfOrder { .. } => "journal-damaged",
+            Self::Lost { .. } => "journal-lost",
             Self::Credentials => "credentials-damaged",
             Self::SecretInName { .. } => "secret-in-name",
             Self::Encode(_) => "journal-encoding",
@@ -365,6 +387,11 @@ impl Report for JournalError {
                 "somebody edited it: restore it from a backup, or move it aside with \
                  `mv {path} {path}.damaged` and run `gpu-bootstrap install` again; what it \
                  recorded can then no longer be undone, and `uninstall` keeps it and its backups"
+            )),
+            Self::Lost { path } => Some(format!(
+                "restore the journal from a backup; without one undo by hand what `{receipt}` names, then run \
+                 `mv {receipt} {path}.lost` and the same command again",
+                receipt = receipt_path()
             )),
             Self::SecretInName { .. } => Some(
                 "choose another password or token, which is no part of a path, of a package name or \

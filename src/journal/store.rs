@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use camino::Utf8Path;
+use serde_json::Value;
 
 use super::{
     History, JournalError, Line, Receipt, Record, SCHEMA, credentials_path, fold, parse, path,
@@ -47,7 +48,9 @@ impl Journal {
     pub fn read(host: &Host) -> Result<History, JournalError> {
         let path = path();
         let content = host.files.read(&path)?.unwrap_or_default();
-        parse(&path, &content)
+        let history = parse(&path, &content)?;
+        refuse_lost(host, &history)?;
+        Ok(history)
     }
 
     /// Opens it for a run, which hides these secrets; the first record makes the file, not this. A
@@ -64,6 +67,7 @@ impl Journal {
         let path = path();
         let content = host.files.read(&path)?.unwrap_or_default();
         let history = parse(&path, &content)?;
+        refuse_lost(host, &history)?;
         if history.torn.is_some() {
             host.files.write(&path, &content[..history.whole], 0o600)?;
         }
@@ -174,4 +178,28 @@ impl Journal {
         // After a panic in another thread the records are still complete: they are pushed last.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Refuses a journal without a record whose receipt names changes that stand: nobody may take it for that of an untouched
+/// machine. One that a person has moved aside is known.
+fn refuse_lost(host: &Host, history: &History) -> Result<(), JournalError> {
+    if !history.lines.is_empty() {
+        return Ok(());
+    }
+    let Some(text) = host.files.read(&receipt_path())? else {
+        return Ok(());
+    };
+    let receipt: Value = serde_json::from_slice(&text).unwrap_or_default();
+    let stands_nothing = receipt["standing"].as_array().is_some_and(Vec::is_empty);
+    let path = path();
+    let is_aside = |name: &String| {
+        let rest = path
+            .file_name()
+            .and_then(|journal| name.strip_prefix(journal));
+        rest.is_some_and(|rest| !rest.is_empty())
+    };
+    if stands_nothing || host.files.list(Utf8Path::new(STATE))?.iter().any(is_aside) {
+        return Ok(());
+    }
+    Err(JournalError::Lost { path })
 }

@@ -287,3 +287,34 @@ async fn receipt_and_journal_are_for_root_alone() {
     assert_eq!(receipt.standing.len(), 3);
     assert_eq!(receipt.standing[0].steps[0].as_str(), "b");
 }
+
+#[tokio::test]
+async fn a_lost_journal_is_not_taken_for_that_of_an_untouched_machine() {
+    for is_empty in [true, false] {
+        let rig = rig();
+        assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+        match is_empty {
+            true => rig.fakes.files.put(JOURNAL, ""),
+            false => rig.fakes.files.take(JOURNAL),
+        }
+        let before = rig.fakes.files.snapshot().without(&["/run"]);
+        for error in [
+            rig.uninstall().await.unwrap_err(),
+            rig.install().await.unwrap_err(),
+        ] {
+            assert_eq!(
+                (error.reason(), error.exit()),
+                ("journal-lost", Exit::Blocked)
+            );
+            let hint = error.hint().unwrap();
+            assert!(hint.contains("receipt.json"), "{hint}");
+        }
+        assert_eq!(rig.fakes.files.snapshot().without(&["/run"]), before);
+        // As the hint says.
+        let receipt = "/var/lib/gpu-bootstrap/receipt.json";
+        let text = rig.fakes.files.text(receipt);
+        rig.fakes.files.put(&format!("{JOURNAL}.lost"), text);
+        rig.fakes.files.take(receipt);
+        assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+    }
+}
