@@ -143,7 +143,7 @@ mod tests {
             let release = profile.release_for(version).unwrap();
             let names = &profile.architecture[arch];
             let terms = Terms::new(
-                release,
+                (release, version),
                 arch,
                 names,
                 &kernel("6.19.3", "6.19.3", &[]),

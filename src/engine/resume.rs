@@ -153,8 +153,14 @@ fn changes(
 
 /// What [`ensure`] would do, for people.
 pub(super) fn planned(tools: &Tools, modules: &[String]) -> Vec<String> {
-    (changes(&tools.options.exe, UNATTENDED_DEADLINE, modules).iter())
+    let exe = &tools.options.exe;
+    let (around, unread) = match surroundings(&*tools.host.files, exe) {
+        Ok(changes) => (changes, None),
+        Err(error) => (Vec::new(), Some(one_line(&error))),
+    };
+    (changes(exe, UNATTENDED_DEADLINE, modules, around).iter())
         .map(Change::summary)
+        .chain(unread.map(|why| format!("what needrestart and cloud-init need is unknown: {why}")))
         .collect()
 }
 

@@ -37,6 +37,9 @@ pub struct Admission {
     pub ready_timeout_seconds: u64,
 }
 
+/// What stands before the reason why a cluster says nothing.
+const SILENT: &str = "the cluster cannot be asked: ";
+
 impl Admission {
     fn bound(&self) -> Duration {
         Duration::from_secs(self.ready_timeout_seconds)
@@ -225,14 +228,14 @@ impl Applier {
                 let keys: Vec<&str> = labels.keys().map(String::as_str).collect();
                 return Ok(Reverted::Left {
                     what: format!("the labels {} of node `{name}`", keys.join(", ")),
-                    why: format!("the cluster cannot be asked: {why}"),
+                    why: format!("{SILENT}{why}"),
                 });
             }
         };
-        if let Err(why) = self.is_this_machine(&node)? {
+        if let Some(why) = self.is_another(&node)? {
             return Ok(Reverted::Left {
                 what: format!("the labels of node `{name}`"),
-                why: format!("the node of this name may be another machine: {why}"),
+                why,
             });
         }
         // One that somebody else has given another value since is theirs.
@@ -297,9 +300,9 @@ impl Applier {
                 }));
             }
             Ok(Registered::Silent(why)) => {
-                return left(format!("the cluster cannot be asked: {why}"));
+                return left(format!("{SILENT}{why}"));
             }
-            Err(error) => return left(format!("the cluster cannot be asked: {error}")),
+            Err(error) => return left(format!("{SILENT}{error}")),
         }
         let drain = kubectl.drain(access, name, DRAIN);
         let ran = self.exec(&drain, sink).await;

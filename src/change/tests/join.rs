@@ -29,6 +29,9 @@ pub(super) const KUBECONFIG: &str =
     "clusters: [{name: c, cluster: {server: 'https://10.0.0.1:6443'}}]";
 /// One of another cluster.
 const ANOTHER: &str = "clusters: [{name: c, cluster: {server: 'https://10.9.9.9:6443'}}]";
+/// The identity of the machine, which its kubelet reports.
+pub(super) const PRODUCT_UUID: &str = "/sys/class/dmi/id/product_uuid";
+pub(super) const UUID: &str = "EC2E1916-9099-7CAF-FD21-012345ABCDEF";
 pub(super) const ACCESS: &str = "/etc/gpu-bootstrap/cluster.kubeconfig";
 /// A certificate authority, made with `openssl req -x509 -subj /CN=kubernetes`.
 const AUTHORITY: &str = "\
@@ -376,7 +379,6 @@ async fn a_join_that_failed_deletes_nobodys_node() {
 /// A name alone is no reason: this machine is a clone of the node's, or the kubeconfig leads elsewhere by now.
 #[tokio::test]
 async fn a_node_of_another_machine_or_cluster_is_not_deleted() {
-    const UUID: &str = "/sys/class/dmi/id/product_uuid";
     let authority = |pem: &str| {
         use base64::{Engine, engine::general_purpose::STANDARD};
         let data = STANDARD.encode(pem);
@@ -400,7 +402,7 @@ async fn a_node_of_another_machine_or_cluster_is_not_deleted() {
         });
         let change = with_access(&machine, || ok(""));
         let files = &machine.fakes.files;
-        files.put(UUID, uuid);
+        files.put(PRODUCT_UUID, uuid);
         files.put_mode(ACCESS, authority(access), 0o600);
         (machine.fakes.exec).on("/usr/bin/kubectl", |_, _| {
             ok(r#"{"metadata": {"name": "gpu-1"}, "status": {"nodeInfo": {"systemUUID": "AAAA-1"}}}"#)

@@ -106,7 +106,7 @@ fn cluster<F: ReadFiles + ?Sized>(
             why,
         })?;
         // Canonical's image for EKS has a form, with a word in the place of the address.
-        if !server.starts_with("https://") {
+        if !cluster.server.starts_with("https://") {
             continue;
         }
         // kubeadm writes it before the cluster has given the kubelet a certificate.
