@@ -43,7 +43,7 @@ struct Gpu {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let repository = std::env::args()
+    let repository = std::env::args_os()
         .nth(1)
         .ok_or("give the folder of a clone of open-gpu-kernel-modules")?;
     let mut releases: Vec<DriverVersion> = git(&repository, &["tag"])?
@@ -72,9 +72,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn git(repository: &str, arguments: &[&str]) -> Result<String, Box<dyn Error>> {
+fn git(repository: &std::ffi::OsStr, arguments: &[&str]) -> Result<String, Box<dyn Error>> {
     let output = Command::new("git")
-        .args(["-C", repository])
+        .arg("-C")
+        .arg(repository)
         .args(arguments)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())

@@ -468,7 +468,7 @@ mod tests {
             ),
             (
                 with("v1.36.0", "containerd://1.7.28", false),
-                Verdict::Fail,
+                Verdict::Warn,
                 "at least 2.0",
             ),
             (

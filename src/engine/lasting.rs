@@ -231,8 +231,11 @@ mod tests {
         assert!(!files.exists(&copy).unwrap());
         assert!(files.exists(LIBEXEC.into()).unwrap());
         // Others may write there.
-        files.own("/usr/local/libexec", 0, 50);
+        let files = FakeFiles::new();
+        files.put_folder("/var/lib/gpu-bootstrap", 0o700);
         files.put_folder("/usr/local/libexec", 0o2775);
+        files.own("/usr/local/libexec", 0, 50);
+        files.put("/proc/self/exe", "the program");
         let copy = program(&files, Utf8Path::new("/tmp/gb")).unwrap();
         assert_eq!(copy, "/var/lib/gpu-bootstrap/kept/gpu-bootstrap");
     }

@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 
 use super::{
-    HEADERS, REPOSITORIES, packages,
+    REPOSITORIES, packages,
     wishes::{Packages, compare, install},
     words,
 };
@@ -160,8 +160,7 @@ impl Step for RuntimePackages {
     }
 
     fn after(&self) -> &[StepId] {
-        // A kernel of Enterprise Linux 10 lacks modules without which the daemon does not start.
-        const { &[HEADERS, REPOSITORIES] }
+        const { &[REPOSITORIES] }
     }
 
     fn locks(&self) -> &[Lock] {

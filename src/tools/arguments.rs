@@ -107,6 +107,7 @@ fn commands(value: &str) -> Vec<Cmd> {
         sysctl::swap_on(value),
         systemctl::act("start", value),
         systemctl::start_no_block(value),
+        systemctl::run("gpu-bootstrap", &["Type=exec"], &owned),
         systemctl::daemon_reload(),
         tar::pack(path, path, &names),
         apt::commands::update(&settings, true),
@@ -125,6 +126,7 @@ fn commands(value: &str) -> Vec<Cmd> {
     }
     cmds.extend(dnf::agents::end(&files).expect("a cache"));
     let mut queries: Vec<Query> = vec![
+        containerd::version(),
         containerd::config_dump(),
         crictl::info(),
         crictl::running_in_crio(),

@@ -67,7 +67,7 @@ fn the_nearest_wish_gives_up_as_little_as_possible() {
                 version: "550.54.14",
                 ..Asked::default()
             },
-            "with another version of the branch: 550 open",
+            "with another version of the branch: 550 proprietary",
         ),
         (
             H200,

@@ -6,7 +6,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use gpu_bootstrap::compat::matrix::{Confidence, Gpu, Matrix, OpenModules, Support};
+use gpu_bootstrap::compat::matrix::{Confidence, Gpu, Matrix, OpenModules};
 use gpu_bootstrap::compat::pick::{Wish, pick};
 use gpu_bootstrap::compat::ruling::Rule;
 use gpu_bootstrap::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
@@ -494,73 +494,4 @@ fn a_refusal_names_rules_that_are_broken() {
             Ok(())
         },
     );
-}
-
-#[test]
-fn a_supported_long_term_branch_goes_first() {
-    each_wish(
-        &[("a supported branch that is passed over", 1)],
-        |wish, _, reached| {
-            let matrix = matrix();
-            // A kernel may be a reason, too, and evidence against a newer GPU is a doubt.
-            let wish = Wish {
-                branch: None,
-                version: None,
-                candidates: None,
-                kernel: None,
-                next_kernel: None,
-                ..wish
-            };
-            let Ok(pick) = pick(matrix, &wish) else {
-                return Ok(());
-            };
-            let boards = boards(matrix, &wish);
-            let supported = |branch: Branch| {
-                matrix
-                    .branches
-                    .iter()
-                    .any(|b| b.branch == branch && b.support == Support::Supported)
-            };
-            // An unsupported branch is picked only if no supported branch works without evidence
-            // against it.
-            let named_later = boards.iter().any(|board| board.named_since.is_some());
-            if !supported(pick.branch) && !pick.doubtful && !named_later {
-                for row in matrix
-                    .branches
-                    .iter()
-                    .filter(|row| row.support == Support::Supported)
-                {
-                    for flavour in flavours(&wish) {
-                        let version = &row.newest_version;
-                        reached("a supported branch that is passed over");
-                        prop_assert!(
-                            !allowed(matrix, &wish, &boards, version, flavour),
-                            "{} rather than {}",
-                            pick.branch,
-                            row.branch
-                        );
-                    }
-                }
-            }
-            Ok(())
-        },
-    );
-}
-
-#[test]
-fn more_gpus_never_widen_the_choice() {
-    each_wish(&[("a pick for several GPUs", 1)], |wish, index, reached| {
-        // Without a GPU there is nothing to remove.
-        if wish.gpus.is_empty() {
-            return Ok(());
-        }
-        let matrix = matrix();
-        let mut fewer = wish.clone();
-        fewer.gpus.remove(index.index(wish.gpus.len()));
-        if pick(matrix, &wish).is_ok() {
-            reached("a pick for several GPUs");
-            prop_assert!(pick(matrix, &fewer).is_ok());
-        }
-        Ok(())
-    });
 }

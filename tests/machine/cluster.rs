@@ -31,8 +31,10 @@ const OF_JOIN: [&str; 6] = [
 pub fn kubeadm(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     match args[..] {
-        ["join", "--config", path] => join(files, state, path),
-        ["reset", "--force", "--cri-socket", _] => {
+        ["join", config] if config.starts_with("--config=") => {
+            join(files, state, &config["--config=".len()..])
+        }
+        ["reset", "--force", socket] if socket.starts_with("--cri-socket=") => {
             units::stop(files, KUBELET);
             for path in OF_JOIN {
                 files.take(path);
@@ -122,36 +124,28 @@ pub fn changes(cmd: &Cmd) -> bool {
 /// `kubectl`.
 pub fn kubectl(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
-    let [
-        "--kubeconfig",
-        kubeconfig,
-        "--request-timeout=10s",
-        own @ ..,
-    ] = &args[..]
-    else {
+    let [kubeconfig, "--request-timeout=10s", own @ ..] = &args[..] else {
         panic!("the simulated kubectl knows no `{}`", cmd.line());
     };
+    let kubeconfig = kubeconfig.strip_prefix("--kubeconfig=");
+    let kubeconfig = kubeconfig.expect("a kubeconfig");
     assert!(exists(files, kubeconfig), "{kubeconfig} is not there");
-    if let ["get", "--raw", "/version"] = own {
+    if own.starts_with(&["get", "--raw=/version"]) {
         return ok(r#"{"gitVersion": "v1.34.4"}"#);
     }
-    let (name, rest) = match own {
-        [
-            "get" | "label" | "taint" | "delete",
-            "node",
-            name,
-            rest @ ..,
-        ] => (name, rest),
-        _ => panic!("the simulated kubectl knows no `{}`", cmd.line()),
+    let at = own.iter().position(|word| *word == "--");
+    let at = at.expect("names stand behind `--`");
+    let (verb, [name, rest @ ..]) = (&own[..at], &own[at + 1..]) else {
+        panic!("the simulated kubectl knows no `{}`", cmd.line());
     };
     let is_there = |node: &&mut Value| node["metadata"]["name"] == **name;
     let Some(node) = state.node.as_mut().filter(is_there) else {
         let why = format!("Error from server (NotFound): nodes \"{name}\" not found\n");
         return failed(1, why);
     };
-    match (own[0], rest) {
-        ("get", ["--output=json"]) => ok(node.to_string()),
-        ("label", ["--overwrite", pairs @ ..]) => {
+    match (verb, rest) {
+        (["get", "node", "--output=json"], []) => ok(node.to_string()),
+        (["label", "node", "--overwrite"], pairs) => {
             let labels = node["metadata"]["labels"].as_object_mut().expect("labels");
             for pair in pairs {
                 match pair.split_once('=') {
@@ -161,7 +155,7 @@ pub fn kubectl(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
             }
             ok("node labeled\n")
         }
-        ("delete", ["--ignore-not-found"]) => {
+        (["delete", "node", "--ignore-not-found"], []) => {
             state.node = None;
             ok("node deleted\n")
         }

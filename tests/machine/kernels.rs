@@ -25,15 +25,21 @@ pub fn ubuntu(release: &str, kernel: &str, further: &str) -> Machine {
     // Without its flavour.
     let abi: Vec<&str> = kernel.splitn(3, '-').take(2).collect();
     let abi = abi.join("-");
+    // Its files come last.
+    let files = if further.contains("[files]") {
+        ""
+    } else {
+        "[files]"
+    };
+    let further = format!("{further}\n{files}");
     let mut text = String::new();
     writeln!(
         text,
         "os-release = '''\nNAME=\"Ubuntu\"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID=\"{release}\"\n\
          VERSION_CODENAME={codename}\nPRETTY_NAME=\"Ubuntu {release} LTS\"\n'''\n\
-         archive = \"ubuntu-{release}\"\nkernel = \"{kernel}\"\n{further}\n\
+         archive = \"ubuntu-{release}\"\nkernel = \"{kernel}\"\n\
          plain = [\"apt=2.8.3\", \"initramfs-tools=0.142\", \"linux-image-{kernel}={abi}.1\", \
-         \"linux-modules-{kernel}={abi}.1\"]\n\
-         [files]\n\"/etc/apt/sources.list.d/ubuntu.sources\" = '''\nTypes: deb\n\
+         \"linux-modules-{kernel}={abi}.1\"]\n{further}\n\"/etc/apt/sources.list.d/ubuntu.sources\" = '''\nTypes: deb\n\
          URIs: http://archive.ubuntu.com/ubuntu\n\
          Suites: {codename} {codename}-updates {codename}-security\n\
          Components: main restricted universe multiverse\n\

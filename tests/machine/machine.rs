@@ -263,6 +263,7 @@ impl Machine {
             "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/3bf863cc.pub",
             "https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64/D42D0685.pub",
             "https://developer.download.nvidia.com/compute/cuda/repos/rhel9/sbsa/D42D0685.pub",
+            "https://developer.download.nvidia.com/compute/cuda/repos/amzn2023/x86_64/D42D0685.pub",
             "https://dl.fedoraproject.org/pub/epel/RPM-GPG-KEY-EPEL-9",
             "https://download.docker.com/linux/rhel/gpg",
             "https://pkgs.k8s.io/core:/stable:/v1.34/deb/Release.key",
