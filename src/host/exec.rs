@@ -215,25 +215,6 @@ impl Cmd {
     }
 }
 
-/// Where the commands of a test are built.
-#[cfg(test)]
-pub(crate) mod built {
-    use std::{cell::RefCell, collections::BTreeSet, panic::Location};
-
-    thread_local! {
-        static PLACES: RefCell<BTreeSet<(String, u32)>> = const { RefCell::new(BTreeSet::new()) };
-    }
-
-    pub(super) fn note(at: &Location<'_>) {
-        PLACES.with_borrow_mut(|places| places.insert((at.file().to_owned(), at.line())));
-    }
-
-    /// File and line of each place where this thread has built a command.
-    pub(crate) fn places() -> BTreeSet<(String, u32)> {
-        PLACES.with_borrow(Clone::clone)
-    }
-}
-
 impl Query {
     /// Declares that the command changes nothing.
     #[must_use]
@@ -333,4 +314,23 @@ pub trait Exec: Send + Sync {
     /// # Errors
     /// When it cannot be started or a bound is exceeded; a bad status is in the [`Output`].
     async fn run(&self, cmd: &Cmd, on_line: &mut OnLine<'_>) -> Result<Output, ExecError>;
+}
+
+/// Where the commands of a test are built.
+#[cfg(test)]
+pub(crate) mod built {
+    use std::{cell::RefCell, collections::BTreeSet, panic::Location};
+
+    thread_local! {
+        static PLACES: RefCell<BTreeSet<(String, u32)>> = const { RefCell::new(BTreeSet::new()) };
+    }
+
+    pub(super) fn note(at: &Location<'_>) {
+        PLACES.with_borrow_mut(|places| places.insert((at.file().to_owned(), at.line())));
+    }
+
+    /// File and line of each place where this thread has built a command.
+    pub(crate) fn places() -> BTreeSet<(String, u32)> {
+        PLACES.with_borrow(Clone::clone)
+    }
 }

@@ -313,7 +313,8 @@ mod tests {
             unusable_secret(&files, SECRET.into()).expect("readable")
         };
         assert_eq!(why(&|_| {}), None);
-        let spoilt: [(&dyn Fn(&FakeFiles), &str); 6] = [
+        type Spoilt<'f> = (&'f dyn Fn(&FakeFiles), &'f str);
+        let spoilt: [Spoilt<'_>; 6] = [
             (&|files| files.take(SECRET), "missing"),
             (&|files| files.put_mode(SECRET, "", 0o640), "mode 0640"),
             (
