@@ -116,6 +116,7 @@ impl Layer {
             "kernel.headers",
             "os.pkg.consistency",
             "os.pkg.pins",
+            "os.pkg.sources",
         ]
         .contains(&name)
         {
@@ -132,6 +133,29 @@ impl Layer {
             _ => Self::Node,
         }
     }
+}
+
+/// Findings that tell, where they fail, what keeps this program from doing what it would like to do. They
+/// are no fault of the machine, which may work without.
+const WISHES: [&str; 12] = [
+    "config.resolvable",
+    "driver.packages",
+    "kernel.headers",
+    "kernel.release",
+    "packages.hold",
+    "preflight",
+    "repositories",
+    "runtime.containerd",
+    "runtime.crio",
+    "runtime.docker",
+    "runtime.podman",
+    "toolkit.packages",
+];
+
+/// Whether a finding of this name is about what this program would like, and not about the machine's health.
+#[must_use]
+pub fn is_wish(id: &Id) -> bool {
+    WISHES.contains(&id.as_str())
 }
 
 /// A family of health checks.

@@ -24,6 +24,8 @@ use serde_json::Value;
 
 #[path = "hosts/machines.rs"]
 mod machines;
+#[path = "hosts/reports.rs"]
+mod reports;
 
 const GIB: u64 = 1 << 30;
 

@@ -9,39 +9,68 @@ use crate::{
 /// deepest cause comes first. Steps that answer "after …" name their cause themselves.
 const NEEDS: &[(&str, &[&str])] = &[
     ("config.resolvable", &["pci.gpu.present"]),
-    // Without a state to be wanted nothing binds a driver.
+    // A driver that cannot drive the GPU binds to none.
     (
         "pci.driver-bound",
-        &["pci.gpu.present", "pci.gpu.revff", "config.resolvable"],
+        &[
+            "pci.gpu.present",
+            "pci.gpu.revff",
+            "drv.module.flavor",
+            "drv.version.matrix",
+        ],
     ),
     // The log tells what the bus shows already.
     ("log.xid", &["pci.gpu.revff", "log.fell-off-bus"]),
     ("log.fell-off-bus", &["pci.gpu.revff"]),
     (
         "log.rm-init",
-        &["pci.gpu.revff", "log.fell-off-bus", "drv.module.flavor"],
+        &[
+            "pci.gpu.revff",
+            "log.fell-off-bus",
+            "drv.module.flavor",
+            "pci.driver-bound",
+        ],
     ),
     ("driver", &["pci.gpu.present"]),
-    ("driver.libraries", &["pci.driver-bound", "driver.module"]),
+    (
+        "driver.libraries",
+        &["pci.driver-bound", "os.pkg.consistency", "driver.module"],
+    ),
+    (
+        "drv.version.triangle",
+        &["os.pkg.consistency", "driver.libraries"],
+    ),
     ("driver.persistence", &["pci.driver-bound", "driver.module"]),
     // The step says the same about a machine for which a state can be wanted, and what would help.
     ("os.pkg.pins", &["packages.hold"]),
+    ("repositories", &["os.pkg.sources"]),
     ("drv.module.kernels", &["driver.packages"]),
     ("nvl", &["driver.fabric"]),
     (
         "nvl.fabric.state",
         &["driver.fabric", "nvl.fm", "nvl.nvlsm"],
     ),
-    ("rt.containerd", &["runtime.containerd"]),
+    (
+        "rt.containerd.systemd-cgroup",
+        &["runtime.containerd", "rt.containerd.files"],
+    ),
     (
         "runtime.docker-nvidia",
-        &["runtime.docker", "toolkit.packages"],
+        &["runtime.docker", "toolkit.packages", "rt.docker.files"],
     ),
     (
         "runtime.containerd-nvidia",
-        &["runtime.containerd", "toolkit.packages"],
+        &[
+            "runtime.containerd",
+            "toolkit.packages",
+            "rt.containerd.files",
+            "rt.kubelet.runtime",
+        ],
     ),
-    ("runtime.crio-nvidia", &["runtime.crio", "toolkit.packages"]),
+    (
+        "runtime.crio-nvidia",
+        &["runtime.crio", "toolkit.packages", "rt.crio.files"],
+    ),
     (
         "cdi",
         &[
@@ -96,7 +125,7 @@ pub fn find(findings: &mut [Finding]) {
         .collect();
     for at in 0..findings.len() {
         let mut root = None;
-        let mut next = causes[at];
+        let mut next = causes[at].or_else(|| same(at, findings));
         // Nothing is its own cause, so that a chain is at most as long as the list.
         for _ in 0..findings.len() {
             let Some(found) = next.filter(|found| *found != at) else {
@@ -107,6 +136,19 @@ pub fn find(findings: &mut [Finding]) {
         }
         findings[at].because = root.map(|root| findings[root].id.clone());
     }
+}
+
+/// The first finding that could not be determined for the same reason: what is missing is told once.
+fn same(at: usize, findings: &[Finding]) -> Option<usize> {
+    let unknown = |finding: &Finding| finding.status == Verdict::Unknown;
+    let this = &findings[at];
+    (unknown(this) && this.because.is_none())
+        .then(|| {
+            findings[..at]
+                .iter()
+                .position(|one| unknown(one) && one.why == this.why)
+        })
+        .flatten()
 }
 
 /// The next cause of a finding. What it names itself goes before the table.
@@ -147,7 +189,7 @@ mod tests {
             id: Id::new(id),
             title: id.to_owned(),
             status,
-            why: String::new(),
+            why: id.to_owned(),
             observed: None,
             expected: None,
             remedy: None,
@@ -192,6 +234,22 @@ mod tests {
                 "pci.driver-bound",
                 "pci.driver-bound"
             ]
+        );
+    }
+
+    #[test]
+    fn what_is_unknown_for_one_reason_is_told_once() {
+        let mut findings: Vec<Finding> = ["os.a", "os.b", "os.c"]
+            .map(|id| finding(id, Unknown, None))
+            .to_vec();
+        findings[0].why = "no database".to_owned();
+        findings[2].why = "no database".to_owned();
+        findings[1].why = "another".to_owned();
+        find(&mut findings);
+        let because = |at: usize| findings[at].because.as_ref().map(Id::as_str);
+        assert_eq!(
+            (because(0), because(1), because(2)),
+            (None, None, Some("os.a"))
         );
     }
 
@@ -254,7 +312,7 @@ mod tests {
         }
     }
 
-    /// But for the question whether this program can prepare the machine: it comes last.
+    /// But for a driver that cannot drive the GPU, and so binds to none.
     #[test]
     fn a_cause_lies_in_no_later_layer() {
         for (name, needs) in NEEDS {
@@ -262,7 +320,8 @@ mod tests {
                 let (own, other) = (Id::new(name), Id::new(need));
                 assert!(
                     Layer::of(&other) <= Layer::of(&own)
-                        || [*name, *need].contains(&"config.resolvable"),
+                        || *name == "config.resolvable"
+                        || need.starts_with("drv."),
                     "{name} needs {need}"
                 );
             }

@@ -2,31 +2,36 @@
 //! are those of the matrix.
 
 use async_trait::async_trait;
+use camino::Utf8Path;
 
 use super::words::{self, INSTALL};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::{
         gpu::Board,
+        kernel,
         matrix::{Matrix, Support},
         pick::{NoDriver, Pick, Wish, pick},
         rules::{self, Needs},
         ruling::{Judgement, Offer, Rule, Ruling},
     },
     facts::GpuFact,
+    host::ReadFiles,
     model::{
         gpu::{Flavour, GpuIdentity, SupportedFlavours},
         id::Id,
-        version::{Branch, DriverVersion},
+        version::{Branch, DriverVersion, KernelVersion},
     },
-    state::{FoundDriver, FoundFlavour},
+    state::{FoundDriver, FoundFlavour, Owner, owner},
     step::StepError,
+    tools::kmod::{self, ModuleSetting},
 };
 
 const SUPPORTED: Id = Id::new("drv.gpu.supported");
 const MATRIX: Id = Id::new("drv.version.matrix");
 const FLAVOUR: Id = Id::new("drv.module.flavor");
 const TRIANGLE: Id = Id::new("drv.version.triangle");
+const OPTIONS: Id = Id::new("drv.module.options");
 
 /// See the module.
 pub struct Driver;
@@ -41,9 +46,16 @@ struct DriverState {
     flavour: Option<FoundFlavour>,
     /// The branch that this program would install here.
     wanted: Option<Branch>,
+    /// The kernel that runs.
+    kernel: Option<KernelVersion>,
     /// Why there is no GPU to look at, where that is so.
     none: &'static str,
+    /// Who manages the driver, where it is somebody else.
+    owner: Option<Owner>,
 }
+
+/// A GPU may be bound to a driver whose version was not recorded.
+const NO_VERSION: &str = "nothing tells the version of a driver";
 
 /// The GPUs that are there are not for a driver of this machine.
 const NOT_OURS: &str = "every GPU is a vGPU, or is reserved for virtual machines";
@@ -179,7 +191,18 @@ fn about_modules(rule: Rule) -> bool {
     matches!(rule, Rule::BoardFlavour | Rule::BranchFlavour)
 }
 
+/// What helps where somebody else manages the driver.
+fn owned(owner: &Owner, flavour: Option<Flavour>) -> String {
+    match flavour {
+        Some(flavour) => format!("{} (with the {flavour} kernel modules)", owner.remedy),
+        None => owner.remedy.to_owned(),
+    }
+}
+
 fn remedy(state: &DriverState, best: Option<&Best>) -> Option<String> {
+    if let Some(owner) = &state.owner {
+        return Some(owned(owner, None));
+    }
     let there = state.version().map(|(version, _)| version.branch());
     match best {
         Some(Ok(best)) if Some(best.branch) == there && state.wanted == there => Some(format!(
@@ -220,7 +243,7 @@ fn version(
         return say(Verdict::Skip, state.none.to_owned());
     }
     let Some((version, how)) = state.version() else {
-        return say(Verdict::Skip, "no driver is installed".to_owned());
+        return say(Verdict::Skip, NO_VERSION.to_owned());
     };
     // Where it is not known which modules these are, any that all boards run with: what the rules
     // say about modules is not asked here.
@@ -237,6 +260,18 @@ fn version(
     );
     let mut rulings = rulings(matrix, boards, version, flavour);
     rulings.retain(|ruling| !about_modules(ruling.rule) && ruling.rule != Rule::Vgpu);
+    // That its modules build for the kernel is proven where they are loaded; that programs work is not.
+    let report = (state.kernel.as_ref()).and_then(|kernel| {
+        kernel::at_work(
+            matrix,
+            kernel,
+            &Offer {
+                version: version.clone(),
+                flavour,
+            },
+        )
+    });
+    rulings.extend(report);
     let observed = Some(format!("{version} ({how})"));
     let (judgement, text) = match strongest(&rulings) {
         None => {
@@ -258,6 +293,33 @@ fn version(
         _ => Verdict::Warn,
     };
     let is_bad = status != Verdict::Pass;
+    // A newer driver is advised for a board: the remedy is that driver, and not the newest of a branch
+    // that is older.
+    let advised = (rulings.iter())
+        .filter(|ruling| ruling.judgement == judgement)
+        .all(|ruling| ruling.rule == Rule::AdvisedDriver)
+        .then(|| {
+            boards
+                .iter()
+                .filter_map(|board| board.row?.advised_driver.as_ref())
+                .max()
+        })
+        .flatten();
+    if let Some(advised) = advised.filter(|_| is_bad && state.owner.is_none()) {
+        let branch = advised.branch();
+        return Finding {
+            observed,
+            expected: Some(format!("{advised} or newer")),
+            remedy: Some(match state.wanted {
+                Some(_) => format!(
+                    "set `driver.branch = {branch}`, then run `gpu-bootstrap install`; the installed driver \
+                     works, too"
+                ),
+                None => format!("install {advised} or newer; the installed driver works, too"),
+            }),
+            ..say(status, text)
+        };
+    }
     Finding {
         observed,
         remedy: is_bad.then(|| remedy(state, best)).flatten(),
@@ -278,7 +340,7 @@ fn modules(
         return say(Verdict::Skip, state.none.to_owned());
     }
     let Some((version, _)) = state.version() else {
-        return say(Verdict::Skip, "no driver is installed".to_owned());
+        return say(Verdict::Skip, NO_VERSION.to_owned());
     };
     let Some(found) = state.flavour else {
         let module = state.found.loaded_version.is_some() || state.found.module_version.is_some();
@@ -309,9 +371,13 @@ fn modules(
             format!("all GPUs run with the {} kernel modules", found.flavour),
         ),
         Some((judgement, text)) => Finding {
-            remedy: match (state.wanted, best) {
-                (Some(_), _) => Some(INSTALL.to_owned()),
-                (None, _) => remedy(state, best),
+            remedy: match (&state.owner, state.wanted, expected) {
+                (Some(owner), ..) => Some(owned(owner, expected)),
+                (None, Some(_), Some(flavour)) => Some(format!(
+                    "{INSTALL}, which installs the {flavour} kernel modules"
+                )),
+                (None, Some(_), None) => Some(INSTALL.to_owned()),
+                (None, None, _) => remedy(state, best),
             },
             ..say(
                 match judgement {
@@ -333,7 +399,7 @@ fn modules(
 /// module against the libraries is a finding of its own (`driver.libraries`).
 fn triangle(state: &DriverState) -> Finding {
     let say =
-        |status, why: String| Finding::new(TRIANGLE, "Driver versions that agree", status, why);
+        |status, why: String| Finding::new(TRIANGLE, "Versions of the driver's parts", status, why);
     let found = &state.found;
     let told: Vec<String> = [
         ("loaded", &found.loaded_version),
@@ -345,7 +411,7 @@ fn triangle(state: &DriverState) -> Finding {
     .filter_map(|(what, version)| Some(format!("{what} {}", version.as_ref()?)))
     .collect();
     if told.is_empty() {
-        return say(Verdict::Skip, "no driver is installed".to_owned());
+        return say(Verdict::Skip, NO_VERSION.to_owned());
     }
     let told = told.join(", ");
     let observed = Some(told.clone());
@@ -391,10 +457,77 @@ fn triangle(state: &DriverState) -> Finding {
     }
 }
 
+/// Options that modules of one flavour ignore: module, option, value, flavour, why.
+const IGNORED: [(&str, &str, &str, Flavour, &str); 2] = [
+    (
+        "nvidia",
+        "NVreg_EnableGpuFirmware",
+        "0",
+        Flavour::Open,
+        // Answer of NVIDIA in NVIDIA/open-gpu-kernel-modules issue 820.
+        "has no effect: the open kernel modules always need the GPU's system processor (GSP)",
+    ),
+    (
+        "nvidia",
+        "NVreg_OpenRmEnableUnsupportedGpus",
+        "1",
+        Flavour::Proprietary,
+        // kernel-open/nvidia/nv-reg.h of NVIDIA/open-gpu-kernel-modules.
+        "has no effect: it is an option of the open kernel modules",
+    ),
+];
+
+/// What is set for modules: where, and what.
+fn set_options(files: &dyn ReadFiles) -> Result<Vec<(String, ModuleSetting)>, StepError> {
+    let mut found = Vec::new();
+    for folder in kmod::CONFIGURATION {
+        for name in files.list(Utf8Path::new(folder))? {
+            let path = Utf8Path::new(folder).join(&name);
+            if name.ends_with(".conf") {
+                let text = files.read_text(&path)?.unwrap_or_default();
+                found.extend(kmod::settings(&text).map(|one| (format!("`{path}`"), one)));
+            }
+        }
+    }
+    let line = files
+        .read_text(Utf8Path::new("/proc/cmdline"))?
+        .unwrap_or_default();
+    let of_boot = kmod::settings_of_boot(&line);
+    found.extend(of_boot.map(|one| ("the kernel's command line".to_owned(), one)));
+    Ok(found)
+}
+
+/// Options of the modules that have no effect with those that are there.
+fn options(set: &[(String, ModuleSetting)], flavour: Option<Flavour>) -> Finding {
+    let say =
+        |status, why: String| Finding::new(OPTIONS, "Options of the kernel modules", status, why);
+    let Some(flavour) = flavour else {
+        return say(
+            Verdict::Skip,
+            "nothing tells which kernel modules these are".to_owned(),
+        );
+    };
+    for (module, option, value, of, why) in IGNORED {
+        let is_set = |(_, one): &&(String, ModuleSetting)| {
+            one.module == module && one.option == option && one.value == value
+        };
+        if of == flavour
+            && let Some((place, _)) = set.iter().find(is_set)
+        {
+            return Finding {
+                observed: Some(format!("{option}={value}")),
+                remedy: Some(format!("take `{option}` out of {place}")),
+                ..say(Verdict::Warn, format!("{option}={value} in {place} {why}"))
+            };
+        }
+    }
+    say(Verdict::Pass, "none is ignored".to_owned())
+}
+
 #[async_trait]
 impl Check for Driver {
     fn ids(&self) -> &[Id] {
-        const { &[SUPPORTED, MATRIX, FLAVOUR, TRIANGLE] }
+        const { &[SUPPORTED, MATRIX, FLAVOUR, TRIANGLE, OPTIONS] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
@@ -404,6 +537,8 @@ impl Check for Driver {
             wanted: (subject.desired)
                 .and_then(|desired| desired.driver.as_ref())
                 .map(|driver| driver.branch),
+            kernel: subject.facts.kernel.running.clone(),
+            owner: owner(subject.host.files(), subject.facts)?,
             none: if subject.facts.gpus.is_empty() {
                 words::NO_GPU
             } else {
@@ -419,6 +554,10 @@ impl Check for Driver {
             version(subject.matrix, &boards, &state, best),
             modules(subject.matrix, &boards, &state, best),
             triangle(&state),
+            options(
+                &set_options(subject.host.files())?,
+                state.flavour.map(|found| found.flavour),
+            ),
         ])
     }
 }
@@ -462,7 +601,7 @@ mod tests {
                 loaded: true,
             }),
             wanted: Some(Branch(580)),
-            none: "",
+            ..DriverState::default()
         }
     }
 
@@ -565,7 +704,7 @@ mod tests {
         };
         let (new, old) = ("580.178.04", "580.159.03");
         for (state, verdict, words) in [
-            (found("", "", "", ""), Verdict::Skip, "no driver"),
+            (found("", "", "", ""), Verdict::Skip, "nothing tells"),
             (
                 found(new, new, new, new),
                 Verdict::Pass,

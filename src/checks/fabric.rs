@@ -2,11 +2,16 @@
 //! exactly the driver's version. Without it CUDA says error 802, system not yet initialised.
 
 use async_trait::async_trait;
+use camino::Utf8Path;
 
 use crate::{
     check::{Check, Finding, Subject, Verdict},
+    compat::{
+        matrix::{Fabric as Needs, Matrix},
+        switches::{Evidence, switches},
+    },
     facts::Facts,
-    host::{FabricProgress, GpuFabric, Nvml},
+    host::{FabricProgress, FilesError, GpuFabric, Nvml, ReadFiles},
     model::{id::Id, version::DriverVersion},
     step::StepError,
     tools::{fabric, systemctl::UnitState},
@@ -18,21 +23,32 @@ const SUBNET: Id = Id::new("nvl.nvlsm");
 const STATE: Id = Id::new("nvl.fabric.state");
 
 const TITLE_UNIT: &str = "Fabric manager";
-const TITLE_VERSION: &str = "Fabric manager of the driver's version";
+const TITLE_VERSION: &str = "Version of the fabric manager";
 const TITLE_SUBNET: &str = "NVLink subnet manager";
-const TITLE_STATE: &str = "GPUs in the fabric of their switches";
+const TITLE_STATE: &str = "Fabric of the GPUs";
 
 /// See the module.
 pub struct Fabric;
 
 /// The switches that a machine has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Switches {
     None,
-    /// NVSwitches on PCI, so many of them.
-    Pci(usize),
+    /// NVSwitches on PCI, so many of them; none where only something else shows them.
+    Pci(usize, Evidence),
     /// Switches behind a network device, which need the NVLink subnet manager, too.
-    Managed,
+    Managed(Evidence),
+}
+
+/// The fabric manager in files.
+#[derive(Debug, Clone, Copy, Default)]
+struct InFiles {
+    /// Files tell whether programs are there: the tree has some.
+    told: bool,
+    /// Its program or unit is there.
+    there: bool,
+    /// Its unit is started at boot.
+    enabled: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -41,6 +57,10 @@ struct FabricState {
     /// Names and versions of the installed packages of the fabric manager.
     packages: Result<Vec<(String, String)>, String>,
     subnet_manager: bool,
+    /// What files tell of it.
+    files: InFiles,
+    /// The GPUs are of a rack, whose switches are managed elsewhere.
+    rack: bool,
     /// The state of its unit; `Err` has why it was not asked.
     unit: Result<Option<UnitState>, String>,
     /// The loaded driver.
@@ -50,40 +70,64 @@ struct FabricState {
     gpus: Result<Vec<(u32, Option<GpuFabric>)>, String>,
 }
 
-fn switches(facts: &Facts) -> Switches {
-    match facts.nvswitches.len() {
-        _ if facts.gpus.is_empty() => Switches::None,
-        0 if facts.nvlink_management == Some(true) => Switches::Managed,
-        0 => Switches::None,
-        count => Switches::Pci(count),
+fn switches_of(matrix: &Matrix, facts: &Facts) -> Switches {
+    match switches(matrix, facts) {
+        None => Switches::None,
+        Some((Needs::FmNvlsm, evidence)) => Switches::Managed(evidence),
+        Some((_, evidence)) => Switches::Pci(facts.nvswitches.len(), evidence),
     }
 }
 
+/// Where packages and tarballs put its program, and systemd its unit.
+const PROGRAM: &str = "/usr/bin/nv-fabricmanager";
+const UNITS: [&str; 3] = [
+    "/etc/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+];
+/// Links here enable a unit.
+const ENABLED: [&str; 2] = [
+    "/etc/systemd/system/multi-user.target.wants",
+    "/etc/systemd/system/graphical.target.wants",
+];
+
+/// What files tell of the fabric manager.
+fn in_files(files: &dyn ReadFiles) -> Result<InFiles, FilesError> {
+    let unit = |folder: &&str| -> Result<bool, FilesError> {
+        let path = Utf8Path::new(folder).join(fabric::UNIT);
+        Ok(files.stat(&path)?.is_some())
+    };
+    let any = |folders: &[&str]| -> Result<bool, FilesError> {
+        for folder in folders {
+            if unit(folder)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    };
+    Ok(InFiles {
+        told: files.exists(Utf8Path::new("/usr"))?,
+        there: files.exists(Utf8Path::new(PROGRAM))? || any(&UNITS)?,
+        enabled: any(&ENABLED)?,
+    })
+}
+
 async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
-    let (state, switches) = (subject.state, switches(subject.facts));
+    let state = subject.state;
     let mut found = FabricState {
-        switches,
-        packages: Ok(Vec::new()),
+        switches: switches_of(subject.matrix, subject.facts),
+        packages: state.packages_like(&fabric::PACKAGES).await,
         subnet_manager: false,
         unit: Ok(None),
+        files: in_files(subject.host.files())?,
+        rack: (subject.facts.gpus.iter())
+            .any(|gpu| subject.matrix.board(&gpu.identity()).fabric() == Needs::Imex),
         driver: state.loaded_driver()?.cloned(),
         gpus: Ok(Vec::new()),
     };
-    if switches == Switches::None {
-        return Ok(found);
-    }
-    found.packages = state.packages_like(&fabric::PACKAGES).await;
-    found.subnet_manager = (state.packages_like(&[fabric::SUBNET_MANAGER]).await)
-        .is_ok_and(|packages| !packages.is_empty());
-    found.unit = match state.unit(fabric::UNIT).await {
-        Ok(unit) => Ok(unit),
-        Err(error) => match error.not_asked() {
-            Some(why) => Err(why.to_owned()),
-            None => return Err(error.into()),
-        },
-    };
     found.gpus = match &found.driver {
         None => Err("no driver is loaded".to_owned()),
+        Some(_) if subject.facts.gpus.is_empty() => Ok(Vec::new()),
         Some(_) => match state.nvml().await {
             Nvml::Ready(view) => Ok((view.devices.iter())
                 .filter(|gpu| gpu.fabric.is_some() || gpu.error.is_some())
@@ -93,24 +137,87 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
             _ => Err("NVML does not answer".to_owned()),
         },
     };
+    let joins = |gpus: &[(u32, Option<GpuFabric>)]| gpus.iter().any(|(_, gpu)| gpu.is_some());
+    // The switches of a rack are managed elsewhere.
+    if found.switches == Switches::None && !found.rack && found.gpus.as_deref().is_ok_and(joins) {
+        found.switches = Switches::Pci(0, Evidence::Nvml);
+    }
+    // Where nothing is installed and nothing needs it, nobody has to be asked.
+    let installed = (found.packages.as_ref()).is_ok_and(|packages| !packages.is_empty());
+    if found.switches == Switches::None && !installed && !found.files.there {
+        return Ok(found);
+    }
+    found.subnet_manager = (state.packages_like(&[fabric::SUBNET_MANAGER]).await)
+        .is_ok_and(|packages| !packages.is_empty());
+    found.unit = match state.unit(fabric::UNIT).await {
+        Ok(unit) => Ok(unit),
+        Err(error) => match error.not_asked() {
+            Some(why) => Err(why.to_owned()),
+            None => return Err(error.into()),
+        },
+    };
     Ok(found)
 }
 
-fn needed(switches: Switches) -> String {
+fn needed(switches: &Switches) -> String {
+    let by = |evidence: &Evidence| match evidence {
+        Evidence::Bus(_) | Evidence::ProductData => String::new(),
+        Evidence::InstanceType(name) => format!(" of {name}"),
+        Evidence::Board(label) => format!(" of a baseboard of {label}"),
+        Evidence::Nvml => ", which NVML knows,".to_owned(),
+    };
     match switches {
         Switches::None => "no NVSwitch is there, so nothing needs a fabric manager".to_owned(),
-        Switches::Pci(1) => "1 NVSwitch needs the fabric manager".to_owned(),
-        Switches::Pci(count) => format!("{count} NVSwitches need the fabric manager"),
-        Switches::Managed => "the NVLink switches need the fabric manager".to_owned(),
+        Switches::Pci(0, evidence) => {
+            format!("the NVSwitches{} need the fabric manager", by(evidence))
+        }
+        Switches::Pci(1, _) => "1 NVSwitch needs the fabric manager".to_owned(),
+        Switches::Pci(count, _) => format!("{count} NVSwitches need the fabric manager"),
+        Switches::Managed(evidence) => {
+            format!(
+                "the NVLink switches{} need the fabric manager",
+                by(evidence)
+            )
+        }
+    }
+}
+
+/// A fabric manager that nothing needs: without switches it ends with an error at each boot.
+fn unneeded(state: &FabricState) -> Finding {
+    let why = needed(&state.switches);
+    let (fails, how) = match &state.unit {
+        Ok(Some(unit)) => (unit.is_enabled() && !unit.is_active(), unit.to_string()),
+        Ok(None) => (false, String::new()),
+        // Files do not tell whether it runs.
+        Err(_) => (state.files.enabled, "enabled".to_owned()),
+    };
+    if !fails || state.rack {
+        return Finding::new(UNIT, TITLE_UNIT, Verdict::Skip, why);
+    }
+    Finding {
+        observed: Some(how.clone()),
+        remedy: Some(format!(
+            "run `systemctl disable {unit}`, or remove its package",
+            unit = fabric::UNIT
+        )),
+        ..Finding::new(
+            UNIT,
+            TITLE_UNIT,
+            Verdict::Warn,
+            format!(
+                "{why}, but `{}` is {how}: without switches it fails at each boot",
+                fabric::UNIT
+            ),
+        )
     }
 }
 
 fn unit(state: &FabricState) -> Finding {
-    let needed = needed(state.switches);
-    let say = |status, why: String| Finding::new(UNIT, TITLE_UNIT, status, why);
     if state.switches == Switches::None {
-        return say(Verdict::Skip, needed);
+        return unneeded(state);
     }
+    let needed = needed(&state.switches);
+    let say = |status, why: String| Finding::new(UNIT, TITLE_UNIT, status, why);
     let fail = |observed: String, remedy: String| Finding {
         observed: Some(observed.clone()),
         expected: Some(format!("`{}` enabled and active", fabric::UNIT)),
@@ -120,7 +227,9 @@ fn unit(state: &FabricState) -> Finding {
             format!("{needed}, which is {observed}: no program reaches the GPUs (CUDA error 802)"),
         )
     };
-    let installed = (state.packages.as_ref()).map_or(true, |packages| !packages.is_empty());
+    // What is not known to be there is not there, if files tell at all.
+    let installed = state.files.there
+        || (state.packages.as_ref()).map_or(!state.files.told, |packages| !packages.is_empty());
     let install = || match &state.driver {
         Some(driver) => format!(
             "install the package `nvidia-fabricmanager` at version {driver}, then run `systemctl \
@@ -151,10 +260,13 @@ fn unit(state: &FabricState) -> Finding {
 fn version(state: &FabricState) -> Finding {
     let say = |status, why: String| Finding::new(VERSION, TITLE_VERSION, status, why);
     if state.switches == Switches::None {
-        return say(Verdict::Skip, needed(state.switches));
+        return say(Verdict::Skip, needed(&state.switches));
     }
     let packages = match &state.packages {
         Ok(packages) => packages,
+        Err(_) if state.files.told && !state.files.there => {
+            return say(Verdict::Skip, "no fabric manager is installed".to_owned());
+        }
         Err(why) => return say(Verdict::Unknown, why.clone()),
     };
     let Some((name, text)) = packages.first() else {
@@ -192,16 +304,16 @@ fn version(state: &FabricState) -> Finding {
 
 fn subnet(state: &FabricState) -> Finding {
     let say = |status, why: &str| Finding::new(SUBNET, TITLE_SUBNET, status, why);
-    match (state.switches, &state.packages) {
-        (Switches::None | Switches::Pci(_), _) => {
+    match (&state.switches, &state.packages) {
+        (Switches::None | Switches::Pci(..), _) => {
             say(Verdict::Skip, "no switch needs a subnet manager")
         }
-        (Switches::Managed, Err(why)) => say(Verdict::Unknown, why),
-        (Switches::Managed, Ok(_)) if state.subnet_manager => say(
+        (Switches::Managed(_), Err(why)) => say(Verdict::Unknown, why),
+        (Switches::Managed(_), Ok(_)) if state.subnet_manager => say(
             Verdict::Pass,
             "`nvlsm` is installed; the fabric manager starts it",
         ),
-        (Switches::Managed, Ok(_)) => Finding {
+        (Switches::Managed(_), Ok(_)) => Finding {
             observed: Some("not installed".to_owned()),
             expected: Some("the package `nvlsm`".to_owned()),
             remedy: Some("install the package `nvlsm` from NVIDIA's repository".to_owned()),
@@ -216,7 +328,7 @@ fn subnet(state: &FabricState) -> Finding {
 fn joined(state: &FabricState) -> Finding {
     let say = |status, why: String| Finding::new(STATE, TITLE_STATE, status, why);
     if state.switches == Switches::None {
-        return say(Verdict::Skip, needed(state.switches));
+        return say(Verdict::Skip, needed(&state.switches));
     }
     let gpus = match &state.gpus {
         Ok(gpus) => gpus,
@@ -288,10 +400,9 @@ impl Check for Fabric {
 
 #[cfg(test)]
 mod tests {
-    use super::{FabricState, Switches, joined, subnet, switches, unit, version};
+    use super::{Evidence, FabricState, InFiles, Switches, joined, subnet, unit, version};
     use crate::{
         check::Verdict,
-        facts::PciFact,
         host::{FabricProgress, GpuFabric},
         steps::fixtures,
     };
@@ -307,7 +418,12 @@ mod tests {
 
     fn state() -> FabricState {
         FabricState {
-            switches: Switches::Pci(4),
+            switches: Switches::Pci(4, Evidence::Bus(4)),
+            files: InFiles {
+                told: true,
+                ..InFiles::default()
+            },
+            rack: false,
             packages: Ok(vec![(
                 "nvidia-fabricmanager-580".to_owned(),
                 "580.178.04-0ubuntu0.24.04.1".to_owned(),
@@ -319,20 +435,6 @@ mod tests {
                 .map(|index| (index, Some(gpu(FabricProgress::Completed, 0))))
                 .collect()),
         }
-    }
-
-    #[test]
-    fn switches_are_those_on_the_bus_or_behind_a_network_device() {
-        let mut facts = fixtures::facts();
-        assert_eq!(switches(&facts), Switches::None);
-        facts.nvlink_management = Some(true);
-        assert_eq!(switches(&facts), Switches::Managed);
-        facts.nvswitches.push(PciFact {
-            pci_address: "0000:07:00.0".parse().unwrap(),
-            pci_id: "10de:22a3".parse().unwrap(),
-            name: None,
-        });
-        assert_eq!(switches(&facts), Switches::Pci(1));
     }
 
     #[test]
@@ -349,36 +451,36 @@ mod tests {
             }
             super::unit(&state)
         };
-        let four = Switches::Pci(4);
+        let four = || Switches::Pci(4, Evidence::Bus(4));
         for (unit, packages, switches, verdict, words) in [
             (
                 Ok(Some(("enabled", "active"))),
                 true,
-                four,
+                four(),
                 Verdict::Pass,
                 "it runs",
             ),
             (
                 Ok(Some(("disabled", "inactive"))),
                 true,
-                four,
+                four(),
                 Verdict::Fail,
                 "4 NVSwitches need the fabric manager, which is disabled and inactive",
             ),
             (
                 Ok(Some(("enabled", "failed"))),
                 true,
-                four,
+                four(),
                 Verdict::Fail,
                 "failed",
             ),
-            (Ok(None), false, four, Verdict::Fail, "not installed"),
-            (Err("a tree"), false, four, Verdict::Fail, "not installed"),
-            (Err("a tree"), true, four, Verdict::Skip, "a tree"),
+            (Ok(None), false, four(), Verdict::Fail, "not installed"),
+            (Err("a tree"), false, four(), Verdict::Fail, "not installed"),
+            (Err("a tree"), true, four(), Verdict::Skip, "a tree"),
             (
                 Ok(None),
                 false,
-                Switches::Managed,
+                Switches::Managed(Evidence::ProductData),
                 Verdict::Fail,
                 "error 802",
             ),
@@ -396,6 +498,63 @@ mod tests {
             assert_eq!(finding.remedy.is_some(), verdict == Verdict::Fail);
         }
         assert_eq!(unit(&state()).status, Verdict::Pass);
+    }
+
+    #[test]
+    fn what_is_not_known_to_be_there_is_not_there() {
+        let unknown = |files| FabricState {
+            packages: Err("no database".to_owned()),
+            unit: Err("a tree".to_owned()),
+            files,
+            ..state()
+        };
+        let told = InFiles {
+            told: true,
+            ..InFiles::default()
+        };
+        let finding = unit(&unknown(told));
+        assert_eq!(finding.status, Verdict::Fail, "{}", finding.why);
+        assert_eq!(version(&unknown(told)).status, Verdict::Skip);
+        let there = InFiles {
+            there: true,
+            ..told
+        };
+        assert_eq!(unit(&unknown(there)).status, Verdict::Skip);
+        // A tree without programs tells nothing.
+        assert_eq!(unit(&unknown(InFiles::default())).status, Verdict::Skip);
+    }
+
+    #[test]
+    fn a_fabric_manager_that_nothing_needs_is_named_where_it_fails() {
+        let of = |unit: Result<Option<(&str, &str)>, &str>, enabled| {
+            let state = FabricState {
+                switches: Switches::None,
+                unit: match unit {
+                    Ok(unit) => Ok(unit.map(|(file, active)| fixtures::unit(file, active))),
+                    Err(why) => Err(why.to_owned()),
+                },
+                files: InFiles {
+                    told: true,
+                    there: true,
+                    enabled,
+                },
+                ..state()
+            };
+            super::unit(&state)
+        };
+        let failing = of(Ok(Some(("enabled", "failed"))), true);
+        assert_eq!(failing.status, Verdict::Warn, "{}", failing.why);
+        assert!(failing.remedy.unwrap().contains("systemctl disable"));
+        assert_eq!(of(Err("a tree"), true).status, Verdict::Warn);
+        assert_eq!(of(Err("a tree"), false).status, Verdict::Skip);
+        assert_eq!(
+            of(Ok(Some(("disabled", "inactive"))), false).status,
+            Verdict::Skip
+        );
+        assert_eq!(
+            of(Ok(Some(("enabled", "active"))), true).status,
+            Verdict::Skip
+        );
     }
 
     #[test]
@@ -461,7 +620,7 @@ mod tests {
     fn managed_switches_need_the_subnet_manager() {
         assert_eq!(subnet(&state()).status, Verdict::Skip);
         let managed = FabricState {
-            switches: Switches::Managed,
+            switches: Switches::Managed(Evidence::ProductData),
             ..state()
         };
         assert_eq!(subnet(&managed).status, Verdict::Fail);

@@ -3,11 +3,12 @@
 
 use async_trait::async_trait;
 
+use super::runtime_files;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     config::desired::{Desired, RuntimeKind},
     model::id::Id,
-    state::KubeletRuntime,
+    state::{CONTAINERD_CONFIG, KubeletRuntime},
     step::StepError,
     tools::{kubelet::OWNERS, toolkit},
 };
@@ -96,6 +97,38 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
     }
 }
 
+/// What containerd makes of a kubelet that uses it: no pod starts while its CRI plugin is disabled, and nothing is
+/// said for a daemon that refuses its files.
+fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool) -> Finding {
+    let KubeletRuntime { known_by, .. } = found;
+    if refused {
+        return Finding::new(
+            RUNTIME,
+            TITLE,
+            Verdict::Skip,
+            "the kubelet uses containerd, whose files are not right: see `rt.containerd.files`",
+        );
+    }
+    if enabled {
+        return finding;
+    }
+    Finding {
+        observed: Some("`cri` in `disabled_plugins`".to_owned()),
+        remedy: Some(format!(
+            "take `cri` out of `disabled_plugins` in `{CONTAINERD_CONFIG}`, then run `systemctl restart containerd`"
+        )),
+        ..Finding::new(
+            RUNTIME,
+            TITLE,
+            Verdict::Fail,
+            format!(
+                "the kubelet uses containerd (by {known_by}), and its CRI plugin is disabled in \
+                 `{CONTAINERD_CONFIG}`: no pod starts"
+            ),
+        )
+    }
+}
+
 #[async_trait]
 impl Check for Kubelet {
     fn ids(&self) -> &[Id] {
@@ -106,7 +139,22 @@ impl Check for Kubelet {
         let found = subject.state.kubelet_runtime()?;
         // k3s and RKE2 look for it when they start.
         let toolkit = subject.host.files().exists(toolkit::RUNTIME.into())?;
-        Ok(vec![decide(found.as_ref(), toolkit, subject.desired)])
+        let finding = decide(found.as_ref(), toolkit, subject.desired);
+        Ok(vec![match found {
+            Some(found) if found.name == "containerd" => {
+                let faults = runtime_files::of_containerd(subject)
+                    .await?
+                    .unwrap_or_default();
+                let refused = faults.iter().any(|fault| fault.refused);
+                let cri = match refused {
+                    true => None,
+                    // What the daemon's own program says is said by the check of its files.
+                    false => subject.state.cri().await.ok().flatten(),
+                };
+                serves(finding, &found, refused, cri.is_none_or(|cri| cri.enabled))
+            }
+            _ => finding,
+        }])
     }
 }
 

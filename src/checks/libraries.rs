@@ -2,12 +2,13 @@
 //! loaded module.
 
 use async_trait::async_trait;
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     config::desired::Manager,
     model::id::Id,
+    state::{Owner, library_folders, owner},
     step::StepError,
 };
 
@@ -15,15 +16,14 @@ const LIBRARIES: Id = Id::new("driver.libraries");
 
 /// The libraries that containers and monitoring programs load.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libcuda.so.1"];
-/// The directories that distributions install them in; the vendor's own paths come last.
-const FOLDERS: [&str; 6] = [
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
+/// Debian keeps several drivers beside each other; its alternatives link the one that is used.
+const ALTERNATIVES: [&str; 2] = [
     "/usr/lib/x86_64-linux-gnu/nvidia/current",
     "/usr/lib/aarch64-linux-gnu/nvidia/current",
 ];
+
+/// One of them is on each system that has libraries at all. A tree without any tells nothing about libraries.
+const TELLS: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib64", "/etc/ld.so.cache"];
 
 /// See the module.
 pub struct Libraries;
@@ -31,17 +31,25 @@ pub struct Libraries;
 #[derive(Debug, Clone, Default)]
 struct LibrariesState {
     loaded: Option<String>,
+    /// Something tells which libraries there are.
+    told: bool,
+    /// The module on disk that the next boot loads.
+    next: Option<String>,
+    /// Who has the driver, where it is somebody else.
+    owner: Option<Owner>,
     /// The name, and the file that it resolves to.
     found: Vec<(&'static str, Option<Utf8PathBuf>)>,
 }
 
-fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
+async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
     let files = subject.host.files();
     let loaded = subject.state.loaded_driver()?;
+    let mut folders = library_folders(files);
+    folders.extend(ALTERNATIVES.map(str::to_owned));
     let mut found = Vec::new();
     for name in NAMES {
         let mut at = None;
-        for folder in FOLDERS {
+        for folder in &folders {
             at = files.resolve(&Utf8PathBuf::from(folder).join(name))?;
             if at.is_some() {
                 break;
@@ -49,8 +57,19 @@ fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
         }
         found.push((name, at));
     }
+    let mut told = false;
+    for path in TELLS {
+        told |= files.exists(Utf8Path::new(path))?;
+    }
+    let next = match loaded {
+        Some(_) => subject.state.next_module_version().await,
+        None => None,
+    };
     Ok(LibrariesState {
         loaded: loaded.map(ToString::to_string),
+        told,
+        next: next.map(|version| version.to_string()),
+        owner: owner(files, subject.facts)?,
         found,
     })
 }
@@ -70,6 +89,26 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         .filter(|(_, at)| at.is_none())
         .map(|(name, _)| format!("`{name}`"))
         .collect();
+    if !missing.is_empty() && !state.told {
+        return finding(
+            Verdict::Unknown,
+            "nothing here tells which libraries there are".into(),
+            None,
+        );
+    }
+    if !missing.is_empty()
+        && let Some(owner) = &state.owner
+    {
+        return finding(
+            Verdict::Unknown,
+            format!(
+                "{} cannot be found; the driver is that of {}, which keeps it elsewhere",
+                missing.join(", "),
+                owner.name
+            ),
+            None,
+        );
+    }
     if !missing.is_empty() {
         let how = manager.map_or_else(String::new, |manager| {
             format!(" (`{}`)", manager.backend().commands().reinstall)
@@ -104,13 +143,21 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
             None,
         );
     }
+    // A reboot helps only where the module on disk is that of the libraries.
+    let remedy = match &state.next {
+        Some(next) if next == loaded => format!(
+            "bring all packages of the driver to one version in one transaction, then reboot; a reboot alone \
+             does not help, because the module on disk is {next}, too"
+        ),
+        _ => "reboot: the libraries were upgraded while the old module was loaded".to_owned(),
+    };
     finding(
         Verdict::Fail,
         format!(
             "{}, but the loaded module has version {loaded}",
             others.join(", ")
         ),
-        Some("reboot: the libraries were upgraded while the old module was loaded"),
+        Some(&remedy),
     )
 }
 
@@ -122,7 +169,7 @@ impl Check for Libraries {
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let manager = subject.desired.map(|desired| desired.packages.manager);
-        Ok(vec![decide(&detect(subject)?, manager)])
+        Ok(vec![decide(&detect(subject).await?, manager)])
     }
 }
 
@@ -134,6 +181,9 @@ mod tests {
     fn state(loaded: Option<&str>, ml: Option<&str>, cuda: Option<&str>) -> LibrariesState {
         LibrariesState {
             loaded: loaded.map(str::to_owned),
+            told: true,
+            next: None,
+            owner: None,
             found: vec![
                 ("libnvidia-ml.so.1", ml.map(Into::into)),
                 ("libcuda.so.1", cuda.map(Into::into)),
@@ -182,5 +232,35 @@ mod tests {
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
         }
+    }
+
+    #[test]
+    fn a_reboot_is_no_remedy_where_the_module_on_disk_is_the_old_one() {
+        let old = |next: Option<&str>| {
+            let ml = Some("/usr/lib/libnvidia-ml.so.525.85.12");
+            let mut state = state(Some("520.56.06"), ml, Some("/usr/lib/libcuda.so.525.85.12"));
+            state.next = next.map(str::to_owned);
+            decide(&state, None).remedy.unwrap()
+        };
+        assert!(old(Some("525.85.12")).starts_with("reboot:"));
+        assert!(old(None).starts_with("reboot:"));
+        assert!(old(Some("520.56.06")).starts_with("bring all packages"));
+    }
+
+    #[test]
+    fn a_tree_without_libraries_and_somebody_else_s_driver_are_no_fault() {
+        let mut nothing = state(Some("580.95.05"), None, None);
+        nothing.told = false;
+        assert_eq!(decide(&nothing, None).status, Verdict::Unknown);
+        let mut owned = state(Some("580.95.05"), None, None);
+        owned.owner = Some(crate::state::Owner {
+            name: "NVIDIA's GPU Operator",
+            evidence: String::new(),
+            why: "",
+            remedy: "",
+        });
+        let finding = decide(&owned, None);
+        assert_eq!(finding.status, Verdict::Unknown);
+        assert_eq!(finding.remedy, None);
     }
 }

@@ -6,11 +6,16 @@ use async_trait::async_trait;
 
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    model::{id::Id, pci::PciAddress},
+    facts::GpuFact,
+    model::{
+        gpu::{Flavour, SupportedFlavours},
+        id::Id,
+        pci::PciAddress,
+    },
     state::KernelLog,
     step::StepError,
     tools::{
-        kernel_log::Message,
+        kernel_log::{Message, Recovery},
         xid::{self, Act},
     },
 };
@@ -18,6 +23,7 @@ use crate::{
 const XID: Id = Id::new("log.xid");
 const FELL: Id = Id::new("log.fell-off-bus");
 const INIT: Id = Id::new("log.rm-init");
+const SXID: Id = Id::new("log.sxid");
 
 const CATALOGUE: &str = "https://docs.nvidia.com/deploy/xid-errors/index.html";
 
@@ -28,14 +34,24 @@ fn title(id: &Id) -> &'static str {
     match id.as_str() {
         "log.xid" => "Errors of the driver (Xid)",
         "log.fell-off-bus" => "GPUs that fell off the bus",
-        _ => "GPUs that the driver started",
+        "log.sxid" => "Errors of NVSwitches (SXid)",
+        _ => "Start of the GPUs",
     }
 }
 
-fn decide(log: &KernelLog) -> Vec<Finding> {
+/// What the log is held against.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Board<'f> {
+    /// The GPUs on the bus.
+    pub(super) gpus: &'f [GpuFact],
+    /// This program can install a driver here.
+    pub(super) installs: bool,
+}
+
+fn decide(log: &KernelLog, board: Board<'_>) -> Vec<Finding> {
     let all = |status, why: &str| {
         let one = |id: Id| Finding::new(id.clone(), title(&id), status, why);
-        [XID, FELL, INIT].map(one).to_vec()
+        [XID, SXID, FELL, INIT].map(one).to_vec()
     };
     match log {
         KernelLog::NotAsked { why } => all(Verdict::Skip, why),
@@ -45,8 +61,9 @@ fn decide(log: &KernelLog) -> Vec<Finding> {
         ),
         KernelLog::Known { messages, source } => vec![
             xids(messages, source),
+            sxids(messages, source),
             fallen(messages, source),
-            init(messages, source),
+            init(messages, source, board),
         ],
     }
 }
@@ -56,18 +73,104 @@ fn of_gpu(gpu: Option<PciAddress>) -> String {
     gpu.map_or(String::new(), |gpu| format!(" of the GPU at {gpu}"))
 }
 
-fn xids(messages: &[Message], source: &str) -> Finding {
-    let mut counts: BTreeMap<(u32, Option<PciAddress>), usize> = BTreeMap::new();
+/// What the driver's own advice asks for.
+fn act_of(action: Recovery) -> Act {
+    match action {
+        Recovery::None | Recovery::Imex => Act::None,
+        Recovery::DrainPeers => Act::RestartApp,
+        Recovery::Reset | Recovery::DrainAndReset | Recovery::BusReset => Act::ResetGpu,
+        Recovery::Reboot => Act::Reboot,
+    }
+}
+
+/// The errors of one number on one GPU.
+#[derive(Debug)]
+struct Error {
+    code: u32,
+    gpu: Option<PciAddress>,
+    count: usize,
+    act: Act,
+}
+
+/// The errors in the order of their numbers. The driver's own advice (Xid 154) goes before the table: what
+/// came before an advice of nothing is over.
+fn errors(messages: &[Message]) -> Vec<Error> {
+    let mut errors: BTreeMap<(u32, Option<PciAddress>), Error> = BTreeMap::new();
+    let add = |code, gpu: Option<PciAddress>, act: Act, errors: &mut BTreeMap<_, Error>| {
+        let error = errors.entry((code, gpu)).or_insert(Error {
+            code,
+            gpu,
+            count: 0,
+            act: Act::None,
+        });
+        error.count += 1;
+        error.act = error.act.max(act);
+    };
     for message in messages {
-        if let Message::Xid { gpu, code } = message {
-            *counts.entry((*code, *gpu)).or_default() += 1;
+        match message {
+            Message::Xid {
+                gpu,
+                code,
+                nonfatal,
+            } => {
+                let act = xid::of(*code).map_or(Act::None, |xid| xid.act);
+                let act = if *nonfatal { Act::None } else { act };
+                add(*code, *gpu, act, &mut errors);
+            }
+            Message::Recovery { gpu, action } => {
+                let act = act_of(*action);
+                if act == Act::None {
+                    let before = errors.values_mut().filter(|error| error.gpu == *gpu);
+                    before.for_each(|error| error.act = Act::None);
+                }
+                errors.remove(&(RECOVERY, *gpu));
+                add(RECOVERY, *gpu, act, &mut errors);
+            }
+            _ => {}
         }
     }
+    errors.into_values().collect()
+}
+
+/// The number of the driver's own advice.
+const RECOVERY: u32 = 154;
+
+/// What the driver asks for, in words.
+fn asks(act: Act) -> &'static str {
+    match act {
+        Act::None => "nothing more",
+        Act::RestartApp => "an end of the programs that use it",
+        Act::Reboot => "a reboot of the machine",
+        _ => "a reset of the GPU",
+    }
+}
+
+fn told(error: &Error) -> String {
+    let Error {
+        code, gpu, count, ..
+    } = error;
+    if *code == RECOVERY {
+        return format!(
+            "the driver asks for {} (Xid 154{})",
+            asks(error.act),
+            of_gpu(*gpu)
+        );
+    }
+    let what = xid::of(*code).map_or("not in our table", |xid| &xid.what);
+    let times = match count {
+        1 => String::new(),
+        count => format!(", {count} times"),
+    };
+    format!("Xid {code}{} ({what}{times})", of_gpu(*gpu))
+}
+
+fn xids(messages: &[Message], source: &str) -> Finding {
+    let mut errors = errors(messages);
     let say = |status, why: String| Finding {
         links: vec![CATALOGUE.to_owned()],
         ..Finding::new(XID, title(&XID), status, why)
     };
-    if counts.is_empty() {
+    if errors.is_empty() {
         return Finding::new(
             XID,
             title(&XID),
@@ -75,31 +178,24 @@ fn xids(messages: &[Message], source: &str) -> Finding {
             format!("none since boot, says {source}"),
         );
     }
-    let worst = (counts.keys())
-        .filter_map(|(code, _)| xid::of(*code))
-        .map(|xid| xid.act)
+    let mut codes: Vec<u32> = errors.iter().map(|error| error.code).collect();
+    codes.dedup();
+    let codes: Vec<String> = codes.iter().map(ToString::to_string).collect();
+    let worst = errors
+        .iter()
+        .map(|error| error.act)
         .max()
         .unwrap_or(Act::None);
-    let has_row = |code: &u32| xid::of(*code).is_some();
-    let unknown = counts.keys().any(|(code, _)| !has_row(code));
-    let told: Vec<String> = counts
-        .iter()
-        // Where one asks for more, those that ask for nothing only distract.
-        .filter(|((code, _), _)| {
-            worst == Act::None || xid::of(*code).is_none_or(|xid| xid.act != Act::None)
-        })
-        .map(|((code, gpu), count)| {
-            let what = xid::of(*code).map_or("not in our table", |xid| &xid.what);
-            let times = if *count == 1 {
-                String::new()
-            } else {
-                format!(", {count} times")
-            };
-            format!("Xid {code}{} ({what}{times})", of_gpu(*gpu))
-        })
+    let unknown = |error: &Error| xid::of(error.code).is_none();
+    let any_unknown = errors.iter().any(unknown);
+    // What asks for most comes first; where one asks for something, those that do not only distract.
+    errors.sort_by_key(|error| std::cmp::Reverse((error.act, error.code == RECOVERY)));
+    let told: Vec<String> = (errors.iter())
+        .filter(|error| worst == Act::None || error.act != Act::None || unknown(error))
+        .map(told)
         .collect();
     let (status, remedy) = match worst {
-        Act::None if unknown => (
+        Act::None if any_unknown => (
             Verdict::Warn,
             "look up the number in NVIDIA's catalogue of Xid errors",
         ),
@@ -111,20 +207,76 @@ fn xids(messages: &[Message], source: &str) -> Finding {
             Verdict::Fail,
             "reboot, or run `nvidia-smi --gpu-reset` when nothing uses the GPU",
         ),
+        Act::ResetFabric => (
+            Verdict::Fail,
+            "drain the node, then reboot it, or reset all its GPUs at once with `nvidia-smi \
+             --gpu-reset`; if the error comes again, ask the vendor of the hardware",
+        ),
+        Act::Reboot => (
+            Verdict::Fail,
+            "drain the node, then reboot it; if the error comes again, ask the vendor of the \
+             hardware",
+        ),
         Act::CheckMechanics => (
             Verdict::Fail,
             "check the power cables and the seat of the GPU",
         ),
-        Act::RestartMachine => (
-            Verdict::Fail,
-            "switch the machine off and on; a cloud's instance: stop and start it",
-        ),
+        Act::RestartMachine => (Verdict::Fail, POWER),
     };
-    let mut codes: Vec<u32> = counts.keys().map(|(code, _)| *code).collect();
-    codes.dedup();
-    let codes: Vec<String> = codes.iter().map(ToString::to_string).collect();
     Finding {
         observed: Some(format!("Xid {}", codes.join(", "))),
+        expected: Some("none".to_owned()),
+        remedy: Some(remedy.to_owned()),
+        ..say(status, told.join("; "))
+    }
+}
+
+/// What brings back a GPU that no reboot brings back.
+const POWER: &str = "switch the machine off and on; a cloud's instance: stop and start it, which empties its \
+                     local disks";
+
+/// The errors of `NVSwitches`. Each line says itself whether the error is fatal.
+fn sxids(messages: &[Message], source: &str) -> Finding {
+    let say = |status, why: String| Finding::new(SXID, title(&SXID), status, why);
+    let mut counts: BTreeMap<(bool, u32, Option<PciAddress>), usize> = BTreeMap::new();
+    for message in messages {
+        if let Message::SXid {
+            switch,
+            code,
+            fatal,
+        } = message
+        {
+            *counts.entry((!*fatal, *code, *switch)).or_default() += 1;
+        }
+    }
+    let Some(((mild, ..), _)) = counts.first_key_value() else {
+        return say(Verdict::Pass, format!("none since boot, says {source}"));
+    };
+    let told: Vec<String> = (counts.iter())
+        .filter(|((nonfatal, ..), _)| *mild || !nonfatal)
+        .map(|((nonfatal, code, switch), count)| {
+            let kind = if *nonfatal { "non-fatal" } else { "fatal" };
+            let place = switch.map_or(String::new(), |at| format!(" of the NVSwitch at {at}"));
+            let times = match count {
+                1 => String::new(),
+                count => format!(", {count} times"),
+            };
+            format!("SXid {code}{place} ({kind}{times})")
+        })
+        .collect();
+    let (status, remedy) = if *mild {
+        (
+            Verdict::Warn,
+            "nothing now; if they come again and again, ask the vendor of the hardware",
+        )
+    } else {
+        (
+            Verdict::Fail,
+            "drain the node, then reboot it: GPUs and NVSwitches must be reset together; if the error comes \
+             again, ask the vendor of the hardware",
+        )
+    };
+    Finding {
         expected: Some("none".to_owned()),
         remedy: Some(remedy.to_owned()),
         ..say(status, told.join("; "))
@@ -148,7 +300,7 @@ fn fallen(messages: &[Message], source: &str) -> Finding {
     let fallen: Vec<Option<PciAddress>> = messages
         .iter()
         .filter_map(|message| match message {
-            Message::FellOffBus { gpu } | Message::Xid { gpu, code: 79 } => Some(*gpu),
+            Message::FellOffBus { gpu } | Message::Xid { gpu, code: 79, .. } => Some(*gpu),
             _ => None,
         })
         .collect();
@@ -158,9 +310,7 @@ fn fallen(messages: &[Message], source: &str) -> Finding {
     Finding {
         observed: Some("`fallen off the bus` in the kernel's log".to_owned()),
         expected: Some("no such line".to_owned()),
-        remedy: Some(
-            "switch the machine off and on; a cloud's instance: stop and start it".to_owned(),
-        ),
+        remedy: Some(POWER.to_owned()),
         ..say(
             Verdict::Fail,
             format!("{} fell off the bus since boot", named(fallen.into_iter())),
@@ -168,9 +318,145 @@ fn fallen(messages: &[Message], source: &str) -> Finding {
     }
 }
 
-fn init(messages: &[Message], source: &str) -> Finding {
+/// Why the driver refused a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// The words of the log.
+    pub(super) observed: &'static str,
+    /// The reason.
+    pub(super) why: String,
+    /// What helps.
+    pub(super) remedy: String,
+}
+
+/// How modules of another flavour come to this machine.
+fn other_modules(flavour: Flavour, board: Board<'_>) -> String {
+    match board.installs {
+        true => format!(
+            "install the {flavour} kernel modules: `gpu-bootstrap install --set driver.flavour={flavour}`"
+        ),
+        false => format!("install the {flavour} kernel modules of a driver for this GPU"),
+    }
+}
+
+/// The reason that the log has for GPUs that the driver does not drive; the deepest comes first. What it says
+/// about modules is believed only where the board can be so: registers that cannot be read look the
+/// same.
+pub(super) fn refusal(messages: &[Message], board: Board<'_>) -> Option<Refusal> {
+    let windows: Vec<(Option<PciAddress>, u32)> = (messages.iter())
+        .filter_map(|message| match message {
+            Message::NoWindow { gpu, bar } => Some((*gpu, *bar)),
+            _ => None,
+        })
+        // The kernel says so of every device.
+        .filter(|(at, _)| at.is_none_or(|at| board.gpus.iter().any(|gpu| gpu.pci_address == at)))
+        .collect();
+    if let Some((_, bar)) = windows.first() {
+        return Some(Refusal {
+            observed: "a window without addresses",
+            why: format!(
+                "firmware or hypervisor gave {} no addresses (BAR{bar}), so the driver refuses it",
+                named(windows.iter().map(|(gpu, _)| *gpu))
+            ),
+            remedy: "on the hypervisor give the machine 64-bit MMIO space that is large enough (VMware: \
+                     `pciPassthru.use64bitMMIO` and `pciPassthru.64bitMMIOSizeGB`); on bare metal switch on \
+                     \"Above 4G decoding\" in the firmware"
+                .to_owned(),
+        });
+    }
+    let flavours = |at: &Option<PciAddress>| {
+        let gpu = (board.gpus.iter()).filter(|gpu| at.is_none_or(|at| gpu.pci_address == at));
+        gpu.filter_map(|gpu| gpu.module_flavour).collect::<Vec<_>>()
+    };
+    for message in messages {
+        let (at, flavour, observed) = match message {
+            Message::NeedsOpen { gpu } => (
+                gpu,
+                Flavour::Open,
+                "`requires use of the NVIDIA open kernel modules`",
+            ),
+            Message::NeedsProprietary { gpu } => (
+                gpu,
+                Flavour::Proprietary,
+                "`does not include the required GPU System Processor`",
+            ),
+            _ => continue,
+        };
+        let known = flavours(at);
+        let contradicts = |flavours: &SupportedFlavours| match flavour {
+            Flavour::Open => *flavours == SupportedFlavours::Proprietary,
+            Flavour::Proprietary => *flavours != SupportedFlavours::Proprietary,
+        };
+        if !known.is_empty() && known.iter().all(contradicts) {
+            let gpus = (board.gpus.iter()).filter(|gpu| at.is_none_or(|at| gpu.pci_address == at));
+            return Some(Refusal {
+                observed,
+                why: format!(
+                    "the driver's message about {} contradicts the board, which runs with the loaded \
+                     modules: the driver could not read its registers",
+                    super::words::places(gpus)
+                ),
+                remedy: "switch the machine off and on, which resets the GPU; in a virtual machine look on its \
+                         host at the passthrough, the mode of confidential computing and the reset of the \
+                         GPU"
+                    .to_owned(),
+            });
+        }
+        return Some(Refusal {
+            observed,
+            why: match flavour {
+                Flavour::Open => {
+                    "a GPU needs the open kernel modules, and the proprietary ones are loaded"
+                }
+                Flavour::Proprietary => {
+                    "a GPU has no system processor, and the open kernel modules that need it are \
+                     loaded"
+                }
+            }
+            .to_owned(),
+            remedy: other_modules(flavour, board),
+        });
+    }
+    messages.iter().find_map(|message| {
+        Some(match message {
+            Message::Legacy { branch, .. } => Refusal {
+                observed: "`supported through the NVIDIA … Legacy drivers`",
+                why: format!("the driver ignores a GPU that only branch {branch} drives"),
+                remedy: format!("install a driver of branch {branch}"),
+            },
+            Message::Unsupported { gpu } => Refusal {
+                observed: "`is not supported by the NVIDIA … driver release`",
+                why: format!("the driver does not know {}", named([*gpu].into_iter())),
+                remedy: (board.gpus.iter())
+                    .find(|one| gpu.is_none_or(|at| one.pci_address == at))
+                    .map_or_else(
+                        || "run `gpu-bootstrap compat` to see which driver knows it".to_owned(),
+                        |gpu| {
+                            format!(
+                                "run `gpu-bootstrap compat --gpu {}` to see which driver knows it; a GPU that \
+                                 the installed one should know is in a bad state: switch the machine off and on",
+                                gpu.pci_id
+                            )
+                        },
+                    ),
+            },
+            Message::NoFirmware { file } => Refusal {
+                observed: "firmware that could not be loaded",
+                why: format!(
+                    "the firmware that the driver loads into the GPU{} is not on disk",
+                    (file.as_ref()).map_or(String::new(), |file| format!(" (`/lib/firmware/{file}`)"))
+                ),
+                remedy: "install the package of the driver's firmware at the version of the loaded \
+                         module"
+                    .to_owned(),
+            },
+            _ => return None,
+        })
+    })
+}
+
+fn init(messages: &[Message], source: &str, board: Board<'_>) -> Finding {
     let say = |status, why: String| Finding::new(INIT, title(&INIT), status, why);
-    let has = |wanted: &Message| messages.contains(wanted);
     let failed = |observed: &str, why: String, remedy: &str| Finding {
         observed: Some(observed.to_owned()),
         expected: Some("no such line".to_owned()),
@@ -178,21 +464,8 @@ fn init(messages: &[Message], source: &str) -> Finding {
         ..say(Verdict::Fail, why)
     };
     // The reason comes before the failure that it causes.
-    if has(&Message::NeedsOpen) {
-        return failed(
-            "`requires use of the NVIDIA open kernel modules`",
-            "a GPU needs the open kernel modules, and the proprietary ones are loaded".to_owned(),
-            "install the open kernel modules: `gpu-bootstrap install --set driver.flavour=open`",
-        );
-    }
-    if has(&Message::NeedsProprietary) {
-        return failed(
-            "`does not include the required GPU System Processor`",
-            "a GPU has no system processor, and the open kernel modules that need it are loaded"
-                .to_owned(),
-            "install the proprietary kernel modules: `gpu-bootstrap install --set \
-             driver.flavour=proprietary`",
-        );
+    if let Some(refusal) = refusal(messages, board) {
+        return failed(refusal.observed, refusal.why, &refusal.remedy);
     }
     let down: Vec<Option<PciAddress>> = messages
         .iter()
@@ -208,7 +481,21 @@ fn init(messages: &[Message], source: &str) -> Finding {
             "run `dmesg | grep NVRM` to see the code; after a change of the driver, reboot",
         );
     }
-    if has(&Message::OtherVersion) {
+    let refused: Vec<Option<PciAddress>> = (messages.iter())
+        .filter_map(|message| match message {
+            Message::ProbeFailed { gpu } => Some(*gpu),
+            _ => None,
+        })
+        .filter(|at| at.is_none_or(|at| board.gpus.iter().any(|gpu| gpu.pci_address == at)))
+        .collect();
+    if !refused.is_empty() {
+        return failed(
+            "`probe … failed with error`",
+            format!("the driver refused {}", named(refused.into_iter())),
+            "run `dmesg | grep -i nvidia` to see the lines before it, which say why",
+        );
+    }
+    if messages.contains(&Message::OtherVersion) {
         // A program from before an upgrade says so, too, and is gone with its end.
         return Finding {
             status: Verdict::Warn,
@@ -228,34 +515,57 @@ fn init(messages: &[Message], source: &str) -> Finding {
 #[async_trait]
 impl Check for Log {
     fn ids(&self) -> &[Id] {
-        const { &[XID, FELL, INIT] }
+        const { &[XID, SXID, FELL, INIT] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        Ok(decide(subject.state.kernel_log().await))
+        Ok(decide(subject.state.kernel_log().await, Board::of(subject)))
+    }
+}
+
+impl<'f> Board<'f> {
+    pub(super) fn of(subject: &Subject<'f>) -> Self {
+        Self {
+            gpus: &subject.facts.gpus,
+            installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::decide;
+    use super::{Board, decide};
     use crate::{
         check::{Finding, Verdict},
+        facts::GpuFact,
         state::KernelLog,
-        tools::kernel_log::Message,
+        steps::fixtures,
+        tools::kernel_log::{self, Message},
     };
 
-    fn of(messages: &[Message]) -> Vec<Finding> {
-        decide(&KernelLog::Known {
+    fn on(gpus: &[GpuFact], messages: &[Message]) -> Vec<Finding> {
+        let log = KernelLog::Known {
             messages: messages.to_vec(),
             source: "`journalctl`".to_owned(),
-        })
+        };
+        let installs = true;
+        decide(&log, Board { gpus, installs })
+    }
+
+    fn of(messages: &[Message]) -> Vec<Finding> {
+        on(&[], messages)
+    }
+
+    fn said(text: &str) -> Vec<Finding> {
+        let facts = fixtures::facts();
+        on(&facts.gpus, &kernel_log::read(text.lines()))
     }
 
     fn xid(code: u32) -> Message {
         Message::Xid {
             gpu: "0000:18:00.0".parse().ok(),
             code,
+            nonfatal: false,
         }
     }
 
@@ -285,15 +595,103 @@ mod tests {
     }
 
     #[test]
+    fn the_driver_s_own_advice_goes_before_the_table() {
+        let advice = |to: &str| {
+            format!(
+                "NVRM: Xid (PCI:0000:18:00): 154, GPU recovery action changed from 0x0 (None) to {to}\n"
+            )
+        };
+        let fault = "NVRM: Xid (PCI:0000:18:00): 31, pid=1\n";
+        let memory = "NVRM: Xid (PCI:0000:18:00): 95, pid=1\n";
+        for (text, verdict, why, remedy) in [
+            (
+                format!("{fault}{}", advice("0x2 (Node Reboot Required)")),
+                Verdict::Fail,
+                "the driver asks for a reboot of the machine (Xid 154 of the GPU at 0000:18:00.0); Xid 31",
+                "drain the node, then reboot",
+            ),
+            (
+                format!("{fault}{}", advice("0x1 (GPU Reset Required)")),
+                Verdict::Fail,
+                "the driver asks for a reset of the GPU",
+                "--gpu-reset",
+            ),
+            (
+                advice("0x3 (Drain P2P)"),
+                Verdict::Warn,
+                "an end of the programs",
+                "start the application again",
+            ),
+            (
+                // It was reset since.
+                format!(
+                    "{memory}{}{}",
+                    advice("0x1 (GPU Reset Required)"),
+                    advice("0x0 (None)")
+                ),
+                Verdict::Pass,
+                "Xid 95",
+                "",
+            ),
+            (
+                format!("{}{memory}", advice("0x0 (None)")),
+                Verdict::Fail,
+                "Xid 95",
+                "--gpu-reset",
+            ),
+        ] {
+            let finding = said(&text).remove(0);
+            assert_eq!(finding.status, verdict, "{}", finding.why);
+            assert!(finding.why.contains(why), "{}", finding.why);
+            assert!(finding.remedy.unwrap_or_default().contains(remedy));
+        }
+    }
+
+    #[test]
+    fn errors_of_nvlink_5_ask_for_all_gpus_unless_the_line_calls_them_nonfatal() {
+        let line = |word: &str| {
+            format!("NVRM: Xid (PCI:0000:18:00): 149, NETIR_LINK_EVT {word} XC0 i0 Link 08\n")
+        };
+        let fatal = said(&line("Fatal")).remove(0);
+        assert_eq!(fatal.status, Verdict::Fail);
+        assert!(fatal.remedy.unwrap().contains("all its GPUs at once"));
+        assert_eq!(said(&line("Nonfatal")).remove(0).status, Verdict::Pass);
+    }
+
+    #[test]
+    fn errors_of_switches_are_as_bad_as_their_lines_say() {
+        let line = |code: u32, word: &str| {
+            format!("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): {code}, {word}, Link 30 LTSSM\n")
+        };
+        for (text, verdict, words) in [
+            (String::new(), Verdict::Pass, "none since boot"),
+            (
+                line(12028, "Non-fatal"),
+                Verdict::Warn,
+                "SXid 12028 of the NVSwitch at 0000:c1:00.0 (non-fatal)",
+            ),
+            (
+                format!("{}{}", line(12028, "Non-fatal"), line(20034, "Fatal")),
+                Verdict::Fail,
+                "SXid 20034 of the NVSwitch at 0000:c1:00.0 (fatal)",
+            ),
+        ] {
+            let finding = said(&text).remove(1);
+            assert_eq!(finding.status, verdict, "{}", finding.why);
+            assert!(finding.why.contains(words), "{}", finding.why);
+        }
+    }
+
+    #[test]
     fn a_gpu_that_fell_off_the_bus_is_named() {
-        assert_eq!(of(&[xid(31)])[1].status, Verdict::Pass);
+        assert_eq!(of(&[xid(31)])[2].status, Verdict::Pass);
         for message in [
             xid(79),
             Message::FellOffBus {
                 gpu: "0000:18:00.0".parse().ok(),
             },
         ] {
-            let finding = of(&[message]).remove(1);
+            let finding = of(&[message]).remove(2);
             assert_eq!(finding.status, Verdict::Fail);
             assert_eq!(
                 finding.why,
@@ -309,14 +707,35 @@ mod tests {
             (vec![], Verdict::Pass, "no failure"),
             (vec![failed.clone()], Verdict::Fail, "could not start a GPU"),
             (
-                vec![failed.clone(), Message::NeedsOpen],
+                vec![failed.clone(), Message::NeedsOpen { gpu: None }],
                 Verdict::Fail,
                 "needs the open kernel modules",
             ),
             (
-                vec![Message::NeedsProprietary],
+                vec![Message::NeedsProprietary { gpu: None }],
                 Verdict::Fail,
                 "no system processor",
+            ),
+            (
+                vec![
+                    Message::ProbeFailed { gpu: None },
+                    Message::Legacy {
+                        gpu: None,
+                        branch: 470,
+                    },
+                ],
+                Verdict::Fail,
+                "only branch 470 drives",
+            ),
+            (
+                vec![failed.clone(), Message::NoFirmware { file: None }],
+                Verdict::Fail,
+                "firmware",
+            ),
+            (
+                vec![Message::ProbeFailed { gpu: None }],
+                Verdict::Fail,
+                "the driver refused a GPU",
             ),
             (
                 vec![Message::OtherVersion],
@@ -324,10 +743,35 @@ mod tests {
                 "another version",
             ),
         ] {
-            let finding = of(&messages).remove(2);
+            let finding = of(&messages).remove(3);
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
         }
+    }
+
+    #[test]
+    fn a_line_that_contradicts_the_board_is_not_believed() {
+        // The GPUs of the fixture are H100, which have a system processor.
+        let text = "NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330)\nNVRM: nvidia.ko because it does \
+                    not include the required GPU\n";
+        let finding = said(text).remove(3);
+        assert_eq!(finding.status, Verdict::Fail);
+        assert!(
+            finding.why.contains("contradicts the board"),
+            "{}",
+            finding.why
+        );
+        assert!(!finding.remedy.unwrap().contains("driver.flavour"));
+        // Windows of other devices are nobody's business.
+        let text = "pci 0000:99:00.0: BAR 1: no space for [mem size 0x10]\n";
+        assert_eq!(said(text).remove(3).status, Verdict::Pass);
+        let text = "pci 0000:18:00.0: BAR 1: no space for [mem size 0x10]\n";
+        let finding = said(text).remove(3);
+        assert!(
+            finding.why.contains("no addresses (BAR1)"),
+            "{}",
+            finding.why
+        );
     }
 
     #[test]
@@ -346,8 +790,14 @@ mod tests {
                 Verdict::Unknown,
             ),
         ] {
-            let findings = decide(&log);
-            assert_eq!(findings.len(), 3);
+            let findings = decide(
+                &log,
+                Board {
+                    gpus: &[],
+                    installs: true,
+                },
+            );
+            assert_eq!(findings.len(), 4);
             assert!(findings.iter().all(|finding| finding.status == verdict));
         }
     }

@@ -10,9 +10,11 @@ mod fabric;
 mod kubelet;
 mod libraries;
 mod log;
+mod owner;
 mod packages;
 mod pci;
 mod pins;
+mod runtime_files;
 mod virt;
 mod words;
 
@@ -26,6 +28,7 @@ pub fn all() -> Vec<Box<dyn Check>> {
     vec![
         Box::new(container::Container),
         Box::new(virt::Virt),
+        Box::new(owner::Owner),
         Box::new(pci::Pci),
         Box::new(bus::Bus),
         Box::new(packages::Packages),
@@ -34,6 +37,7 @@ pub fn all() -> Vec<Box<dyn Check>> {
         Box::new(log::Log),
         Box::new(fabric::Fabric),
         Box::new(pins::Pins),
+        Box::new(runtime_files::RuntimeFiles),
         Box::new(containerd::Containerd),
         Box::new(kubelet::Kubelet),
         Box::new(cluster::Cluster),

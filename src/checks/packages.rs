@@ -6,13 +6,16 @@ use async_trait::async_trait;
 
 use crate::{
     check::{Check, Finding, Subject, Verdict},
+    host::ReadFiles,
     model::{id::Id, version::DriverVersion},
     state::{DriverPart, Origin},
     step::StepError,
+    tools::packages::Manager,
 };
 
 const CONSISTENCY: Id = Id::new("os.pkg.consistency");
-const TITLE: &str = "Driver packages of one kind";
+const SOURCES: Id = Id::new("os.pkg.sources");
+const TITLE: &str = "Origin of the driver packages";
 
 /// See the module.
 pub struct Packages;
@@ -57,8 +60,10 @@ fn list(names: &[&str]) -> String {
 
 fn decide(state: &PackagesState) -> Finding {
     let say = |status, why: String| Finding::new(CONSISTENCY, TITLE, status, why);
-    let parts = match &state.parts {
+    let parts: &[DriverPart] = match &state.parts {
         Ok(parts) => parts,
+        // NVIDIA's installer is seen without a database.
+        Err(_) if state.runfile => &[],
         Err(why) => return say(Verdict::Unknown, why.clone()),
     };
     let mut variants: BTreeMap<&str, BTreeMap<&DriverVersion, Vec<&str>>> = BTreeMap::new();
@@ -155,14 +160,52 @@ fn decide(state: &PackagesState) -> Finding {
     }
 }
 
+/// What keeps the package manager from reading its sources at all.
+fn sources(files: &dyn ReadFiles) -> Result<Finding, StepError> {
+    let say = |status, why: String| Finding::new(SOURCES, "Package sources", status, why);
+    let mut told = false;
+    for manager in Manager::ALL {
+        let backend = manager.backend();
+        if !backend.is_used_on(files)? {
+            continue;
+        }
+        told = true;
+        let flaws = backend.source_flaws(files)?;
+        if let Some(first) = flaws.first() {
+            let whys: Vec<&str> = flaws.iter().map(|flaw| flaw.why.as_str()).collect();
+            return Ok(Finding {
+                remedy: Some(first.remedy.clone()),
+                ..say(
+                    Verdict::Fail,
+                    format!(
+                        "{} installs and updates nothing: {}",
+                        backend.name(),
+                        whys.join("; ")
+                    ),
+                )
+            });
+        }
+    }
+    Ok(match told {
+        true => say(Verdict::Pass, "nothing in them contradicts".to_owned()),
+        false => say(
+            Verdict::Skip,
+            "no package manager that is known here is used".to_owned(),
+        ),
+    })
+}
+
 #[async_trait]
 impl Check for Packages {
     fn ids(&self) -> &[Id] {
-        const { &[CONSISTENCY] }
+        const { &[CONSISTENCY, SOURCES] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        Ok(vec![decide(&detect(subject).await)])
+        Ok(vec![
+            decide(&detect(subject).await),
+            sources(subject.host.files())?,
+        ])
     }
 }
 

@@ -3,12 +3,15 @@
 
 use async_trait::async_trait;
 
-use super::words::{self, INSTALL, gpus, places};
+use super::{
+    log,
+    words::{self, INSTALL, gpus, places},
+};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::{Facts, GpuFact, PciFact},
     model::{gpu::ArchitectureEvidence, id::Id},
-    state::{is_nova, is_reserved},
+    state::{KernelLog, is_nova, is_reserved},
     step::StepError,
     steps::promise::{self, Promise},
 };
@@ -110,7 +113,7 @@ fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Findi
 }
 
 fn identity(gpus_found: &[GpuFact]) -> Finding {
-    let say = |status, why: String| Finding::new(IDENTITY, "GPUs that are known", status, why);
+    let say = |status, why: String| Finding::new(IDENTITY, "Identity of the GPUs", status, why);
     if gpus_found.is_empty() {
         return say(Verdict::Skip, words::NO_GPU.to_owned());
     }
@@ -182,18 +185,20 @@ fn counts(found: &[Bound<'_>]) -> String {
 }
 
 /// What can be done about a GPU without its driver.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Means {
+    /// Why the driver refused it, where the kernel's log tells.
+    refusal: Option<log::Refusal>,
     /// A driver is loaded, and has refused the GPU.
     loaded: bool,
     /// This program can install a driver here.
     installs: bool,
 }
 
-fn bound(found: &[Bound<'_>], means: Means) -> Finding {
+fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
     let say = |status, why: String| Finding {
         expected: Some(DRIVER.into()),
-        ..Finding::new(BOUND, "GPUs bound to the NVIDIA driver", status, why)
+        ..Finding::new(BOUND, "Driver of each GPU", status, why)
     };
     if found.is_empty() {
         return say(Verdict::Skip, words::NO_GPU.to_owned());
@@ -220,6 +225,7 @@ fn bound(found: &[Bound<'_>], means: Means) -> Finding {
         };
     }
     let mut whys = Vec::new();
+    let refusal = means.refusal.as_ref().filter(|_| !none.is_empty());
     if !none.is_empty() {
         whys.push(format!(
             "no driver is bound to {} of {}: {}",
@@ -228,6 +234,7 @@ fn bound(found: &[Bound<'_>], means: Means) -> Finding {
             places(none.iter().copied())
         ));
     }
+    whys.extend(refusal.map(|refusal| refusal.why.clone()));
     for other in &others {
         let of_it = with(&|driver| driver == Some(*other));
         whys.push(format!(
@@ -271,6 +278,8 @@ fn bound(found: &[Bound<'_>], means: Means) -> Finding {
         Some(format!("{INSTALL}: it denies the drivers of the kernel"))
     } else if is_vgpu {
         Some("install the GRID guest driver that matches the hypervisor's vGPU release".to_owned())
+    } else if let Some(refusal) = refusal {
+        Some(refusal.remedy.clone())
     } else if !none.is_empty() && means.loaded {
         Some("run `dmesg | grep NVRM` to see why the loaded driver refused the GPU".to_owned())
     } else if status == Verdict::Warn {
@@ -313,16 +322,19 @@ impl Check for Pci {
             // A driver whose version cannot be read is loaded; the version is not the subject here.
             loaded: !matches!(subject.state.loaded_driver(), Ok(None)),
             installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
+            refusal: match subject.state.kernel_log().await {
+                KernelLog::Known { messages, .. } => {
+                    log::refusal(messages, log::Board::of(subject))
+                }
+                _ => None,
+            },
         };
         let of_drivers = match detect(subject) {
-            Ok(found) => bound(&found, means),
+            Ok(found) => bound(&found, &means),
             Err(error) => match error.not_asked() {
-                Some(why) => Finding::new(
-                    BOUND,
-                    "GPUs bound to the NVIDIA driver",
-                    Verdict::Skip,
-                    why.to_owned(),
-                ),
+                Some(why) => {
+                    Finding::new(BOUND, "Driver of each GPU", Verdict::Skip, why.to_owned())
+                }
                 None => return Err(error),
             },
         };
@@ -349,6 +361,7 @@ mod tests {
 
     fn means(loaded: bool) -> Means {
         Means {
+            refusal: None,
             loaded,
             installs: true,
         }
@@ -358,11 +371,12 @@ mod tests {
     fn where_nothing_can_be_installed_the_remedy_is_another() {
         let facts = facts();
         let nowhere = Means {
+            refusal: None,
             loaded: false,
             installs: false,
         };
         for driver in [None, Some("nouveau")] {
-            let remedy = bound(&[(&facts.gpus[0], driver)], nowhere).remedy;
+            let remedy = bound(&[(&facts.gpus[0], driver)], &nowhere).remedy;
             assert!(remedy.is_some_and(|text| text.contains("gpu-bootstrap compat")));
         }
     }
@@ -438,7 +452,7 @@ mod tests {
             ),
         ] {
             let found: [Bound<'_>; 2] = [(first, one), (second, other)];
-            let finding = bound(&found, means(loaded));
+            let finding = bound(&found, &means(loaded));
             assert_eq!(finding.status, verdict, "{one:?} {other:?}");
             assert!(finding.why.contains(words), "{}", finding.why);
             match remedy {
@@ -449,8 +463,8 @@ mod tests {
                 None => assert_eq!(finding.remedy, None),
             }
         }
-        assert_eq!(bound(&[], means(false)).status, Verdict::Skip);
-        let mixed = bound(&[(first, Some("nvidia")), (second, None)], means(true));
+        assert_eq!(bound(&[], &means(false)).status, Verdict::Skip);
+        let mixed = bound(&[(first, Some("nvidia")), (second, None)], &means(true));
         assert_eq!(
             mixed.observed.as_deref(),
             Some("nvidia (1 GPU), no driver (1 GPU)")
@@ -462,7 +476,7 @@ mod tests {
         let mut facts = facts();
         facts.gpus.truncate(1);
         facts.gpus[0].vgpu = true;
-        let finding = bound(&[(&facts.gpus[0], None)], means(false));
+        let finding = bound(&[(&facts.gpus[0], None)], &means(false));
         let remedy = finding.remedy.unwrap_or_default();
         assert!(remedy.contains("GRID guest driver"), "{remedy}");
     }

@@ -20,13 +20,17 @@ use crate::{
     error::{Report as _, one_line},
     exit::Exit,
     facts::Facts,
-    host::record::{self, Recording},
+    host::{
+        Host,
+        record::{self, Recording},
+    },
     journal::Request,
     model::id::Id,
     report::{
         document,
         human::{self, Examined},
     },
+    state::owner,
     steps,
     tools::kubelet,
 };
@@ -84,6 +88,8 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
             request.set = built.set;
         }
     }
+    // Whoever names a profile or a file of settings wants something of the machine.
+    let mut set = request != Request::default();
     let scope = if text_only {
         machine::TEXT_ONLY
     } else {
@@ -110,9 +116,11 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
                 .to_owned(),
             hint: None,
             needless: true,
+            unknown: false,
         }),
         Some(resolved) => match resolved {
             Ok(resolution) => {
+                set |= !resolution.provenance.is_empty();
                 warnings.extend(resolution.warnings);
                 Ok(
                     match engine::wanted_instead(&ground.host, &resolution.desired) {
@@ -136,6 +144,15 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
     };
     let desired = match in_container(&ground.facts) {
         Some(why) if !prepared => Err(why),
+        _ => desired,
+    };
+    let needless = matches!(&desired, Err(why) if why.needless);
+    let desired = match of_others(&ground.host, &ground.facts) {
+        Some(why) if !prepared && !set && !needless => {
+            // They are about what this program would install.
+            warnings.clear();
+            Err(why)
+        }
         _ => desired,
     };
     let (events, reporter) = prepare::events(&ground.host, &world.secrets, Vec::new())?;
@@ -223,10 +240,12 @@ fn unresolvable(error: &ResolveError) -> Unresolvable {
         ResolveError::Refused(refusal) => matches!(refusal.reason, "vgpu" | "vgpu-host"),
         ResolveError::Config(_) => false,
     };
+    let unknown = matches!(error, ResolveError::Config(ConfigError::UnknownOs));
     Unresolvable {
         why,
         hint: error.hint(),
         needless,
+        unknown,
     }
 }
 
@@ -238,6 +257,23 @@ fn in_container(facts: &Facts) -> Option<Unresolvable> {
         why: format!("a container (`{manager}`) is not prepared, but its host"),
         hint: None,
         needless: true,
+        unknown: false,
+    })
+}
+
+/// Who manages a machine that nobody has given settings for: what this program would install by itself is
+/// not wanted there.
+fn of_others(host: &Host, facts: &Facts) -> Option<Unresolvable> {
+    // What cannot be read is said by the check of the same question.
+    let owner = owner(&*host.files, facts).ok()??;
+    Some(Unresolvable {
+        why: format!(
+            "nothing is prepared here: {} manages the driver",
+            owner.name
+        ),
+        hint: None,
+        needless: true,
+        unknown: false,
     })
 }
 

@@ -88,8 +88,21 @@ pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure>
     })
 }
 
+/// What systems say in `ID_LIKE` of their os-release, which a name alone does not tell.
+const RELATIVES: [(&str, &[&str]); 3] = [
+    (
+        "rhel",
+        &["rocky", "centos", "rhel", "ol", "eurolinux", "virtuozzo"],
+    ),
+    (
+        "ubuntu",
+        &["pop", "linuxmint", "neon", "elementary", "zorin", "tuxedo"],
+    ),
+    ("debian", &["raspbian", "kali", "proxmox", "lmde"]),
+];
+
 /// The sets of driver packages of a system, named as `ubuntu-24.04`.
-fn system(world: &World<'_>, name: &str) -> Result<Vec<DriverRow>, Failure> {
+fn system(world: &mut World<'_>, name: &str) -> Result<Vec<DriverRow>, Failure> {
     let Some((id, version)) = name.rsplit_once('-') else {
         return Err(Failure::new(
             Exit::Usage,
@@ -101,11 +114,16 @@ fn system(world: &World<'_>, name: &str) -> Result<Vec<DriverRow>, Failure> {
     let os = Os {
         id: id.to_owned(),
         version_id: Some(version.to_owned()),
-        id_like: Vec::new(),
+        id_like: (RELATIVES.iter())
+            .filter(|(_, ids)| ids.contains(&id))
+            .map(|(like, _)| (*like).to_owned())
+            .collect(),
         version_codename: None,
         pretty_name: None,
     };
-    let profile = Profile::choose(None, Some(&os), &*world.host.files)?.profile;
+    let choice = Profile::choose(None, Some(&os), &*world.host.files)?;
+    prepare::warn(world, &choice.warnings);
+    let profile = choice.profile;
     let Some(release) = profile.release_for(version) else {
         return Err(Failure::new(
             Exit::Blocked,

@@ -30,7 +30,7 @@ pub(super) async fn prove(
     // Two probes would remove each other's container.
     let _lock = tools.lock()?;
     let finding = |status, why: &str| {
-        let title = "The GPUs compute";
+        let title = "Computation on the GPUs";
         Finding::new(VALIDATION_COMPUTE, title, status, why)
     };
     if ground.facts.gpus.is_empty() {
@@ -131,12 +131,7 @@ fn forget(host: &Host) -> Result<(), FilesError> {
 }
 
 fn of_containers(status: Verdict, why: &str) -> Finding {
-    Finding::new(
-        VALIDATION_CONTAINER,
-        "A container sees the GPUs",
-        status,
-        why,
-    )
+    Finding::new(VALIDATION_CONTAINER, "GPUs in a container", status, why)
 }
 
 fn of_pod(status: Verdict, why: &str) -> Finding {

@@ -32,6 +32,16 @@ pub(super) fn judge(
     }
 }
 
+/// What was reported about programs, and not about the build, on this kernel: it concerns modules that are loaded,
+/// too.
+#[must_use]
+pub fn at_work(matrix: &Matrix, kernel: &KernelVersion, offer: &Offer) -> Option<Ruling> {
+    let mut said = Vec::new();
+    reports(matrix, kernel, offer, &mut said);
+    said.into_iter()
+        .find(|ruling| ruling.text.contains("builds, and then"))
+}
+
 /// The strongest thing that the kernel rows say about an offer on a kernel; `None` if they say nothing.
 #[must_use]
 pub fn strongest(

@@ -21,5 +21,6 @@ pub mod pick;
 pub mod question;
 pub mod rules;
 pub mod ruling;
+pub mod switches;
 mod validate;
 mod wish;

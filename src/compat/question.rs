@@ -339,11 +339,44 @@ fn judge_version(
         )
     };
     let (first, second) = (of(preferred), of(other));
-    let (flavour, rulings) = if weight(&second) < weight(&first) {
+    // A report about the modules that the branch takes by itself does not vanish because nobody has
+    // reported the other ones.
+    let reported = |rulings: &[Ruling]| {
+        let kernel = |ruling: &&Ruling| ruling.rule == Rule::Kernel;
+        (rulings.iter().filter(kernel))
+            .filter(|ruling| ruling.judgement >= Judgement::Unknown)
+            .map(|ruling| ruling.text.clone())
+            .collect::<Vec<_>>()
+    };
+    let fits = |rulings: &[Ruling]| {
+        let flavour = |rule| matches!(rule, Rule::BoardFlavour | Rule::BranchFlavour);
+        !(rulings.iter())
+            .any(|ruling| flavour(ruling.rule) && ruling.judgement == Judgement::Refuse)
+    };
+    let (mut worse, mut named) = (Vec::new(), preferred);
+    let (flavour, mut rulings) = if weight(&second) < weight(&first) {
+        if fits(&first) {
+            (worse, named) = (reported(&first), preferred);
+        }
         (other, second)
     } else {
+        if fits(&second) {
+            (worse, named) = (reported(&second), other);
+        }
         (preferred, first)
     };
+    worse.retain(|text| !rulings.iter().any(|ruling| ruling.text == *text));
+    for text in worse {
+        let none: [&str; 0] = [];
+        // What the branch takes by itself counts; the other modules are a remark.
+        let judgement = match named == preferred {
+            true => Judgement::Unknown,
+            false => Judgement::Note,
+        };
+        let text = format!("with the {named} kernel modules: {text}");
+        rulings.push(ruling::say(Rule::Kernel, judgement, text, &none));
+    }
+    rulings.extend(silent(needs, version, &rulings));
 
     let refused: Vec<&Ruling> = rulings
         .iter()
@@ -383,6 +416,21 @@ fn judge_version(
         rulings,
         fits,
     }
+}
+
+/// Says that nothing is known where no rule speaks about a vendor's kernel: its number does not tell which
+/// interfaces it has.
+fn silent(needs: &rules::Needs<'_>, version: &DriverVersion, rulings: &[Ruling]) -> Option<Ruling> {
+    let kernel = needs.kernels.iter().find(|kernel| !kernel.is_mainline())?;
+    let none: [&str; 0] = [];
+    let speaks = rulings.iter().any(|ruling| ruling.rule == Rule::Kernel);
+    (!speaks).then(|| {
+        let text = format!(
+            "no rule and no report speaks about {version} on the vendor's kernel {kernel}; only the build, or a package \
+             for this kernel, proves it"
+        );
+        ruling::say(Rule::Kernel, Judgement::Note, text, &none)
+    })
 }
 
 /// The oldest driver that the GPU and the CUDA version allow.

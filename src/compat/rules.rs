@@ -5,7 +5,7 @@
 
 use crate::compat::gpu::{Board, Knowledge};
 use crate::compat::kernel;
-use crate::compat::matrix::{BranchRow, Matrix, OpenModules, Support, Toolkit};
+use crate::compat::matrix::{ArchitectureRow, BranchRow, Matrix, OpenModules, Support, Toolkit};
 use crate::compat::ruling::{Judgement, Offer, Rule, Ruling, say};
 use crate::model::gpu::{Architecture, Flavour, SupportedFlavours};
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
@@ -99,6 +99,11 @@ pub(super) fn neighbours(
         older.max_by_key(|row| row.branch),
         newer.min_by_key(|row| row.branch),
     )
+}
+
+/// Whether a branch came after an architecture, so that it has known its boards from its start.
+pub(super) fn came_after(matrix: &Matrix, branch: Branch, row: &ArchitectureRow) -> bool {
+    matches!(drives(matrix, branch, &row.name), Drives::Likely)
 }
 
 /// What a branch does with an architecture that has no first driver of its own.
@@ -207,8 +212,7 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
         // The last branch rules it out, so the first driver does not matter.
         _ if board.last_branch().is_some_and(|last| branch > last) => {}
         Knowledge::ByChip | Knowledge::ByName | Knowledge::ByRange => {
-            let likely = (board.architecture)
-                .filter(|row| matches!(drives(matrix, branch, &row.name), Drives::Likely));
+            let likely = (board.architecture).filter(|row| came_after(matrix, branch, row));
             let (judgement, but) = match likely {
                 Some(row) => (
                     Judgement::Caution,
@@ -344,7 +348,9 @@ fn cuda_driver(
         Some(full) if version < full => {
             let text = format!(
                 "CUDA {cuda} runs on {version} by minor-version compatibility: features that need \
-                 {full} are missing, and code that contains only its PTX does not run"
+                 {full} are missing, and code that contains only its PTX does not run; images that declare \
+                 `NVIDIA_REQUIRE_CUDA=cuda>={cuda}`, as NVIDIA's do, do not start beside it on other boards than those of data \
+                 centres (`NVIDIA_DISABLE_REQUIRE=1` starts them all the same)"
             );
             said.push(say(Rule::CudaDriver, Judgement::Caution, text, &citations));
         }

@@ -5,6 +5,7 @@ use crate::{
         matrix::{Fabric, Matrix},
         pick::{NoDriver, Pick, Wish, pick},
         ruling::Rule,
+        switches::switches,
     },
     config::{
         desired::{DriverWish, ModuleOption, ModuleWay, PackageWish, Pin, SigningKey},
@@ -341,14 +342,22 @@ impl<'a> DriverInputs<'a> {
     pub(super) fn wish(&self) -> Wish {
         let kernel = &self.terms.kernels;
         let facts = Wish::of(self.facts);
+        let switches = switches(self.matrix, self.facts);
+        let shown = |kind| {
+            switches
+                .as_ref()
+                .and_then(|(fabric, _)| (*fabric == kind).then_some(true))
+        };
         Wish {
             gpus: self.gpus.clone(),
             kernel: kernel.first().cloned(),
             next_kernel: kernel.get(1).cloned(),
             // An image is built on another machine than its instances.
             instance: facts.instance.filter(|_| !self.image),
-            nvswitch: facts.nvswitch.filter(|_| !self.image),
-            nvlink_management: facts.nvlink_management.filter(|_| !self.image),
+            nvswitch: shown(Fabric::Fm).or(facts.nvswitch).filter(|_| !self.image),
+            nvlink_management: (shown(Fabric::FmNvlsm))
+                .or(facts.nvlink_management)
+                .filter(|_| !self.image),
             branch: (self.config.branch.map(|key| key.0))
                 .or_else(|| self.config.version.as_ref().map(DriverVersion::branch)),
             version: self.config.version.clone(),

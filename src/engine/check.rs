@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     change::Change,
-    check::{Finding, Layer, Subject, Verdict},
+    check::{Finding, Layer, Subject, Verdict, is_wish},
     checks::{self, NO_GPU},
     config::desired::Desired,
     error::{causes, one_line},
@@ -28,7 +28,8 @@ pub(super) const RESOLVABLE: Id = Id::new("config.resolvable");
 const RESOLVABLE_TITLE: &str = "Configuration for this machine";
 
 impl Session {
-    /// The findings of steps and of checks, in the order of layers. The exit status is good only if
+    /// The findings of steps and of checks, in the order of layers; what only this program would like to be
+    /// otherwise comes behind all faults of the machine. The exit status is good only if
     /// nothing fails and everything that was to be looked at could be: an unknown that a check gives
     /// on purpose is its answer, but a look that ended with an error is no pass, nor is an audit in which
     /// nothing passes and something is unknown. What nobody may ask
@@ -65,7 +66,7 @@ impl Session {
         findings
             .extend(of_steps.filter(|finding| proven.iter().all(|proof| proof.id != finding.id)));
         findings.extend(proven.into_iter().cloned());
-        findings.sort_by_key(|finding| Layer::of(&finding.id));
+        findings.sort_by_key(|finding| (rank(finding), Layer::of(&finding.id)));
         checks::causes::find(&mut findings);
         let any = |verdict| findings.iter().any(|finding| finding.status == verdict);
         let fails = any(Verdict::Fail);
@@ -73,6 +74,9 @@ impl Session {
         let options = &self.tools.options;
         let whole = options.only.is_empty() && options.skip.is_empty();
         blind |= whole && any(Verdict::Unknown) && !any(Verdict::Pass);
+        let has_gpus = !self.inner.state().facts().gpus.is_empty();
+        blind |= has_gpus
+            && (findings.iter()).any(|one| one.id == RESOLVABLE && one.status == Verdict::Unknown);
         self.emit_ends(&jobs);
         RunReport {
             mode: Mode::Check,
@@ -205,6 +209,7 @@ fn unresolvable(reason: &Unresolvable, facts: &Facts, prepared: bool) -> Finding
                 unread.why
             ),
         ),
+        _ if reason.unknown && !prepared => (Verdict::Unknown, reason.why.clone()),
         _ => (Verdict::Fail, reason.why.clone()),
     };
     Finding {
@@ -243,7 +248,10 @@ fn of_step(job: &Job) -> Option<Finding> {
         Assessment::After { upstream, .. } => Some(upstream.clone()),
         // A person must remove the obstacle, so no other finding explains it. Validation finds what
         // others cause.
-        Assessment::Blocked { .. } if !stands_for("validation", job.id.as_str()) => {
+        Assessment::Blocked { .. }
+            if !stands_for("validation", job.id.as_str())
+                && !job.id.as_str().ends_with("-nvidia") =>
+        {
             Some(job.id.clone())
         }
         _ => None,
@@ -256,7 +264,7 @@ fn of_step(job: &Job) -> Option<Finding> {
     };
     if let Some(why) = job.why_left_over() {
         let undos: Vec<String> = job.undos().into_iter().map(|undo| undo.summary).collect();
-        let remedy = format!("run `gpu-bootstrap install`; it would {}", undos.join("; "));
+        let remedy = format!("{WOULD}{}", undos.join("; "));
         return Some(finding(Verdict::Fail, &why, None, Some(remedy)));
     }
     Some(match answer {
@@ -286,7 +294,7 @@ fn of_step(job: &Job) -> Option<Finding> {
             None,
             Some(match changes.as_slice() {
                 [Change::Reboot { why }] => format!("reboot: {why}"),
-                changes => format!("run `gpu-bootstrap install`; it would {}", would(changes)),
+                changes => format!("{WOULD}{}", would(changes)),
             }),
         ),
         Assessment::After {
@@ -316,6 +324,20 @@ fn of_step(job: &Job) -> Option<Finding> {
         ),
     })
 }
+
+/// The place of a finding: faults of the machine, then what `install` would change, then what keeps this program
+/// from doing so. What does not fail stays among the faults, in the order of layers.
+fn rank(finding: &Finding) -> u8 {
+    let by_install = (finding.remedy.as_deref()).is_some_and(|text| text.starts_with(WOULD));
+    match finding.status {
+        Verdict::Fail if by_install => 1,
+        Verdict::Fail if is_wish(&finding.id) => 2,
+        _ => 0,
+    }
+}
+
+/// How the remedy of drift begins.
+const WOULD: &str = "run `gpu-bootstrap install`; it would ";
 
 fn would(changes: &[Change]) -> String {
     changes

@@ -151,6 +151,8 @@ pub struct Unresolvable {
     pub hint: Option<String>,
     /// Nothing has to be prepared here, whatever GPUs are seen.
     pub needless: bool,
+    /// What would tell whether something can be wanted was not recorded.
+    pub unknown: bool,
 }
 
 /// Steps and checks on a machine.

@@ -42,6 +42,30 @@ pub(crate) struct Detection {
     pub vendor: Vendor,
     pub runfile: Runfile,
     pub runtime: Vec<RuntimeRow>,
+    pub owner: Vec<OwnerRow>,
+    pub driver_root: Vec<DriverRoot>,
+}
+
+/// A machine whose driver is somebody else's.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct OwnerRow {
+    pub name: String,
+    /// Ids of operating systems.
+    #[serde(default)]
+    pub os: Vec<String>,
+    /// One of them is enough.
+    #[serde(default)]
+    pub files: Vec<String>,
+    pub why: String,
+    pub remedy: String,
+}
+
+/// The root of a driver that the linker does not search.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct DriverRoot {
+    pub path: String,
 }
 
 /// A cloud. Every key that the row has must match.
@@ -98,6 +122,13 @@ pub(crate) struct RuntimeRow {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_owner_has_a_mark() {
+        for row in &table().owner {
+            assert!(!row.os.is_empty() || !row.files.is_empty(), "{}", row.name);
+        }
+    }
 
     #[test]
     fn the_built_in_table_parses_and_every_cloud_has_a_mark() {

@@ -140,7 +140,7 @@ fn drift_is_a_list_with_one_command() {
          \n  \
          - A look (packages)\n    \
          x is not installed\n    \
-         waits for this: A look\n\
+         also affected: A look\n\
          \n\
          To make these changes:\n\
          \n    \

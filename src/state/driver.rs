@@ -65,6 +65,16 @@ const FOLDERS: [&str; 6] = [
     "/usr/lib",
 ];
 
+/// The folders of libraries in a root that the linker does not search.
+const IN_ROOT: [&str; 6] = [
+    "lib64",
+    "lib",
+    "usr/lib64",
+    "usr/lib",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+];
+
 impl State {
     /// Version of the loaded driver; `None` if none is loaded.
     ///
@@ -212,11 +222,7 @@ fn parse_proc_flavour(text: &str) -> Option<Flavour> {
 /// never opened.
 fn library(reader: &mut FactReader<'_>) -> Option<Option<DriverVersion>> {
     let fact = "driver.library-version";
-    let folders = linker_folders(reader);
-    let path = folders
-        .iter()
-        .map(String::as_str)
-        .chain(FOLDERS)
+    let path = (folders(reader).into_iter())
         .map(|folder| format!("{folder}/{LIBRARY}"))
         .find_map(|path| reader.resolve(fact, &path))?;
     let version = path
@@ -227,6 +233,24 @@ fn library(reader: &mut FactReader<'_>) -> Option<Option<DriverVersion>> {
         reader.unknown(fact, format!("`{path}` has no version in its name"));
     }
     Some(version)
+}
+
+/// The folders that may have the driver's libraries: those that the linker searches, then those of drivers
+/// that lie outside its path.
+fn folders(reader: &mut FactReader<'_>) -> Vec<String> {
+    let mut folders = linker_folders(reader);
+    folders.extend(FOLDERS.map(str::to_owned));
+    for root in &table().driver_root {
+        folders.extend(IN_ROOT.map(|folder| format!("{}/{folder}", root.path)));
+    }
+    folders
+}
+
+/// The folders that may have the driver's libraries, as [`State::driver`] searches them.
+#[must_use]
+pub fn library_folders(files: &dyn ReadFiles) -> Vec<String> {
+    // What cannot be read is said by the driver's facts.
+    folders(&mut FactReader::new(files))
 }
 
 /// The folders of `ld.so.conf(5)`, with the files that it includes.

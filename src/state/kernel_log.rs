@@ -6,7 +6,7 @@ use super::State;
 use crate::{
     error::one_line,
     host::{ExecError, Query},
-    tools::kernel_log::{self, Message, last_boot, message},
+    tools::kernel_log::{self, Message, last_boot, read},
 };
 
 /// The messages of NVIDIA's driver.
@@ -49,7 +49,7 @@ impl State {
             match self.lines_of(&query).await {
                 Ok(text) => {
                     return KernelLog::Known {
-                        messages: text.lines().filter_map(message).collect(),
+                        messages: read(text.lines()),
                         source: format!("`{}`", query.cmd().program),
                     };
                 }
@@ -82,7 +82,7 @@ impl State {
                 Ok(Some(bytes)) => {
                     let text = String::from_utf8_lossy(&bytes);
                     return KernelLog::Known {
-                        messages: last_boot(&text).filter_map(message).collect(),
+                        messages: read(last_boot(&text)),
                         source: format!("`{path}`"),
                     };
                 }

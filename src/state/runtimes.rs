@@ -27,6 +27,11 @@ pub struct FoundRuntime {
 
 impl State {
     /// The container runtimes that are installed.
+    pub async fn found_runtimes(&self) -> &[FoundRuntime] {
+        &self.runtimes().await.value
+    }
+
+    /// The container runtimes that are installed.
     pub(super) async fn runtimes(&self) -> &Noted<Vec<FoundRuntime>> {
         let read = || async {
             let packages = &self.installed().await.value;

@@ -86,7 +86,7 @@ impl Step for Autoload {
     }
 
     fn title(&self) -> &'static str {
-        "Driver loaded at boot"
+        "Driver at boot"
     }
 
     fn after(&self) -> &[StepId] {

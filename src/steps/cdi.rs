@@ -187,7 +187,15 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     };
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     if let Some(why) = stale {
-        whys.push(format!("`{}` {why}", wish.path));
+        let right = cdi_rules::hiding(&wish.path, &state.seen)
+            .find(|seen| cdi_rules::stale(seen, &state.machine, loaded).is_none());
+        let but = right.map_or_else(String::new, |seen| {
+            format!(
+                "; runtimes prefer `{}`, which is right, so containers get the GPUs",
+                seen.path
+            )
+        });
+        whys.push(format!("`{}` {why}{but}", wish.path));
         changes.extend(generate);
     }
     if whys.is_empty() && !at_boot.is_empty() {

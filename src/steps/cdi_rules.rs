@@ -103,8 +103,13 @@ pub(super) fn seen(cx: &Cx<'_>, own: &Utf8Path) -> Result<Vec<Seen>, StepError> 
 
 fn look(cx: &Cx<'_>, path: Utf8PathBuf, spec: Result<Spec, String>) -> Result<Seen, StepError> {
     let (mut missing, mut nodes) = (Vec::new(), Vec::new());
+    // A tree whose device nodes were not recorded tells nothing about them.
+    let has_nodes = cx.host.files().exists("/dev".into())?;
     if let Ok(spec) = &spec {
         for path in spec.host_paths() {
+            if path.starts_with("/dev/") && !has_nodes {
+                continue;
+            }
             if !cx.host.files().exists(path.into())? {
                 missing.push(path.to_owned());
             }

@@ -147,7 +147,7 @@ impl Step for Compute {
     }
 
     fn title(&self) -> &'static str {
-        "The GPUs compute"
+        "Computation on the GPUs"
     }
 
     fn after(&self) -> &[StepId] {

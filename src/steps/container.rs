@@ -301,7 +301,7 @@ impl Step for Container {
     }
 
     fn title(&self) -> &'static str {
-        "A container sees the GPUs"
+        "GPUs in a container"
     }
 
     fn after(&self) -> &[StepId] {

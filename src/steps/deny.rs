@@ -136,7 +136,7 @@ impl Step for Deny {
     }
 
     fn title(&self) -> &'static str {
-        "In-tree GPU drivers denied"
+        "In-tree GPU drivers"
     }
 
     fn after(&self) -> &[StepId] {

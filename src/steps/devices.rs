@@ -414,7 +414,7 @@ impl Step for Devices {
     }
 
     fn title(&self) -> &'static str {
-        "GPUs agree: bus, driver, NVML, device nodes"
+        "GPUs on the bus, in NVML and as device nodes"
     }
 
     fn after(&self) -> &[StepId] {

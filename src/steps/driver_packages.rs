@@ -14,7 +14,7 @@ use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverWish, Existing, PackageWish},
     model::{id::StepId, version::DriverVersion},
-    state::{FoundDriver, Origin, Ours},
+    state::{FoundDriver, Origin, Ours, Owner, owner},
     step::{Assessment, Cx, Step, StepError},
     tools::dkms,
 };
@@ -305,13 +305,32 @@ impl Step for DriverPackages {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        if let Some(owner) = owner(cx.host.files(), cx.facts)?
+            && let Some(blocked) = of_others(&owner, cx.desired, cx.state.ours())
+        {
+            return Ok(blocked);
+        }
         Ok(decide(&detect(cx).await?, cx.desired))
     }
 }
 
+/// Refuses to change a driver that somebody else manages, unless that was asked for or done before.
+fn of_others(owner: &Owner, desired: &Desired, ours: &Ours) -> Option<Assessment> {
+    let driver = desired.driver.as_ref()?;
+    let is_ours = !ours.packages.is_empty();
+    (driver.existing == Existing::Refuse && !is_ours && !desired.image).then(|| Assessment::Blocked {
+        why: format!("{} manages the driver ({}): {}", owner.name, owner.evidence, owner.why),
+        hint: format!(
+            "set `driver.existing = \"keep\"` to keep its driver, or `\"replace\"` to replace it; to change the \
+             driver as its owner does: {}",
+            owner.remedy
+        ),
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{DriverPackagesState, decide};
+    use super::{DriverPackagesState, decide, of_others};
     use crate::{
         change::Change,
         config::desired::{Desired, Existing, FabricService},
@@ -558,5 +577,32 @@ mod tests {
         assert!(matches!(&changes[0], Change::RefreshRepositories));
         empty.found.origin = Some(Origin::Preinstalled);
         assert!(matches!(decide(&empty, &want), Assessment::Blocked { .. }));
+    }
+
+    #[test]
+    fn a_driver_of_somebody_else_is_changed_only_where_that_was_asked_for() {
+        let owner = crate::state::Owner {
+            name: "NVIDIA's DGX OS",
+            evidence: "7.5.0".to_owned(),
+            why: "one set",
+            remedy: "upgrade the set",
+        };
+        let want = desired();
+        let Some(Assessment::Blocked { why, hint }) = of_others(&owner, &want, &Ours::default())
+        else {
+            panic!("nobody asked for it");
+        };
+        assert!(
+            why.contains("DGX OS") && hint.contains("driver.existing"),
+            "{why}: {hint}"
+        );
+        for existing in [Existing::Keep, Existing::Replace] {
+            let mut asked = want.clone();
+            asked.driver.as_mut().expect("a driver").existing = existing;
+            assert_eq!(of_others(&owner, &asked, &Ours::default()), None);
+        }
+        let mut ours = Ours::default();
+        ours.packages.insert("nvidia-open".to_owned());
+        assert_eq!(of_others(&owner, &want, &ours), None);
     }
 }

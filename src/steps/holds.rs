@@ -130,7 +130,7 @@ impl Step for Holds {
     }
 
     fn title(&self) -> &'static str {
-        "Packages held"
+        "Package holds"
     }
 
     fn after(&self) -> &[StepId] {

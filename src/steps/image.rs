@@ -126,7 +126,7 @@ impl Step for Image {
     }
 
     fn title(&self) -> &'static str {
-        "Image for the proof"
+        "Image for validation"
     }
 
     fn after(&self) -> &[StepId] {

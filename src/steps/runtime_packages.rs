@@ -13,7 +13,7 @@ use crate::{
     config::desired::{Desired, RuntimeKind, RuntimeWish},
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
-    tools::{containerd::layout::Version, podman, systemctl::UnitState},
+    tools::{containerd::layout::Version, docker, podman, systemctl::UnitState},
 };
 
 /// See the module; one value per runtime.
@@ -22,6 +22,8 @@ pub struct RuntimePackages(pub RuntimeKind);
 #[derive(Debug, Clone, Default)]
 struct RuntimeState {
     installed: Packages,
+    /// Docker is a snap; its folder.
+    snap: Option<&'static str>,
     unit: Option<UnitState>,
     /// The version of a runtime that must read CDI by itself.
     version: Option<Version>,
@@ -45,6 +47,10 @@ async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepErr
         RuntimeKind::Docker | RuntimeKind::Containerd | RuntimeKind::Crio => None,
     };
     Ok(RuntimeState {
+        snap: match wish.kind {
+            RuntimeKind::Docker => docker::snap(cx.host.files())?,
+            _ => None,
+        },
         installed,
         unit,
         version,
@@ -85,6 +91,18 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
                 podman::READS_CDI
             ),
             hint: "upgrade podman, or take it out of `runtime.use`".to_owned(),
+        };
+    }
+    if let Some(snap) = state.snap {
+        return Assessment::Blocked {
+            why: format!(
+                "Docker is there as a snap (`{snap}`), which does not read `/etc/docker/daemon.json`; a second one \
+                 beside it would have other containers"
+            ),
+            hint: format!(
+                "{}; or take \"docker\" out of `runtime.use`",
+                docker::SNAP_REMEDY
+            ),
         };
     }
     let running = (state.unit.as_ref()).is_some_and(|unit| unit.is_enabled() && unit.is_active());
@@ -212,6 +230,7 @@ mod tests {
             ]
         ));
         let good = RuntimeState {
+            snap: None,
             installed: packages(&["docker.io=20.10.24"]),
             unit: Some(unit("enabled", "active")),
             version: None,
@@ -268,6 +287,7 @@ mod tests {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker");
         let other = RuntimeState {
+            snap: None,
             installed: packages(&["docker-ce=5:29.1"]),
             unit: Some(unit("enabled", "active")),
             version: None,
@@ -299,6 +319,7 @@ mod tests {
         ));
         for (version, is_enough) in [("3.4.4", false), ("4.1.0", true), ("5.4.2", true)] {
             let state = RuntimeState {
+                snap: None,
                 installed: packages(&[&format!("podman={version}")]),
                 unit: None,
                 version: Version::parse(version),

@@ -159,6 +159,101 @@ pub fn settings(
     Ok(found)
 }
 
+/// The fault of a runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// What is wrong, and what follows.
+    pub why: String,
+    /// What mends it.
+    pub remedy: String,
+}
+
+/// Why CRI-O does not start with its files, read in their order. `in_path` tells whether a program is where the
+/// daemon looks for programs without a path.
+///
+/// Source: CRI-O, `pkg/config/config.go` (`ValidateConmonPath`: a runtime without `monitor_path` takes `conmon` of the
+/// table above, or the one in `PATH`; the default runtime must be there).
+#[must_use]
+pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<Fault> {
+    let mut found = Vec::new();
+    let mut runtimes: BTreeMap<String, (Map<String, Value>, &Utf8Path)> = BTreeMap::new();
+    let (mut default, mut conmon) = (None, None);
+    for file in files {
+        let document = match Document::parse(Format::Toml, &file.text) {
+            Ok(document) => document,
+            Err(error) => {
+                found.push(Fault {
+                    why: format!(
+                        "`{}` is no TOML ({error}), so CRI-O does not start",
+                        file.path
+                    ),
+                    remedy: format!("correct `{}`, then run `systemctl restart crio`", file.path),
+                });
+                continue;
+            }
+        };
+        if let Some(Value::Object(tables)) = document.get(&key(&RUNTIMES)) {
+            for (name, keys) in tables {
+                let entry = runtimes
+                    .entry(name)
+                    .or_insert_with(|| (Map::new(), file.path.as_path()));
+                entry
+                    .0
+                    .extend(keys.as_object().cloned().unwrap_or_default());
+                entry.1 = &file.path;
+            }
+        }
+        let text = |name: &str| {
+            let value = document.get(&key(&["crio", "runtime", name]))?;
+            Some(value.as_str()?.to_owned()).filter(|text| !text.is_empty())
+        };
+        default = text("default_runtime")
+            .map(|name| (name, &file.path))
+            .or(default);
+        conmon = text("conmon").or(conmon);
+    }
+    if !found.is_empty() {
+        return found;
+    }
+    let says = |keys: &Map<String, Value>, name: &str| {
+        keys.get(name)
+            .and_then(Value::as_str)
+            .is_some_and(|text| !text.is_empty())
+    };
+    let known = (runtimes.values())
+        .find_map(|(keys, _)| keys.get("monitor_path")?.as_str())
+        .filter(|path| !path.is_empty())
+        .unwrap_or("/usr/bin/conmon")
+        .to_owned();
+    for (name, (keys, path)) in &runtimes {
+        let is_vm = keys.get("runtime_type").and_then(Value::as_str) == Some("vm");
+        if !is_vm && !says(keys, "monitor_path") && conmon.is_none() && !in_path("conmon") {
+            found.push(Fault {
+                why: format!(
+                    "runtime `{name}` has no `monitor_path` (`{path}`), and `conmon` is not in the `PATH`, so CRI-O \
+                     does not start"
+                ),
+                remedy: format!(
+                    "set `monitor_path = \"{known}\"` in its table in `{path}`, then run `systemctl restart crio`"
+                ),
+            });
+        }
+    }
+    // runc and crun are built in.
+    if let Some((name, path)) = default
+        && !runtimes.contains_key(&name)
+        && !["runc", "crun"].contains(&name.as_str())
+    {
+        found.push(Fault {
+            why: format!(
+                "the default runtime of CRI-O is `{name}` (`{path}`), which no file configures, so it does not start"
+            ),
+            remedy: format!("configure runtime `{name}`, or name another one in `{path}`"),
+        });
+    }
+    found
+}
+
 /// The keys of the runtime: those of the default one, which name the monitor of its containers, with another
 /// program.
 fn entry_of(now: &CrioConfig, runtime: &Runtime<'_>) -> Value {
@@ -287,4 +382,42 @@ mod tests {
     }
 
     reads_any_text!("(\\[crio|\\.runtime|\\]|=|\n|.)*", |text| parse(&text));
+
+    #[test]
+    fn files_that_cri_o_refuses_are_named() {
+        let file = |name: &str, text: &str| super::ConfigFile {
+            path: format!("/etc/crio/crio.conf.d/{name}").into(),
+            text: text.to_owned(),
+        };
+        let crun = "[crio.runtime.runtimes.crun]\nmonitor_path = '/usr/libexec/crio/conmon'\n";
+        let nvidia =
+            "[crio.runtime.runtimes.nvidia]\nruntime_path = '/usr/bin/nvidia-container-runtime'\n";
+        let monitor = "monitor_path = '/usr/libexec/crio/conmon'\n";
+        let of = |files: &[super::ConfigFile], conmon: bool| {
+            let found = super::faults(files, |_| conmon);
+            found.into_iter().map(|fault| fault.why).collect::<Vec<_>>()
+        };
+        let both = [file("10-crio.conf", crun), file("99-nvidia.conf", nvidia)];
+        assert!(of(&both, false)[0].contains("runtime `nvidia` has no `monitor_path`"));
+        let fault = super::faults(&both, |_| false).remove(0);
+        assert!(
+            fault.remedy.contains("/usr/libexec/crio/conmon"),
+            "{}",
+            fault.remedy
+        );
+        assert!(of(&both, true).is_empty());
+        let whole = [file("99-nvidia.conf", &format!("{nvidia}{monitor}"))];
+        assert!(of(&whole, false).is_empty());
+        let old = [file(
+            "99-nvidia.conf",
+            &format!("[crio.runtime]\nconmon = '/opt/conmon'\n{nvidia}"),
+        )];
+        assert!(of(&old, false).is_empty());
+        let default = [file(
+            "50.conf",
+            "[crio.runtime]\ndefault_runtime = 'nvidia'\n",
+        )];
+        assert!(of(&default, true)[0].contains("default runtime of CRI-O is `nvidia`"));
+        assert!(of(&[file("x.conf", "[crio\n")], true)[0].contains("no TOML"));
+    }
 }

@@ -315,6 +315,44 @@ impl Info {
     }
 }
 
+/// Where a Docker that is a snap is, and has been used.
+const SNAP: [&str; 2] = ["/snap/docker", "/var/snap/docker"];
+
+/// The configuration file of a Docker that is a snap (canonical/docker-snap).
+pub const SNAP_CONFIG: &str = "/var/snap/docker/current/config/daemon.json";
+
+/// What makes GPUs usable where Docker is a snap.
+pub const SNAP_REMEDY: &str = "run `snap remove docker` and install Docker as a package; or configure the runtime in \
+     `/var/snap/docker/current/config/daemon.json`, then run `snap restart docker`";
+
+/// What shows that Docker is a snap; `None` if nothing does.
+///
+/// # Errors
+/// When a folder cannot be read.
+pub fn snap(files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+    for path in SNAP {
+        if files.exists(Utf8Path::new(path))? {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
+}
+
+/// The default runtime that a configuration file names and does not configure. runc is built in, and so are
+/// shims, whose names have dots.
+#[must_use]
+pub fn missing_default(text: &str) -> Option<String> {
+    let file: Value = serde_json::from_str(text.trim_start_matches(BYTE_ORDER_MARK)).ok()?;
+    let name = file.get("default-runtime")?.as_str()?;
+    let is_there = name == "runc"
+        || name.is_empty()
+        || name.contains('.')
+        || file
+            .get("runtimes")
+            .is_some_and(|all| all.get(name).is_some());
+    (!is_there).then(|| name.to_owned())
+}
+
 /// The keys that make Docker know a runtime; those that the file has already are left out.
 #[must_use]
 pub fn settings(file: &Document, runtime: &Runtime<'_>) -> Vec<Setting> {

@@ -7,11 +7,15 @@ use crate::{host::Query, model::pci::PciAddress};
 /// Reading a log takes no longer, however long the machine runs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The messages of the driver and the first line of this boot, from systemd's journal, which keeps
-/// more than the kernel. The rest of the log is nobody's business: it may end in a recording.
+/// What the journal is searched for: the lines that [`read`] understands, and the first line of a boot.
+/// The rest of the log is nobody's business: it may end in a recording.
+const LINES: &str =
+    "NVRM|SXid|nvidia.*(probe|firmware)|BAR [0-9].*(no space|assign)|Linux version ";
+
+/// The messages of this boot from systemd's journal, which keeps more than the kernel.
 #[must_use]
 pub fn journal() -> Query {
-    let lines = format!("--grep=NVRM|{BOOT}");
+    let lines = format!("--grep={LINES}");
     let args = [
         "--dmesg",
         "--boot",
@@ -43,7 +47,7 @@ pub fn last_boot(text: &str) -> impl DoubleEndedIterator<Item = &str> {
     lines.into_iter().skip(start.unwrap_or_default())
 }
 
-/// What NVIDIA's driver said.
+/// What the kernel and NVIDIA's driver said.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
     /// It reported an error by its number.
@@ -52,6 +56,24 @@ pub enum Message {
         gpu: Option<PciAddress>,
         /// The number.
         code: u32,
+        /// The line itself calls the error nonfatal, as those of NVLink 5 do.
+        nonfatal: bool,
+    },
+    /// It says itself what a GPU needs now (Xid 154); later lines replace earlier ones.
+    Recovery {
+        /// The GPU.
+        gpu: Option<PciAddress>,
+        /// What it needs.
+        action: Recovery,
+    },
+    /// An `NVSwitch` reported an error by its number.
+    SXid {
+        /// The switch.
+        switch: Option<PciAddress>,
+        /// The number.
+        code: u32,
+        /// The line calls the error fatal.
+        fatal: bool,
     },
     /// A GPU does not answer any more.
     FellOffBus {
@@ -64,38 +86,151 @@ pub enum Message {
         gpu: Option<PciAddress>,
     },
     /// A GPU needs the open modules, and these are the proprietary ones.
-    NeedsOpen,
+    NeedsOpen {
+        /// The GPU.
+        gpu: Option<PciAddress>,
+    },
     /// A GPU needs the proprietary modules, and these are the open ones.
-    NeedsProprietary,
+    NeedsProprietary {
+        /// The GPU.
+        gpu: Option<PciAddress>,
+    },
+    /// The driver ignores a GPU that only an older branch drives.
+    Legacy {
+        /// The GPU.
+        gpu: Option<PciAddress>,
+        /// The branch that the driver names.
+        branch: u32,
+    },
+    /// The driver does not know a GPU.
+    Unsupported {
+        /// The GPU.
+        gpu: Option<PciAddress>,
+    },
+    /// Firmware or hypervisor gave a GPU no addresses for one of its windows.
+    NoWindow {
+        /// The GPU.
+        gpu: Option<PciAddress>,
+        /// The window.
+        bar: u32,
+    },
+    /// The firmware that the driver loads into GPUs is not on disk.
+    NoFirmware {
+        /// The file, where the line names it.
+        file: Option<String>,
+    },
+    /// The driver refused a device.
+    ProbeFailed {
+        /// The device.
+        gpu: Option<PciAddress>,
+    },
     /// A program has libraries of another version than the module.
     OtherVersion,
 }
 
-/// Reads one line; `None` if it is none of the driver's known messages.
-#[must_use]
-pub fn message(line: &str) -> Option<Message> {
-    let (_, said) = line.split_once("NVRM: ")?;
+/// What the driver says that a GPU needs: the values of NVML's field 230.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recovery {
+    /// Nothing more.
+    None,
+    /// The end of the programs that use it together with others.
+    DrainPeers,
+    /// A reset.
+    Reset,
+    /// Its programs ended, then a reset.
+    DrainAndReset,
+    /// A recovery of the IMEX domain; no fault of this machine.
+    Imex,
+    /// A reset of the bus.
+    BusReset,
+    /// A reboot of the machine.
+    Reboot,
+}
+
+impl Recovery {
+    fn of(number: u32) -> Option<Self> {
+        Some(match number {
+            0 => Self::None,
+            1 => Self::Reset,
+            2 | 7 => Self::Reboot,
+            3 => Self::DrainPeers,
+            4 => Self::DrainAndReset,
+            5 => Self::Imex,
+            6 => Self::BusReset,
+            _ => return None,
+        })
+    }
+}
+
+/// Reads the lines of a log. A sentence of the driver may take several lines, of which only the first names
+/// the GPU.
+pub fn read<'l>(lines: impl IntoIterator<Item = &'l str>) -> Vec<Message> {
+    let mut last = None;
+    let mut found = Vec::new();
+    for line in lines {
+        if let Some((_, said)) = line.split_once("NVRM: ")
+            && (said.starts_with("The NVIDIA") || said.starts_with("This PCI"))
+        {
+            last = said.split([' ', ',']).find_map(address);
+        }
+        found.extend(message(line, last));
+    }
+    found
+}
+
+/// Reads one line; `None` if it is none of the known messages. `last` is the GPU that the sentence
+/// began with.
+fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
+    let Some((_, said)) = line.split_once("NVRM: ") else {
+        return other(line);
+    };
     if let Some(rest) = said.strip_prefix("Xid (") {
-        // `Xid (PCI:0000:18:00): 79, pid=…`; very old drivers wrote the address without `PCI:`.
+        // `Xid (PCI:0000:18:00): 79, pid=…`; very old drivers wrote the address without `PCI:`, and
+        // those of MIG devices add the instance.
         let (place, rest) = rest.split_once("): ")?;
-        let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+        let gpu = (place.trim_start_matches("PCI:").split(' ').next()).and_then(address);
+        let code = number(rest)?;
+        if code == 154
+            && let Some((_, to)) = rest.split_once(" to 0x")
+        {
+            let digits = to.split(|c: char| !c.is_ascii_hexdigit()).next()?;
+            let action = Recovery::of(u32::from_str_radix(digits, 16).ok()?)?;
+            return Some(Message::Recovery { gpu, action });
+        }
+        let nonfatal = rest.split_whitespace().any(|word| {
+            let word = word.trim_end_matches(',');
+            word.eq_ignore_ascii_case("nonfatal") || word.eq_ignore_ascii_case("non-fatal")
+        });
         return Some(Message::Xid {
-            gpu: address(place.trim_start_matches("PCI:")),
-            code: digits.parse().ok()?,
+            gpu,
+            code,
+            nonfatal,
         });
     }
-    let gpu = || said.split([' ', ',']).find_map(address);
+    let named = said.split([' ', ',', '(']).find_map(|word| {
+        let word = word.trim_end_matches(['.', ')']);
+        address(word.trim_start_matches("PCI:"))
+    });
+    let gpu = named.or(last);
     for (words, found) in [
-        ("fallen off the bus", Message::FellOffBus { gpu: gpu() }),
-        ("RmInitAdapter failed", Message::NotStarted { gpu: gpu() }),
-        ("rm_init_adapter failed", Message::NotStarted { gpu: gpu() }),
+        ("fallen off the bus", Message::FellOffBus { gpu: named }),
+        ("RmInitAdapter failed", Message::NotStarted { gpu: named }),
+        ("rm_init_adapter failed", Message::NotStarted { gpu: named }),
         (
             "requires use of the NVIDIA open kernel modules",
-            Message::NeedsOpen,
+            Message::NeedsOpen { gpu },
         ),
         (
             "nvidia.ko because it does not include the required GPU",
-            Message::NeedsProprietary,
+            Message::NeedsProprietary { gpu },
+        ),
+        (
+            "is not supported by the NVIDIA",
+            Message::Unsupported { gpu },
+        ),
+        (
+            "No firmware image found",
+            Message::NoFirmware { file: None },
         ),
         ("API mismatch", Message::OtherVersion),
     ] {
@@ -103,7 +238,60 @@ pub fn message(line: &str) -> Option<Message> {
             return Some(found);
         }
     }
+    if let Some((_, rest)) = said.split_once("supported through the NVIDIA ") {
+        let branch = number(rest)?;
+        return Some(Message::Legacy { gpu, branch });
+    }
+    if let Some((_, rest)) = said.split_once("BAR")
+        && rest.contains(" is 0M @ 0x0")
+    {
+        let bar = number(rest)?;
+        return Some(Message::NoWindow { gpu, bar });
+    }
     None
+}
+
+/// Lines of the kernel itself, and of NVIDIA's driver for switches.
+fn other(line: &str) -> Option<Message> {
+    if let Some((_, rest)) = line.split_once("SXid (") {
+        // `nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up`
+        let (place, rest) = rest.split_once("): ")?;
+        return Some(Message::SXid {
+            switch: address(place.trim_start_matches("PCI:")),
+            code: number(rest)?,
+            fatal: rest.split(',').nth(1)?.trim().eq_ignore_ascii_case("fatal"),
+        });
+    }
+    let device = || line.split([' ', ',']).find_map(address);
+    if line.contains("nvidia") && line.contains("probe ") && line.contains("failed with error") {
+        return Some(Message::ProbeFailed { gpu: device() });
+    }
+    if let Some((_, rest)) = line.split_once("firmware load for nvidia/") {
+        let name = rest.split(' ').next().unwrap_or(rest);
+        return rest.contains("failed").then(|| Message::NoFirmware {
+            file: Some(format!("nvidia/{name}")),
+        });
+    }
+    // `pci 0000:14:00.0: BAR 1: no space for [mem size …]`, and since Linux 6.9 `BAR 1 [mem size …]: can't
+    // assign; no space`. `BAR 7` and up are windows of bridges and of virtual functions.
+    if let Some((_, rest)) = line.split_once(": BAR ")
+        && ["no space", "failed to assign", "can't assign"]
+            .iter()
+            .any(|words| rest.contains(words))
+    {
+        let bar = number(rest).filter(|bar| *bar < 6)?;
+        return Some(Message::NoWindow {
+            gpu: Some(device()?),
+            bar,
+        });
+    }
+    None
+}
+
+/// The number that a text begins with.
+fn number(text: &str) -> Option<u32> {
+    let digits = text.split(|c: char| !c.is_ascii_digit()).next()?;
+    digits.parse().ok()
 }
 
 /// `0000:18:00`, which names no function, or `0000:18:00.0`.
@@ -125,60 +313,166 @@ mod tests {
     #[test]
     fn messages_of_the_driver() {
         let gpu = |text: &str| text.parse().ok();
-        for (line, wanted) in [
+        let xid = |place: &str, code, nonfatal| Message::Xid {
+            gpu: gpu(place),
+            code,
+            nonfatal,
+        };
+        for (text, wanted) in [
             (
                 "[12345.678] NVRM: Xid (PCI:0000:3b:00): 43, pid=1234, name=python, Ch 00000002",
-                Some(Message::Xid {
-                    gpu: gpu("0000:3b:00.0"),
-                    code: 43,
-                }),
+                vec![xid("0000:3b:00.0", 43, false)],
             ),
             (
                 "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
-                Some(Message::Xid {
-                    gpu: gpu("0000:41:00.0"),
-                    code: 79,
-                }),
+                vec![xid("0000:41:00.0", 79, false)],
+            ),
+            (
+                "NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 94, pid=7194, name=python, Contained: SM",
+                vec![xid("0000:3b:00.0", 94, false)],
+            ),
+            (
+                "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT  Nonfatal  XC0 i0 Link 08 (0x004505c6)",
+                vec![xid("0018:01:00.0", 149, true)],
+            ),
+            (
+                "NVRM: Xid (PCI:0000:66:00): 145, RLW_REMAP Fatal XC1 i0 Link 04 (0x004505c6)",
+                vec![xid("0000:66:00.0", 145, false)],
+            ),
+            (
+                "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+                vec![Message::Recovery {
+                    gpu: gpu("0000:01:00.0"),
+                    action: Recovery::Reboot,
+                }],
+            ),
+            (
+                "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+                vec![Message::Recovery {
+                    gpu: gpu("0000:01:00.0"),
+                    action: Recovery::None,
+                }],
+            ),
+            (
+                "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+                vec![Message::SXid {
+                    switch: gpu("0000:c1:00.0"),
+                    code: 20034,
+                    fatal: true,
+                }],
+            ),
+            (
+                "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
+                vec![Message::SXid {
+                    switch: gpu("0000:05:00.0"),
+                    code: 12028,
+                    fatal: false,
+                }],
             ),
             (
                 "NVRM: GPU at 0000:01:00.0 has fallen off the bus.",
-                Some(Message::FellOffBus {
+                vec![Message::FellOffBus {
                     gpu: gpu("0000:01:00.0"),
-                }),
+                }],
             ),
             (
                 "Nov 25 15:40:58 node kernel: [159259.98] NVRM: GPU 0000:02:00.0: RmInitAdapter failed! (0x24:0x65:1185)",
-                Some(Message::NotStarted {
+                vec![Message::NotStarted {
                     gpu: gpu("0000:02:00.0"),
-                }),
+                }],
             ),
             (
                 "NVRM: GPU 0000:02:00.0: rm_init_adapter failed, device minor number 0",
-                Some(Message::NotStarted {
+                vec![Message::NotStarted {
                     gpu: gpu("0000:02:00.0"),
-                }),
+                }],
             ),
             (
-                "NVRM: installed in this system requires use of the NVIDIA open kernel modules.",
-                Some(Message::NeedsOpen),
+                "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:2901)\nNVRM: installed in this system requires use of the NVIDIA open kernel modules.",
+                vec![Message::NeedsOpen {
+                    gpu: gpu("0000:01:00.0"),
+                }],
             ),
             (
                 "NVRM: nvidia.ko because it does not include the required GPU",
-                Some(Message::NeedsProprietary),
+                vec![Message::NeedsProprietary { gpu: None }],
+            ),
+            (
+                "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:2331)\n  NVRM: installed in this system is not supported by open\n  NVRM: nvidia.ko because it does not include the required GPU\nnvidia: probe of 0000:01:00.0 failed with error -1",
+                vec![
+                    Message::NeedsProprietary {
+                        gpu: gpu("0000:01:00.0"),
+                    },
+                    Message::ProbeFailed {
+                        gpu: gpu("0000:01:00.0"),
+                    },
+                ],
+            ),
+            (
+                "nvidia 0000:01:00.0: probe with driver nvidia failed with error -1",
+                vec![Message::ProbeFailed {
+                    gpu: gpu("0000:01:00.0"),
+                }],
+            ),
+            (
+                "NVRM: The NVIDIA GeForce GTX 760 GPU installed in this system is\nNVRM:  supported through the NVIDIA 470.xx Legacy drivers. Please",
+                vec![Message::Legacy {
+                    gpu: None,
+                    branch: 470,
+                }],
+            ),
+            (
+                "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\n  NVRM: BAR1 is 0M @ 0x0 (PCI:0000:14:00.0)",
+                vec![Message::NoWindow {
+                    gpu: gpu("0000:14:00.0"),
+                    bar: 1,
+                }],
+            ),
+            (
+                "pci 0000:14:00.0: BAR 1: no space for [mem size 0x2000000000 64bit pref]",
+                vec![Message::NoWindow {
+                    gpu: gpu("0000:14:00.0"),
+                    bar: 1,
+                }],
+            ),
+            (
+                "pci 0000:14:00.0: BAR 1 [mem size 0x2000000000 64bit pref]: can't assign; no space",
+                vec![Message::NoWindow {
+                    gpu: gpu("0000:14:00.0"),
+                    bar: 1,
+                }],
+            ),
+            (
+                "pci 0000:00:1c.0: BAR 13: no space for [io  size 0x1000]",
+                vec![],
+            ),
+            (
+                "nvidia 0000:01:00.0: Direct firmware load for nvidia/580.95.05/gsp_ga10x.bin failed with error -2",
+                vec![Message::NoFirmware {
+                    file: Some("nvidia/580.95.05/gsp_ga10x.bin".to_owned()),
+                }],
             ),
             (
                 "NVRM: API mismatch: the client has the version 535.247.01, but",
-                Some(Message::OtherVersion),
+                vec![Message::OtherVersion],
             ),
             (
                 "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.105.08",
-                None,
+                vec![],
             ),
-            ("nouveau 0000:01:00.0: NVIDIA GA102", None),
-            ("NVRM: Xid (PCI:0000:3b:00): x", None),
-            ("", None),
+            ("nouveau 0000:01:00.0: NVIDIA GA102", vec![]),
+            ("NVRM: Xid (PCI:0000:3b:00): x", vec![]),
+            ("", vec![]),
         ] {
-            assert_eq!(message(line), wanted, "{line}");
+            assert_eq!(read(text.lines()), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_journal_is_searched_for_every_line_that_is_understood() {
+        let line = journal().cmd().line();
+        for word in ["NVRM", "SXid", "probe", "firmware", "BAR ", "Linux version"] {
+            assert!(line.contains(word), "{line}");
         }
     }
 
@@ -191,7 +485,7 @@ mod tests {
     }
 
     reads_any_text!(
-        "(NVRM: |Xid \\(PCI:|0000:3b:00|\\): |79|, |.)*",
-        |text| message(&text); last_boot(&text).count()
+        "(NVRM: |Xid \\(PCI:|SXid \\(|0000:3b:00|\\): |79|, |: BAR |\n|.)*",
+        |text| read(text.lines()); last_boot(&text).count()
     );
 }

@@ -27,6 +27,10 @@ pub enum Act {
     ContactSupport,
     /// To reset the GPU.
     ResetGpu,
+    /// To reset all GPUs that NVLink joins.
+    ResetFabric,
+    /// To reboot.
+    Reboot,
     /// To look at cables and seats.
     CheckMechanics,
     /// To start the machine again, with its power cut.
@@ -59,7 +63,10 @@ mod tests {
 
     #[test]
     fn the_table_is_whole() {
-        assert!(TABLE.len() > 40);
+        assert!(TABLE.len() > 65);
+        for code in 144..=150 {
+            assert_eq!(of(code).map(|xid| xid.act), Some(Act::ResetFabric));
+        }
         assert_eq!(of(79).map(|xid| xid.act), Some(Act::RestartMachine));
         assert_eq!(of(13).map(|xid| xid.act), Some(Act::RestartApp));
         assert_eq!(of(4711), None);

@@ -10,7 +10,7 @@ use crate::{
     model::packages::KEY_FILE,
     tools::{
         openpgp::{self, Key, KeyFile},
-        packages::{Backend, SourceEntry},
+        packages::{Backend, SourceEntry, contradictions},
     },
 };
 
@@ -279,24 +279,6 @@ impl Applier {
         let found = contradictions(&self.backend.entries(&*self.host.files)?);
         Ok((!found.is_empty()).then(|| found.join("\n")))
     }
-}
-
-/// Each entry that names the same address and suite as another entry, but another key.
-fn contradictions(entries: &[SourceEntry]) -> Vec<String> {
-    (entries.iter())
-        .filter(|one| {
-            entries.iter().any(|other| {
-                one.uri == other.uri && one.suite == other.suite && one.signed_by != other.signed_by
-            })
-        })
-        .map(|entry| {
-            let SourceEntry {
-                file, uri, suite, ..
-            } = entry;
-            let key = entry.signed_by.as_deref().unwrap_or("no key");
-            format!("`{file}` names {uri} {suite} with {key}")
-        })
-        .collect()
 }
 
 /// The source file, not written by this program, that already configures the repository as wanted:

@@ -251,6 +251,7 @@ fn unsupported() -> Rig {
         why: "fedora 42 is not supported".to_owned(),
         hint: Some("name a profile".to_owned()),
         needless: false,
+        unknown: false,
     });
     rig.checks = || vec![Box::new(Family)];
     rig

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::{counted, footer, next_step, notes};
 use crate::{
-    check::{Finding, Verdict},
+    check::{Finding, Verdict, is_wish},
     engine::RunReport,
     event::Outcome,
     exit::Exit,
@@ -23,10 +23,13 @@ const TEXT: usize = 9;
 const INSTALL: &str = "gpu-bootstrap install";
 
 /// What stands before the titles of findings that another one blocks.
-const BLOCKED: &str = "waits for this:";
+const BLOCKED: &str = "also affected:";
 
 /// The finding that says whether this machine can be prepared at all.
 const RESOLVABLE: &str = "config.resolvable";
+
+/// The finding that says whose driver the machine has.
+const OWNER: &str = "os.managed";
 
 /// The findings by what a reader does about them.
 #[derive(Default)]
@@ -107,17 +110,38 @@ fn headline<'r>(
     let unknown = |finding: &&&Finding| finding.status == Verdict::Unknown;
     let nothing = |finding: &&&Finding| finding.id.as_str() == RESOLVABLE;
     if let Some(root) = sorted.broken.first() {
-        return because(Ink::Bad, "not ready: ", root);
+        return match root.id.as_str() {
+            RESOLVABLE => because(Ink::Bad, "no fault found, but not prepared: ", root),
+            _ if is_wish(&root.id) => because(Ink::Bad, "not as wanted: ", root),
+            _ => because(Ink::Bad, "not ready: ", root),
+        };
     }
     if sorted.changes > 0 {
         let text = format!("{} would change", things(sorted.changes));
         return plain(Ink::Doubt, text);
+    }
+    if let Some(finding) = sorted.doubts.iter().find(nothing) {
+        return because(
+            Ink::Doubt,
+            "no fault found, but not everything is known: ",
+            finding,
+        );
     }
     if report.exit != Exit::Ok {
         return match sorted.doubts.iter().find(unknown) {
             Some(finding) => because(Ink::Bad, "unknown: ", finding),
             None => plain(Ink::Bad, "unknown: not everything was examined".to_owned()),
         };
+    }
+    let owned = |finding: &&&Finding| finding.id.as_str() == OWNER;
+    if let Some(finding) = sorted.rest.iter().find(owned)
+        && finding.status == Verdict::Pass
+        && sorted
+            .rest
+            .iter()
+            .any(|finding| nothing(&finding) && finding.status == Verdict::Skip)
+    {
+        return because(Ink::Good, "healthy, and managed by ", finding);
     }
     if let Some(finding) = sorted.rest.iter().find(nothing)
         && finding.status == Verdict::Skip

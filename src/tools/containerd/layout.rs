@@ -68,7 +68,7 @@ impl Version {
     }
 
     /// The version of the format of a new file: the newest one that this containerd reads.
-    fn format(self) -> i64 {
+    pub(super) fn format(self) -> i64 {
         match self {
             Self(..=1, _) => 2,
             Self(2, ..=2) => 3,
@@ -77,13 +77,13 @@ impl Version {
     }
 
     /// Files are merged key by key, and not by plugin.
-    fn merges(self) -> bool {
+    pub(super) fn merges(self) -> bool {
         self >= Self(2, 1)
     }
 
     /// The runtimes of a file take the place of those that are built in, so runc has to be named, too
     /// (seen with 1.6.20 and 1.7.24, not with 2.1.9).
-    fn forgets_runc(self) -> bool {
+    pub(super) fn forgets_runc(self) -> bool {
         self < Self(2, 0)
     }
 
@@ -105,7 +105,7 @@ const PLUGINS_FOLDER: &str = "/opt/cni/bin";
 const DEBIANS_PLUGINS: &str = "/usr/lib/cni";
 
 /// The plugin with the runtimes, in a file with this version of the format.
-fn plugin(format: i64) -> &'static str {
+pub(super) fn plugin(format: i64) -> &'static str {
     match format {
         ..=1 => "cri",
         2 => "io.containerd.grpc.v1.cri",

@@ -6,6 +6,7 @@ use toml::Table;
 
 use crate::host::Query;
 
+pub mod faults;
 pub mod layout;
 
 /// What the CRI plugin is configured with.

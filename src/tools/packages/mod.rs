@@ -19,7 +19,7 @@ pub use fault::Fault;
 pub use types::{
     Action, ArchiveError, Commands, Condition, Contents, Estimate, Exclusion, Further, HalfDone,
     LowerBounds, Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure,
-    TransactionRequest,
+    SourceFlaw, TransactionRequest, contradictions,
 };
 
 use crate::{
@@ -90,6 +90,14 @@ pub trait Backend: Debug + Send + Sync {
     /// # Errors
     /// When the database exists and cannot be read.
     async fn database(&self, host: Reader<'_>) -> Result<Option<Vec<Package>>, DatabaseError>;
+
+    /// What keeps it from reading its sources at all, so that nothing can be installed.
+    ///
+    /// # Errors
+    /// When an existing file cannot be read.
+    fn source_flaws(&self, _files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
+        Ok(Vec::new())
+    }
 
     /// The program that must be run to read the database; `None` if files are read.
     fn database_program(&self) -> Option<&'static str> {

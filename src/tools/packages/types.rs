@@ -477,3 +477,31 @@ pub enum ArchiveError {
         file: Utf8PathBuf,
     },
 }
+
+/// Each entry that names the same address and suite as another entry, but another key.
+#[must_use]
+pub fn contradictions(entries: &[SourceEntry]) -> Vec<String> {
+    (entries.iter())
+        .filter(|one| {
+            entries.iter().any(|other| {
+                one.uri == other.uri && one.suite == other.suite && one.signed_by != other.signed_by
+            })
+        })
+        .map(|entry| {
+            let SourceEntry {
+                file, uri, suite, ..
+            } = entry;
+            let key = entry.signed_by.as_deref().unwrap_or("no key");
+            format!("`{file}` names {uri} {suite} with {key}")
+        })
+        .collect()
+}
+
+/// What keeps a package manager from reading its sources at all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceFlaw {
+    /// The files, with the line where there is one.
+    pub why: String,
+    /// What mends it.
+    pub remedy: String,
+}

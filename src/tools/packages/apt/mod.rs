@@ -26,7 +26,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{
     Action, ArchiveError, Backend, Commands, DatabaseError, Estimate, Exclusion, Fault, Further,
     LowerBounds, Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure,
-    TransactionRequest, Transactions, Updater,
+    SourceFlaw, TransactionRequest, Transactions, Updater,
 };
 use crate::{
     host::{Cmd, FilesError, Kind, Query, ReadFiles, Reader},
@@ -142,6 +142,10 @@ impl Backend for Apt {
     fn has_lists(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
         let names = files.list(Utf8Path::new(lists::FOLDER))?;
         Ok(lists::are_complete(&names, &sources::read(files)?))
+    }
+
+    fn source_flaws(&self, files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
+        sources::flaws(files)
     }
 
     fn entries(&self, files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {

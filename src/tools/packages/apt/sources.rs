@@ -5,7 +5,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     host::{FilesError, Kind, ReadFiles, Stat},
-    tools::packages::SourceEntry,
+    tools::packages::{SourceEntry, SourceFlaw, contradictions},
 };
 
 /// The old single file.
@@ -34,11 +34,20 @@ const SKIPS_VERIFICATION: [&str; 4] = [
 /// # Errors
 /// When an existing file cannot be read.
 pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
+    let mut entries = Vec::new();
+    for (path, text) in texts(files)? {
+        entries.extend(parse(&path, &text));
+    }
+    Ok(entries)
+}
+
+/// The files that apt reads, with their texts.
+fn texts(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, String)>, FilesError> {
     let folder = Utf8Path::new(FOLDER);
     let mut paths = vec![Utf8PathBuf::from(LIST)];
     let names = files.list(folder)?;
     paths.extend((names.iter().filter(|name| is_read(name))).map(|name| folder.join(name)));
-    let mut entries = Vec::new();
+    let mut found = Vec::new();
     for path in paths {
         // A folder may have such a name, too; apt ignores it.
         let is_folder = |stat: &Stat| stat.kind == Kind::Folder;
@@ -46,9 +55,86 @@ pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
             continue;
         }
         let bytes = files.read(&path)?.unwrap_or_default();
-        entries.extend(parse(&path, &String::from_utf8_lossy(&bytes)));
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        found.push((path, text));
     }
-    Ok(entries)
+    Ok(found)
+}
+
+/// What keeps apt from reading its sources at all: a line that it does not understand, or entries that
+/// contradict each other.
+///
+/// # Errors
+/// When an existing file cannot be read.
+pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
+    let mut found = Vec::new();
+    for (path, text) in texts(files)? {
+        let Some(line) = unread(&path, &text) else {
+            continue;
+        };
+        let first = text.trim_start().to_ascii_lowercase();
+        let is_page = first.starts_with("<!doctype")
+            || first.starts_with("<html")
+            || first.starts_with("<?xml");
+        found.push(SourceFlaw {
+            why: match is_page {
+                true => format!("`{path}` is a web page and no list of packages (line {line})"),
+                false => format!("line {line} of `{path}` is no entry of apt"),
+            },
+            remedy: match is_page {
+                true => format!(
+                    "remove `{path}`: what was downloaded there was not found, or is elsewhere now"
+                ),
+                false => format!("correct or remove line {line} of `{path}`"),
+            },
+        });
+    }
+    let entries = read(files)?;
+    let contradicting = contradictions(&entries);
+    if !contradicting.is_empty() {
+        let unsigned = entries.iter().find(|entry| {
+            entry.signed_by.is_none()
+                && entries.iter().any(|other| {
+                    other.uri == entry.uri
+                        && other.suite == entry.suite
+                        && other.signed_by.is_some()
+                })
+        });
+        found.push(SourceFlaw {
+            why: format!(
+                "entries contradict each other (`Signed-By`): {}",
+                contradicting.join("; ")
+            ),
+            remedy: match unsigned {
+                Some(entry) => format!("remove the entry without a key from `{}`", entry.file),
+                None => "remove all but one of the entries".to_owned(),
+            },
+        });
+    }
+    Ok(found)
+}
+
+/// The first line of a file that apt does not understand.
+fn unread(file: &Utf8Path, text: &str) -> Option<usize> {
+    let is_comment = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
+    match file.extension() {
+        Some("list") => (text.lines())
+            .position(|line| !is_comment(line) && one_line(file, line).is_none())
+            .map(|at| at + 1),
+        Some("sources") => (text.lines())
+            .position(|line| {
+                let key = line.split_once(':').map(|(key, _)| key);
+                let is_field = key.is_some_and(|key| {
+                    !key.is_empty()
+                        && key
+                            .bytes()
+                            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+                });
+                !is_comment(line) && !line.starts_with([' ', '\t']) && !is_field
+            })
+            .map(|at| at + 1),
+        _ => None,
+    }
 }
 
 /// Parses a file by its name: `.sources` is deb822, `.list` has one entry per line. Other files are
@@ -339,5 +425,57 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn what_keeps_apt_from_reading_is_named() {
+        let (host, fakes) = crate::host::fake::host();
+        let of = || -> Vec<String> {
+            let found = super::flaws(&*host.files).unwrap();
+            found
+                .into_iter()
+                .map(|flaw| format!("{}: {}", flaw.why, flaw.remedy))
+                .collect()
+        };
+        let put = |name: &str, text: &str| {
+            fakes
+                .files
+                .put(&format!("/etc/apt/sources.list.d/{name}"), text)
+        };
+        put(
+            "good.list",
+            "# a comment\n\ndeb [arch=amd64 signed-by=/k.gpg] https://a.example/x/ /\n",
+        );
+        put(
+            "good.sources",
+            "Types: deb\nURIs: https://b.example\nSuites: x\nSigned-By:\n -----BEGIN\n .\n",
+        );
+        put("page.list.save", "<html>");
+        assert!(of().is_empty(), "{:?}", of());
+        put("page.list", "<!DOCTYPE html>\n<html>\n");
+        assert!(
+            of()[0].contains("page.list` is a web page") && of()[0].contains("line 1"),
+            "{:?}",
+            of()
+        );
+        put("page.list", "deb https://c.example x main\nE404\n");
+        assert!(
+            of()[0].contains("line 2 of `/etc/apt/sources.list.d/page.list`"),
+            "{:?}",
+            of()
+        );
+        put("page.list", "");
+        put("other.list", "deb https://a.example/x /\n");
+        let found = of();
+        assert!(
+            found[0].contains("good.list") && found[0].contains("other.list"),
+            "{found:?}"
+        );
+        assert!(
+            found[0].ends_with(
+                "remove the entry without a key from `/etc/apt/sources.list.d/other.list`"
+            ),
+            "{found:?}"
+        );
     }
 }

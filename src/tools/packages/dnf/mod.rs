@@ -26,7 +26,7 @@ use rpm_version::rpm_evr_compare;
 use super::{
     Action, ArchiveError, Backend, Commands, Contents, DatabaseError, Estimate, Exclusion, Fault,
     Further, HalfDone, HoldList, Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry,
-    SourceFailure, Streams, TransactionRequest, Transactions,
+    SourceFailure, SourceFlaw, Streams, TransactionRequest, Transactions,
 };
 use crate::{
     host::{Cmd, FilesError, Output, Query, ReadFiles, Reader},
@@ -214,6 +214,10 @@ impl Backend for Dnf {
 
     fn locks(&self) -> &'static [&'static str] {
         &generation::LOCKS
+    }
+
+    fn source_flaws(&self, files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
+        sources::flaws(files)
     }
 
     fn entries(&self, files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {

@@ -4,7 +4,7 @@ use camino::Utf8Path;
 
 use crate::{
     host::{FilesError, ReadFiles},
-    tools::packages::{ArchiveError, Further, SourceEntry},
+    tools::packages::{ArchiveError, Further, SourceEntry, SourceFlaw},
 };
 
 /// The folder of the files; dnf reads `*.repo`.
@@ -24,6 +24,45 @@ pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
         }
     }
     Ok(entries)
+}
+
+/// Files that dnf does not read: it stops at a line before the first section, and at one that is no option.
+///
+/// # Errors
+/// When an existing file cannot be read.
+pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
+    let mut found = Vec::new();
+    for name in files.list(Utf8Path::new(FOLDER))? {
+        let path = Utf8Path::new(FOLDER).join(&name);
+        if path.extension() != Some("repo") {
+            continue;
+        }
+        let text = files.read_text(&path)?.unwrap_or_default();
+        let mut in_section = false;
+        let bad = text.lines().position(|line| {
+            let line = line.trim_end();
+            let is_section = line.starts_with('[') && line.ends_with(']');
+            in_section |= is_section;
+            let is_plain = line.is_empty() || line.starts_with(['#', ';']);
+            let is_option = in_section && (line.starts_with([' ', '\t']) || line.contains('='));
+            !(is_section || is_plain || is_option)
+        });
+        if let Some(at) = bad {
+            let line = at + 1;
+            let is_page = text.trim_start().starts_with('<');
+            found.push(SourceFlaw {
+                why: match is_page {
+                    true => format!("`{path}` is a web page and no list of repositories (line {line})"),
+                    false => format!("line {line} of `{path}` is no section and no option"),
+                },
+                remedy: match is_page {
+                    true => format!("remove `{path}`: what was downloaded there was not found, or is elsewhere now"),
+                    false => format!("correct or remove line {line} of `{path}`"),
+                },
+            });
+        }
+    }
+    Ok(found)
 }
 
 /// The repositories in a file: sections with options.
@@ -171,4 +210,29 @@ gpgcheck = 0
     }
 
     reads_any_text!("(\\[[a-z]*\\]|[a-z]+=|.|\n)*", |text| entries(&text));
+
+    #[test]
+    fn what_keeps_dnf_from_reading_is_named() {
+        let (host, fakes) = crate::host::fake::host();
+        let of = || -> Vec<String> {
+            let found = super::flaws(&*host.files).unwrap();
+            found.into_iter().map(|flaw| flaw.why).collect()
+        };
+        let put =
+            |name: &str, text: &str| fakes.files.put(&format!("/etc/yum.repos.d/{name}"), text);
+        put(
+            "good.repo",
+            "# x\n[one]\nname=One\nbaseurl=https://a.example\n https://b.example\n\n[two]\nenabled = 0\n",
+        );
+        put("note.txt", "anything\n");
+        assert!(of().is_empty(), "{:?}", of());
+        put("bad.repo", "<!DOCTYPE html>\n");
+        assert!(of()[0].contains("web page"), "{:?}", of());
+        put("bad.repo", "[one]\nname=One\n404\n");
+        assert!(
+            of()[0].contains("line 3 of `/etc/yum.repos.d/bad.repo`"),
+            "{:?}",
+            of()
+        );
+    }
 }

@@ -1,0 +1,117 @@
+//! Whose driver the machine has, where it is not this program's business.
+
+use camino::Utf8Path;
+
+use super::StateError;
+use crate::{
+    facts::{Facts, detection::table},
+    host::ReadFiles,
+};
+
+/// Somebody who manages the driver of the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// The name.
+    pub name: &'static str,
+    /// What shows it.
+    pub evidence: String,
+    /// What this program has no part in.
+    pub why: &'static str,
+    /// What changes the driver there.
+    pub remedy: &'static str,
+}
+
+/// The file that tells the release of DGX OS.
+const DGX: &str = "/etc/dgx-release";
+
+/// Whose driver the machine has; `None` if nothing tells.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn owner(files: &dyn ReadFiles, facts: &Facts) -> Result<Option<Owner>, StateError> {
+    for row in &table().owner {
+        let mut evidence = None;
+        for file in &row.files {
+            if files.exists(Utf8Path::new(file))? {
+                evidence = Some(format!("`{file}`"));
+                break;
+            }
+        }
+        if let Some(os) = (facts.os.as_ref()).filter(|os| row.os.contains(&os.id)) {
+            let version = os.version_id.as_deref().unwrap_or_default();
+            evidence = Some(format!("{} {version}", os.id).trim().to_owned());
+        }
+        let Some(mut evidence) = evidence else {
+            continue;
+        };
+        if evidence.contains(DGX)
+            && let Some(text) = files.read_text(Utf8Path::new(DGX))?
+            && let Some(version) = release(&text)
+        {
+            evidence = format!("{version}, by {evidence}");
+        }
+        return Ok(Some(Owner {
+            name: &row.name,
+            evidence,
+            why: &row.why,
+            remedy: &row.remedy,
+        }));
+    }
+    Ok(None)
+}
+
+/// `DGX_SWBUILD_VERSION="7.5.0"`; an upgrade writes `DGX_OTA_VERSION` below it, which goes before.
+fn release(text: &str) -> Option<&str> {
+    let of = |key: &str| {
+        let line = text.lines().rev().find_map(|line| line.strip_prefix(key))?;
+        Some(line.strip_prefix('=')?.trim_matches('"'))
+    };
+    of("DGX_OTA_VERSION").or_else(|| of("DGX_SWBUILD_VERSION"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::owner;
+    use crate::{host::fake, steps::fixtures::facts};
+
+    #[test]
+    fn who_has_the_driver_is_told_by_files_and_by_the_system() {
+        let told = |files: &[(&str, &str)], os: Option<&str>| {
+            let (host, fakes) = fake::host();
+            for (path, text) in files {
+                fakes.files.put(path, *text);
+            }
+            let mut facts = facts();
+            if let (Some(id), Some(found)) = (os, facts.os.as_mut()) {
+                found.id = id.to_owned();
+            }
+            let owner = owner(&*host.files, &facts).unwrap();
+            owner.map(|owner| (owner.name, owner.evidence))
+        };
+        assert_eq!(told(&[], None), None);
+        let (name, evidence) = told(
+            &[(
+                "/etc/dgx-release",
+                "DGX_NAME=\"DGX Server\"\nDGX_SWBUILD_VERSION=\"7.5.0\"\n",
+            )],
+            None,
+        )
+        .unwrap();
+        assert_eq!(name, "NVIDIA's DGX OS");
+        assert_eq!(evidence, "7.5.0, by `/etc/dgx-release`");
+        let operator = told(&[("/run/nvidia/validations/.driver-ctr-ready", "")], None).unwrap();
+        assert_eq!(operator.0, "NVIDIA's GPU Operator");
+        // The operator makes the folder on every node, also where the host has the driver.
+        assert_eq!(
+            told(&[("/run/nvidia/validations/driver-ready", "")], None),
+            None
+        );
+        for (id, name) in [
+            ("cos", "Container-Optimized OS"),
+            ("flatcar", "Flatcar Container Linux"),
+            ("talos", "Talos Linux"),
+        ] {
+            assert_eq!(told(&[], Some(id)).unwrap().0, name);
+        }
+    }
+}

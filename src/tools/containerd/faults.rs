@@ -1,0 +1,475 @@
+//! What makes containerd refuse its files, or makes them say something else than who wrote them meant. The files are
+//! read as the daemon reads them.
+//!
+//! Sources: containerd, `cmd/containerd/server/config/config.go` (versions, imports, merging) and
+//! `internal/cri/config/config.go` (`ValidateRuntimeConfig`: the default runtime must be there);
+//! NVIDIA/aicr issue 1688 and NVIDIA/gpu-operator issue 2646 (a file that is imported may not be of a higher version
+//! than the root file).
+
+use std::collections::BTreeMap;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use toml::{Table, Value};
+
+use super::{
+    PLUGINS, check_config,
+    layout::{BUILT_IN, ConfigFile, Version},
+};
+
+/// A fault of a configuration file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// The file.
+    pub path: Utf8PathBuf,
+    /// What is wrong, and what follows.
+    pub why: String,
+    /// What mends it.
+    pub remedy: String,
+    /// The daemon does not start with it; otherwise containers of one runtime do not.
+    pub refused: bool,
+}
+
+struct Parsed<'f> {
+    path: &'f Utf8Path,
+    root: Table,
+    format: Option<i64>,
+}
+
+impl Parsed<'_> {
+    /// The table of the plugin with the runtimes.
+    fn plugin(&self) -> Option<&Table> {
+        let plugins = self.root.get("plugins")?.as_table()?;
+        (PLUGINS.iter()).find_map(|name| plugins.get(*name)?.as_table())
+    }
+}
+
+/// A runtime, as all files say together, and the file that spoke last.
+#[derive(Clone)]
+struct Runtime<'f> {
+    keys: Table,
+    path: &'f Utf8Path,
+}
+
+/// The faults of the files: the first is the one that containerd is started with, the others are those that it
+/// imports, in their order. `strays` are files beside them that nothing imports.
+#[must_use]
+pub fn faults(files: &[ConfigFile], strays: &[ConfigFile], version: Option<Version>) -> Vec<Fault> {
+    let mut found = Vec::new();
+    let mut parsed = Vec::new();
+    for file in files {
+        let Some(text) = &file.text else { continue };
+        match check_config(text) {
+            Err(why) => found.push(Fault {
+                path: file.path.clone(),
+                why: format!(
+                    "`{}` is no TOML ({why}), so containerd does not start",
+                    file.path
+                ),
+                remedy: format!(
+                    "correct `{}`, then run `systemctl restart containerd`",
+                    file.path
+                ),
+                refused: true,
+            }),
+            Ok(()) => parsed.extend(toml::from_str::<Table>(text).ok().map(|root| Parsed {
+                path: &file.path,
+                format: root.get("version").and_then(Value::as_integer),
+                root,
+            })),
+        }
+    }
+    if !found.is_empty() {
+        return found;
+    }
+    found.extend(versions(&parsed, version));
+    if !found.is_empty() {
+        return found;
+    }
+    let (runtimes, default) = merged(&parsed, version);
+    found.extend(no_default(&runtimes, default, version));
+    for (name, runtime) in &runtimes {
+        let of_type = runtime.keys.get("runtime_type").and_then(Value::as_str);
+        if of_type.is_none_or(str::is_empty) {
+            found.push(Fault {
+                path: runtime.path.to_owned(),
+                why: format!(
+                    "runtime `{name}` has no `runtime_type` (`{}`), so no container of it starts",
+                    runtime.path
+                ),
+                remedy: format!(
+                    "set `runtime_type = \"io.containerd.runc.v2\"` in its table in `{}`, then run \
+                     `systemctl restart containerd`",
+                    runtime.path
+                ),
+                refused: false,
+            });
+        }
+    }
+    let lost = |name: &str| !runtimes.contains_key(name);
+    for stray in strays {
+        let Some(root) = stray
+            .text
+            .as_deref()
+            .and_then(|text| toml::from_str(text).ok())
+        else {
+            continue;
+        };
+        let file = Parsed {
+            path: &stray.path,
+            format: None,
+            root,
+        };
+        let name = (file.plugin().and_then(runtimes_of).into_iter().flatten())
+            .map(|(name, _)| name)
+            .find(|name| lost(name));
+        let root = files
+            .first()
+            .map_or("config.toml", |file| file.path.as_str());
+        if let Some(name) = name {
+            let pattern = stray.path.parent().map_or_else(
+                || stray.path.to_string(),
+                |folder| folder.join("*.toml").into_string(),
+            );
+            found.push(Fault {
+                path: stray.path.clone(),
+                why: format!(
+                    "containerd has no runtime `{name}`: `{}` has it, and nothing imports that file",
+                    stray.path
+                ),
+                remedy: format!(
+                    "add \"{pattern}\" to `imports` in `{root}`, or move the file to a folder that is imported; \
+                     then run `systemctl restart containerd`"
+                ),
+                refused: false,
+            });
+        }
+    }
+    // The table of a plugin in a later file replaces that of earlier ones.
+    for file in &parsed {
+        for name in file
+            .plugin()
+            .and_then(runtimes_of)
+            .into_iter()
+            .flatten()
+            .map(|(name, _)| name)
+        {
+            if lost(name) && name != BUILT_IN {
+                let last = parsed.iter().rev().find(|file| file.plugin().is_some());
+                let last = last.map_or(file.path, |last| last.path);
+                found.push(Fault {
+                    path: last.to_owned(),
+                    why: format!(
+                        "containerd has no runtime `{name}`, which `{}` names: before containerd 2.1 the plugin's \
+                         table in `{last}` replaces the whole table",
+                        file.path
+                    ),
+                    remedy: format!("write runtime `{name}` into `{last}`, too"),
+                    refused: false,
+                });
+            }
+        }
+    }
+    found
+}
+
+/// The versions of the files against containerd and against each other.
+fn versions(files: &[Parsed<'_>], version: Option<Version>) -> Option<Fault> {
+    let root = files.first()?;
+    for file in files {
+        let Some(format) = file.format else { continue };
+        if let Some(version) = version.filter(|version| format > version.format()) {
+            let newest = version.format();
+            return Some(Fault {
+                path: file.path.to_owned(),
+                why: format!(
+                    "containerd {version} reads files up to version {newest}, and `{}` is of version {format}: it \
+                     does not start",
+                    file.path
+                ),
+                remedy: format!(
+                    "write the file in version {newest} (plugin `{}`), or upgrade containerd",
+                    super::layout::plugin(newest)
+                ),
+                refused: true,
+            });
+        }
+        if let Some(own) = root.format.filter(|own| format > *own) {
+            return Some(Fault {
+                path: file.path.to_owned(),
+                why: format!(
+                    "`{}` is of version {format}, and `{}`, which imports it, of version {own}: containerd does \
+                     not start",
+                    file.path, root.path
+                ),
+                remedy: format!(
+                    "write `{}` in version {own} (plugin `{}`) or remove it, then run `systemctl restart containerd`",
+                    file.path,
+                    super::layout::plugin(own)
+                ),
+                refused: true,
+            });
+        }
+    }
+    None
+}
+
+fn runtimes_of(plugin: &Table) -> Option<&Table> {
+    plugin.get("containerd")?.get("runtimes")?.as_table()
+}
+
+/// The runtimes as all files say together, and the default one with its file.
+fn merged<'f>(
+    files: &'f [Parsed<'f>],
+    version: Option<Version>,
+) -> (
+    BTreeMap<String, Runtime<'f>>,
+    Option<(String, &'f Utf8Path)>,
+) {
+    let mut runtimes: BTreeMap<String, Runtime<'f>> = BTreeMap::new();
+    let mut default = None;
+    for file in files {
+        let Some(plugin) = file.plugin() else {
+            continue;
+        };
+        if version.is_some_and(|version| !version.merges()) {
+            runtimes.clear();
+            default = None;
+        }
+        for (name, keys) in runtimes_of(plugin).into_iter().flatten() {
+            let keys = keys.as_table().cloned().unwrap_or_default();
+            let runtime = runtimes.entry(name.clone()).or_insert_with(|| Runtime {
+                keys: Table::new(),
+                path: file.path,
+            });
+            runtime.keys.extend(keys);
+            runtime.path = file.path;
+        }
+        let named = plugin
+            .get("containerd")
+            .and_then(|table| table.get("default_runtime_name"));
+        if let Some(name) = named
+            .and_then(Value::as_str)
+            .filter(|name| !name.is_empty())
+        {
+            default = Some((name.to_owned(), file.path));
+        }
+    }
+    (runtimes, default)
+}
+
+/// A default runtime that is not there: the CRI plugin does not start.
+fn no_default(
+    runtimes: &BTreeMap<String, Runtime<'_>>,
+    default: Option<(String, &Utf8Path)>,
+    version: Option<Version>,
+) -> Option<Fault> {
+    let built_in = runtimes.is_empty() || version.is_some_and(|version| !version.forgets_runc());
+    let (name, path) = match default {
+        Some((name, path)) => (name, path.to_owned()),
+        None => {
+            let (_, first) = runtimes.first_key_value()?;
+            // Only a containerd that is known to forget runc lacks it.
+            version.filter(|version| version.forgets_runc())?;
+            (BUILT_IN.to_owned(), first.path.to_owned())
+        }
+    };
+    let is_there = runtimes.contains_key(&name) || (name == BUILT_IN && built_in);
+    (!is_there && (version.is_some() || name != BUILT_IN)).then(|| Fault {
+        why: format!(
+            "the default runtime of containerd is `{name}`, which no file configures (`{path}`): its CRI plugin does \
+             not start"
+        ),
+        remedy: format!(
+            "name runtime `{name}` in `{path}`, or another one as `default_runtime_name`; then run `systemctl restart \
+             containerd`"
+        ),
+        path,
+        refused: true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ConfigFile, Fault, Version, faults};
+
+    fn file(path: &str, text: &str) -> ConfigFile {
+        ConfigFile {
+            path: path.into(),
+            text: Some(text.to_owned()),
+        }
+    }
+
+    const ROOT: &str = "/etc/containerd/config.toml";
+    const DROP_IN: &str = "/etc/containerd/conf.d/99-nvidia.toml";
+
+    /// A runtime of a file of version 2.
+    fn old(name: &str, more: &str) -> String {
+        let table = format!("[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.{name}]\n");
+        format!("version = 2\n{table}{more}\n")
+    }
+
+    fn new(version: u32, name: &str, more: &str) -> String {
+        let table =
+            format!("[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.{name}]\n");
+        format!("version = {version}\n{table}{more}\n")
+    }
+
+    const TYPE: &str = "runtime_type = 'io.containerd.runc.v2'";
+
+    fn only(found: Vec<Fault>) -> Fault {
+        assert_eq!(found.len(), 1, "{found:?}");
+        found.into_iter().next().unwrap()
+    }
+
+    #[test]
+    fn files_that_are_right_have_no_faults() {
+        for (texts, version) in [
+            (vec![], Some(Version(1, 7))),
+            (vec![old("runc", TYPE)], Some(Version(1, 7))),
+            (
+                vec!["disabled_plugins = ['cri']\n".to_owned()],
+                Some(Version(2, 1)),
+            ),
+            (
+                vec![new(3, "runc", TYPE), old("nvidia", TYPE)],
+                Some(Version(2, 1)),
+            ),
+            (vec![new(3, "nvidia", TYPE)], Some(Version(2, 0))),
+            (vec![new(4, "nvidia", TYPE)], Some(Version(2, 3))),
+            (vec![old("nvidia", TYPE)], None),
+            // What one file lacks another one has.
+            (
+                vec![
+                    new(3, "nvidia", TYPE),
+                    new(3, "nvidia", "snapshotter = 'x'"),
+                ],
+                Some(Version(2, 1)),
+            ),
+        ] {
+            let paths = [ROOT, DROP_IN];
+            let files: Vec<ConfigFile> = (texts.iter().zip(paths))
+                .map(|(text, path)| file(path, text))
+                .collect();
+            assert_eq!(faults(&files, &[], version), [], "{texts:?}");
+        }
+    }
+
+    #[test]
+    fn what_containerd_refuses_is_named_with_its_file() {
+        for (files, version, path, words) in [
+            (
+                vec![file(ROOT, "version = 2\n[plugins\n")],
+                None,
+                ROOT,
+                "no TOML",
+            ),
+            (
+                vec![file(ROOT, &new(3, "runc", TYPE))],
+                Some(Version(1, 7)),
+                ROOT,
+                "containerd 1.7 reads files up to version 2",
+            ),
+            (
+                vec![file(ROOT, &new(4, "runc", TYPE))],
+                Some(Version(2, 1)),
+                ROOT,
+                "up to version 3",
+            ),
+            (
+                vec![
+                    file(ROOT, &old("runc", TYPE)),
+                    file(DROP_IN, &new(4, "nvidia", TYPE)),
+                ],
+                Some(Version(2, 3)),
+                DROP_IN,
+                "which imports it, of version 2",
+            ),
+            (
+                vec![
+                    file(ROOT, &old("runc", TYPE)),
+                    file(DROP_IN, &new(3, "nvidia", TYPE)),
+                ],
+                None,
+                DROP_IN,
+                "of version 3",
+            ),
+            (
+                vec![file(
+                    ROOT,
+                    &format!(
+                        "{}[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'nvidia'\n",
+                        new(3, "runc", TYPE)
+                    ),
+                )],
+                Some(Version(2, 0)),
+                ROOT,
+                "default runtime of containerd is `nvidia`",
+            ),
+        ] {
+            let fault = only(faults(&files, &[], version));
+            assert_eq!(fault.path, path, "{}", fault.why);
+            assert!(fault.why.contains(words), "{}", fault.why);
+            assert!(fault.refused);
+        }
+    }
+
+    #[test]
+    fn a_runtime_without_a_type_starts_no_container() {
+        let files = [
+            file(ROOT, &new(3, "runc", TYPE)),
+            file(DROP_IN, &new(3, "nvidia", "x = 1")),
+        ];
+        let fault = only(faults(&files, &[], Some(Version(2, 1))));
+        assert_eq!(fault.path, DROP_IN);
+        assert!(fault.why.contains("runtime `nvidia` has no `runtime_type`"));
+        assert!(!fault.refused);
+    }
+
+    #[test]
+    fn a_file_that_nothing_imports_is_named() {
+        let stray = [file(
+            "/etc/containerd/config.d/99-nvidia.toml",
+            &old("nvidia", TYPE),
+        )];
+        let root = [file(ROOT, &old("runc", TYPE))];
+        let fault = only(faults(&root, &stray, Some(Version(1, 7))));
+        assert_eq!(fault.path, stray[0].path);
+        assert!(
+            fault.why.contains("nothing imports that file"),
+            "{}",
+            fault.why
+        );
+        // It is harmless where the runtime is there all the same.
+        let root = [file(
+            ROOT,
+            &format!(
+                "{}[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc]\n{TYPE}\n",
+                old("nvidia", TYPE)
+            ),
+        )];
+        assert_eq!(faults(&root, &stray, Some(Version(1, 7))), []);
+    }
+
+    #[test]
+    fn before_2_1_a_later_table_replaces_the_whole_one() {
+        let root = old("nvidia", TYPE);
+        let later = old("runc", TYPE);
+        let files = [file(ROOT, &root), file(DROP_IN, &later)];
+        let fault = only(faults(&files, &[], Some(Version(1, 7))));
+        assert!(
+            fault.why.contains("replaces the whole table"),
+            "{}",
+            fault.why
+        );
+        assert_eq!(faults(&files, &[], Some(Version(2, 1))), []);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "(version = [0-9]\n|\\[plugins|runtimes|=|'|\\]|.|\n)*") {
+            for version in [None, Some(Version(1, 6)), Some(Version(2, 3))] {
+                let _ = faults(&[file(ROOT, &text)], &[file(DROP_IN, &text)], version);
+            }
+        }
+    }
+}

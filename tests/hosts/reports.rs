@@ -1,0 +1,181 @@
+//! What the program answers about machines of public reports: the inputs of `reports/*.txt`, the questions and the right
+//! answers of `reports.toml`.
+
+use std::{collections::BTreeMap, fmt::Write as _, fs, os::unix::fs::symlink};
+
+use camino::{Utf8Path, Utf8PathBuf};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::machines::{Ran, run};
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    case: Vec<Case>,
+}
+
+/// See `reports.toml`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Case {
+    name: String,
+    #[serde(default)]
+    input: Option<String>,
+    args: Vec<String>,
+    exit: u8,
+    #[serde(default)]
+    first: Option<String>,
+    #[serde(default)]
+    line: Vec<String>,
+    #[serde(default)]
+    says: Vec<String>,
+    #[serde(default)]
+    never: Vec<String>,
+    #[serde(default)]
+    remedy: BTreeMap<String, String>,
+    #[serde(default)]
+    finds: BTreeMap<String, String>,
+}
+
+/// Writes the files of an input: `==> PATH` begins one, `=x> PATH HEX` is one that is no text, `--> PATH TARGET` a
+/// link, `==/ PATH` a folder.
+fn unpack(text: &str, to: &Utf8Path) {
+    let make = |path: &str| {
+        let path = to.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        path
+    };
+    let mut open: Option<(Utf8PathBuf, String, &str)> = None;
+    let close = |open: Option<(Utf8PathBuf, String, &str)>| {
+        let Some((path, mut content, marks)) = open else {
+            return;
+        };
+        if marks.contains("(no newline)") {
+            content.pop();
+        }
+        if marks.contains("(crlf)") {
+            content = content.replace('\n', "\r\n");
+        }
+        fs::write(path, content).unwrap();
+    };
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("==> ") {
+            let (path, marks) = rest.split_once(" (").unwrap_or((rest, ""));
+            let marks = if marks.is_empty() {
+                ""
+            } else {
+                &rest[path.len()..]
+            };
+            close(open.replace((make(path), String::new(), marks)));
+        } else if let Some(rest) = line.strip_prefix("=x> ") {
+            close(open.take());
+            let (path, hex) = rest.split_once(' ').unwrap();
+            let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+            let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+            fs::write(make(path), bytes).unwrap();
+        } else if let Some(rest) = line.strip_prefix("--> ") {
+            close(open.take());
+            let (path, target) = rest.split_once(' ').unwrap();
+            symlink(target, make(path)).unwrap();
+        } else if let Some(path) = line.strip_prefix("==/ ") {
+            close(open.take());
+            fs::create_dir_all(make(path)).unwrap();
+        } else if let Some((_, content, _)) = &mut open {
+            writeln!(content, "{line}").unwrap();
+        }
+    }
+    close(open);
+}
+
+impl Case {
+    /// What is wrong about the answer, in words.
+    fn judge(&self, text: &Ran, document: Option<&Value>) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let all = format!("{}\n{}", text.out, text.err);
+        // Lines are wrapped for people; words are compared without that.
+        let flat = all.split_whitespace().collect::<Vec<_>>().join(" ");
+        if text.exit != self.exit {
+            wrong.push(format!("exit {}", text.exit));
+        }
+        let line = text.out.lines().next().unwrap_or_default();
+        for words in &self.line {
+            if !line.contains(words.as_str()) {
+                wrong.push(format!("`{line}` does not say `{words}`"));
+            }
+        }
+        for words in &self.says {
+            if !flat.contains(words.as_str()) {
+                wrong.push(format!("it does not say `{words}`"));
+            }
+        }
+        for words in &self.never {
+            if flat.contains(words.as_str()) {
+                wrong.push(format!("it says `{words}`"));
+            }
+        }
+        let findings = document.map(|document| document["findings"].as_array().unwrap().clone());
+        let findings = findings.unwrap_or_default();
+        let of = |id: &str| findings.iter().find(|finding| finding["id"] == id);
+        if let Some(first) = &self.first {
+            let found = findings.iter().find(|finding| {
+                finding["status"] == "fail"
+                    && !findings.iter().any(|root| root["id"] == finding["because"])
+            });
+            let id = found.map_or("-", |finding| finding["id"].as_str().unwrap());
+            if id != first {
+                wrong.push(format!("first is {id}"));
+            }
+        }
+        for (id, words) in &self.remedy {
+            let remedy = of(id)
+                .and_then(|finding| finding["remedy"].as_str())
+                .unwrap_or("-");
+            if !remedy.contains(words.as_str()) {
+                wrong.push(format!("the remedy of {id} is `{remedy}`"));
+            }
+        }
+        for (id, verdict) in &self.finds {
+            let found = of(id)
+                .and_then(|finding| finding["status"].as_str())
+                .unwrap_or("-");
+            if found != verdict {
+                wrong.push(format!("{id} is {found}"));
+            }
+        }
+        wrong
+    }
+}
+
+#[test]
+fn machines_of_public_reports_get_the_right_answer() {
+    let table: Table = toml::from_str(include_str!("reports.toml")).unwrap();
+    let folder = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hosts/reports");
+    let mut wrong = String::new();
+    for case in &table.case {
+        let scratch = tempfile::tempdir().unwrap();
+        let input = Utf8Path::from_path(scratch.path()).unwrap();
+        if let Some(name) = &case.input {
+            let text = fs::read_to_string(folder.join(format!("{name}.txt"))).unwrap();
+            unpack(&text, input);
+        }
+        let args: Vec<String> = (case.args.iter())
+            .map(|word| word.replace("INPUT", input.as_str()))
+            .collect();
+        let mut words: Vec<&str> = args.iter().map(String::as_str).collect();
+        let is_check = words[0] == "check";
+        if is_check {
+            // The disk that the tree is on is not the machine's.
+            words.extend(["--skip", "preflight"]);
+        }
+        let text = run(&words);
+        let document = (is_check && text.exit != 2 && text.exit != 3).then(|| {
+            let ran = run(&[&words[..], &["--format", "json"]].concat());
+            serde_json::from_str::<Value>(&ran.out).unwrap()
+        });
+        for why in case.judge(&text, document.as_ref()) {
+            writeln!(wrong, "{}: {why}", case.name).unwrap();
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
