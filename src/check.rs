@@ -66,6 +66,10 @@ pub struct Finding {
     /// The finding that is the root cause of this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub because: Option<Id>,
+    /// Whether `install` would change it: the machine may work without.
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub would_change: bool,
 }
 
 impl Finding {
@@ -82,6 +86,7 @@ impl Finding {
             remedy: None,
             links: Vec::new(),
             because: None,
+            would_change: false,
         }
     }
 }

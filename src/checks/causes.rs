@@ -186,15 +186,8 @@ mod tests {
 
     fn finding(id: &'static str, status: Verdict, because: Option<&'static str>) -> Finding {
         Finding {
-            id: Id::new(id),
-            title: id.to_owned(),
-            status,
-            why: id.to_owned(),
-            observed: None,
-            expected: None,
-            remedy: None,
-            links: Vec::new(),
             because: because.map(Id::new),
+            ..Finding::new(Id::new(id), id, status, id)
         }
     }
 

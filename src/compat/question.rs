@@ -408,7 +408,6 @@ fn judge_version(
     } else {
         Compatibility::Incompatible
     };
-    let mut rulings = rulings;
     rulings.sort_by_key(|ruling| std::cmp::Reverse(ruling.judgement));
     let fits = format!("driver {version} with {flavour} kernel modules: no rule excludes it");
     DriverVerdict {

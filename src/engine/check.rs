@@ -265,7 +265,10 @@ fn of_step(job: &Job) -> Option<Finding> {
     if let Some(why) = job.why_left_over() {
         let undos: Vec<String> = job.undos().into_iter().map(|undo| undo.summary).collect();
         let remedy = format!("{WOULD}{}", undos.join("; "));
-        return Some(finding(Verdict::Fail, &why, None, Some(remedy)));
+        return Some(Finding {
+            would_change: true,
+            ..finding(Verdict::Fail, &why, None, Some(remedy))
+        });
     }
     Some(match answer {
         Assessment::Satisfied { why } => finding(Verdict::Pass, why, None, None),
@@ -288,15 +291,21 @@ fn of_step(job: &Job) -> Option<Finding> {
                 Some("run `gpu-bootstrap check --prove`, or `gpu-bootstrap install`".to_owned()),
             )
         }
-        Assessment::Needs { why, changes } => finding(
-            Verdict::Fail,
-            why,
-            None,
-            Some(match changes.as_slice() {
-                [Change::Reboot { why }] => format!("reboot: {why}"),
-                changes => format!("{WOULD}{}", would(changes)),
-            }),
-        ),
+        Assessment::Needs { why, changes } => match changes.as_slice() {
+            [Change::Reboot { why: reason }] => {
+                let remedy = format!("reboot: {reason}");
+                finding(Verdict::Fail, why, None, Some(remedy))
+            }
+            changes => Finding {
+                would_change: true,
+                ..finding(
+                    Verdict::Fail,
+                    why,
+                    None,
+                    Some(format!("{WOULD}{}", would(changes))),
+                )
+            },
+        },
         Assessment::After {
             upstream,
             why,
@@ -328,9 +337,8 @@ fn of_step(job: &Job) -> Option<Finding> {
 /// The place of a finding: faults of the machine, then what `install` would change, then what keeps this program
 /// from doing so. What does not fail stays among the faults, in the order of layers.
 fn rank(finding: &Finding) -> u8 {
-    let by_install = (finding.remedy.as_deref()).is_some_and(|text| text.starts_with(WOULD));
     match finding.status {
-        Verdict::Fail if by_install => 1,
+        Verdict::Fail if finding.would_change => 1,
         Verdict::Fail if is_wish(&finding.id) => 2,
         _ => 0,
     }

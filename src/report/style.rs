@@ -196,13 +196,6 @@ fn next_command(text: &str) -> Option<(&str, &str, &str)> {
     Some((&text[..at], command, after))
 }
 
-/// The command that advice starts with, if it starts with one.
-pub(super) fn command(text: &str) -> Option<&str> {
-    next_command(text)
-        .filter(|(before, ..)| before.is_empty())
-        .map(|(_, command, _)| command)
-}
-
 /// The same text with unbreakable spaces in its short code spans.
 fn glued(text: &str) -> String {
     let mut parts = text.split('`');
@@ -250,7 +243,7 @@ pub(super) const fn word(verdict: Verdict) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::{Style, UNWRAPPED, command};
+    use super::{Style, UNWRAPPED};
 
     #[test]
     fn text_wraps_below_its_own_first_character() {
@@ -303,8 +296,6 @@ mod tests {
             "hint: run\n        a b\n      it does c; if that fails, run\n        d | e\n      to see why"
         );
         assert_eq!(Style::default().advice("hint: ", "wait"), "hint: wait");
-        assert_eq!(command(text), Some("a b"));
-        assert_eq!(command("do not run `x`"), None);
     }
 
     #[test]

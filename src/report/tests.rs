@@ -56,17 +56,7 @@ fn text(write: impl FnOnce(&mut dyn std::io::Write) -> std::io::Result<()>) -> S
 }
 
 fn finding(id: &'static str, status: Verdict, why: &str) -> Finding {
-    Finding {
-        id: Id::new(id),
-        title: "A look".to_owned(),
-        status,
-        why: why.to_owned(),
-        observed: None,
-        expected: None,
-        remedy: None,
-        links: Vec::new(),
-        because: None,
-    }
+    Finding::new(Id::new(id), "A look", status, why)
 }
 
 fn checked() -> RunReport {
@@ -122,6 +112,7 @@ fn drifted() -> RunReport {
     drifted.findings = vec![
         Finding {
             remedy: Some("run `gpu-bootstrap install`; it would install x".to_owned()),
+            would_change: true,
             ..finding("packages", Verdict::Fail, "x is not installed")
         },
         Finding {

@@ -72,7 +72,11 @@ fn release(text: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::owner;
-    use crate::{host::fake, steps::fixtures::facts};
+    use crate::{
+        facts::{Facts, Os},
+        host::fake,
+        steps::fixtures::facts,
+    };
 
     #[test]
     fn who_has_the_driver_is_told_by_files_and_by_the_system() {
@@ -81,10 +85,16 @@ mod tests {
             for (path, text) in files {
                 fakes.files.put(path, *text);
             }
-            let mut facts = facts();
-            if let (Some(id), Some(found)) = (os, facts.os.as_mut()) {
-                found.id = id.to_owned();
-            }
+            let facts = Facts {
+                os: os.map(|id| Os {
+                    id: id.to_owned(),
+                    version_id: None,
+                    id_like: Vec::new(),
+                    version_codename: None,
+                    pretty_name: None,
+                }),
+                ..facts()
+            };
             let owner = owner(&*host.files, &facts).unwrap();
             owner.map(|owner| (owner.name, owner.evidence))
         };

@@ -113,16 +113,15 @@ impl Check for Family {
     }
 
     async fn examine(&self, _: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+        let id = Id::new("pci.presence");
         Ok(vec![Finding {
-            id: Id::new("pci.presence"),
-            title: "GPUs on the bus".to_owned(),
-            status: Verdict::Fail,
-            why: "a GPU without a driver".to_owned(),
-            observed: None,
-            expected: None,
             remedy: Some("install one".to_owned()),
-            links: Vec::new(),
-            because: None,
+            ..Finding::new(
+                id,
+                "GPUs on the bus",
+                Verdict::Fail,
+                "a GPU without a driver",
+            )
         }])
     }
 }
@@ -194,20 +193,21 @@ async fn steps_and_checks_are_one_list() {
             "config.resolvable Pass",
             "ecc Unknown",
             "a Pass",
-            "b Fail",
             "c Fail",
-            "d Fail",
-            "e Unknown"
+            "e Unknown",
+            // What `install` would change comes behind the faults.
+            "b Fail",
+            "d Fail"
         ]
     );
-    assert_eq!(report.findings[7].because, Some(Id::new("d")));
+    assert_eq!(report.findings[5].because, Some(Id::new("d")));
     assert_eq!(
-        report.findings[4].remedy.as_deref(),
+        report.findings[6].remedy.as_deref(),
         Some("run `gpu-bootstrap install`; it would write `/b`")
     );
     assert_eq!(report.findings[2].why, "failed to understand NVML: it hung");
     assert_eq!(
-        report.findings[7].expected.as_deref(),
+        report.findings[5].expected.as_deref(),
         Some("write `/later`")
     );
     assert_eq!(report.exit, Exit::Drift);

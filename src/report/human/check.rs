@@ -11,7 +11,7 @@ use crate::{
     report::{
         Style,
         document::Verdicts,
-        style::{Ink, command, of_verdict, word},
+        style::{Ink, of_verdict, word},
         words::things,
     },
 };
@@ -56,7 +56,6 @@ impl<'r> Sorted<'r> {
         for finding in &report.findings {
             let step = report.steps.iter().find(|step| step.id == finding.id);
             let outcome = step.map(|step| step.outcome);
-            let by_install = finding.remedy.as_deref().and_then(command) == Some(INSTALL);
             let problem = !matches!(finding.status, Verdict::Pass | Verdict::Skip);
             // A warning is about a proof that would only be repeated.
             let changes = problem && finding.status != Verdict::Warn;
@@ -64,7 +63,7 @@ impl<'r> Sorted<'r> {
             let list = match (finding.status, outcome) {
                 _ if !problem => &mut sorted.rest,
                 _ if finding.because.is_some() => &mut sorted.folded,
-                (Verdict::Fail, Some(Outcome::WouldChange)) if by_install => &mut sorted.drift,
+                (Verdict::Fail, _) if finding.would_change => &mut sorted.drift,
                 (Verdict::Fail, _) => &mut sorted.broken,
                 (_, Some(Outcome::AwaitingBoot)) => &mut sorted.at_boot,
                 _ => &mut sorted.doubts,
