@@ -8,7 +8,9 @@ include tests/vm/vm.mk
 # budget of 20 minutes on two slow processors from a clean clone; `make test TIERS="core cluster"` adds a tier.
 test: lint unit machines
 
-# All but what takes hours, before a release: the core, full and cluster tiers with the released program.
+# All but what takes hours, before a release: the core, full and cluster tiers with the released program, and every
+# mutation of the documents, of which `make test` takes every third.
+test-all: export EVERY_MUTATION = 1
 test-all: lint unit deny ptx machines-released
 
 # The rest.

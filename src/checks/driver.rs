@@ -395,8 +395,8 @@ fn modules(
     }
 }
 
-/// The versions of the loaded module, of the module on disk, of packages and libraries. The loaded
-/// module against the libraries is a finding of its own (`driver.libraries`).
+/// The versions of the loaded module, of the module on disk, of packages and libraries. What mends
+/// libraries that differ from the loaded module is said by `driver.libraries`, this one's cause.
 fn triangle(state: &DriverState) -> Finding {
     let say =
         |status, why: String| Finding::new(TRIANGLE, "Versions of the driver's parts", status, why);
@@ -423,6 +423,15 @@ fn triangle(state: &DriverState) -> Finding {
             ..say(
                 Verdict::Warn,
                 "the module on disk is not the one that is loaded".to_owned(),
+            )
+        };
+    }
+    if differ(&found.loaded_version, &found.library_version) {
+        return Finding {
+            observed,
+            ..say(
+                Verdict::Fail,
+                "the libraries are not of the loaded module's version".to_owned(),
             )
         };
     }

@@ -137,9 +137,8 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
             _ => Err("NVML does not answer".to_owned()),
         },
     };
-    let joins = |gpus: &[(u32, Option<GpuFabric>)]| gpus.iter().any(|(_, gpu)| gpu.is_some());
     // The switches of a rack are managed elsewhere.
-    if found.switches == Switches::None && !found.rack && found.gpus.as_deref().is_ok_and(joins) {
+    if found.switches == Switches::None && !found.rack && found.gpus.as_deref().is_ok_and(wait) {
         found.switches = Switches::Pci(0, Evidence::Nvml);
     }
     // Where nothing is installed and nothing needs it, nobody has to be asked.
@@ -159,12 +158,23 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
     Ok(found)
 }
 
+/// Whether the GPU is in its fabric.
+fn is_in(gpu: &GpuFabric) -> bool {
+    gpu.state == FabricProgress::Completed && gpu.status == 0
+}
+
+/// Whether GPUs wait to join a fabric. Those that have joined need nothing more: in a guest, the fabric manager of the
+/// host has done it.
+fn wait(gpus: &[(u32, Option<GpuFabric>)]) -> bool {
+    (gpus.iter().filter_map(|(_, gpu)| gpu.as_ref())).any(|gpu| !is_in(gpu))
+}
+
 fn needed(switches: &Switches) -> String {
     let by = |evidence: &Evidence| match evidence {
         Evidence::Bus(_) | Evidence::ProductData => String::new(),
         Evidence::InstanceType(name) => format!(" of {name}"),
         Evidence::Board(label) => format!(" of a baseboard of {label}"),
-        Evidence::Nvml => ", which NVML knows,".to_owned(),
+        Evidence::Nvml => ", for which NVML waits,".to_owned(),
     };
     match switches {
         Switches::None => "no NVSwitch is there, so nothing needs a fabric manager".to_owned(),
@@ -231,6 +241,12 @@ fn unit(state: &FabricState) -> Finding {
     let installed = state.files.there
         || (state.packages.as_ref()).map_or(!state.files.told, |packages| !packages.is_empty());
     let install = || match &state.driver {
+        Some(_) if state.switches == Switches::Pci(0, Evidence::Nvml) => format!(
+            "in a virtual machine, ask who runs the host whether its fabric manager runs; on the \
+             machine with the switches, install `nvidia-fabricmanager` at the driver's version and \
+             run `systemctl enable --now {}`",
+            fabric::UNIT
+        ),
         Some(driver) => format!(
             "install the package `nvidia-fabricmanager` at version {driver}, then run `systemctl \
              enable --now {}`",
@@ -344,7 +360,7 @@ fn joined(state: &FabricState) -> Finding {
     let outside: Vec<String> = (gpus.iter())
         .filter_map(|(index, gpu)| match gpu {
             None => Some(format!("GPU {index}: gives no answer")),
-            Some(gpu) if gpu.state == FabricProgress::Completed && gpu.status == 0 => None,
+            Some(gpu) if is_in(gpu) => None,
             Some(gpu) => Some(format!("GPU {index}: {}", told(gpu))),
         })
         .collect();
@@ -400,7 +416,7 @@ impl Check for Fabric {
 
 #[cfg(test)]
 mod tests {
-    use super::{Evidence, FabricState, InFiles, Switches, joined, subnet, unit, version};
+    use super::{Evidence, FabricState, InFiles, Switches, joined, subnet, unit, version, wait};
     use crate::{
         check::Verdict,
         host::{FabricProgress, GpuFabric},
@@ -572,6 +588,18 @@ mod tests {
             ..state()
         };
         assert_eq!(version(&none).status, Verdict::Skip);
+    }
+
+    #[test]
+    fn gpus_of_a_guest_that_have_joined_need_no_fabric_manager() {
+        let joined = (0, Some(gpu(FabricProgress::Completed, 0)));
+        assert!(!wait(&[joined.clone(), (1, None)]));
+        assert!(wait(&[
+            joined.clone(),
+            (1, Some(gpu(FabricProgress::InProgress, 0)))
+        ]));
+        assert!(wait(&[(1, Some(gpu(FabricProgress::Completed, 999)))]));
+        assert!(!wait(&[]));
     }
 
     #[test]

@@ -143,26 +143,39 @@ async fn docker(subject: &Subject<'_>) -> Result<Finding, StepError> {
         });
     }
     let found = subject.state.found_runtimes().await;
-    if !found.iter().any(|runtime| runtime.name == "docker") {
-        return Ok(say(&DOCKER, Verdict::Skip, "Docker is not installed"));
-    }
+    let installed = found.iter().any(|runtime| runtime.name == "docker");
     let path = Utf8Path::new(DAEMON_JSON);
     let Some(text) = files.read_text(path)? else {
-        return Ok(say(&DOCKER, Verdict::Skip, "it has none"));
+        let why = match installed {
+            true => "it has none",
+            false => "Docker is not installed",
+        };
+        return Ok(say(&DOCKER, Verdict::Skip, why));
     };
     let lenient = match subject.state.docker().await {
         Ok(Effective::Known { lenient, .. }) => *lenient,
         _ => false,
     };
-    let broken = |why: &str| Finding {
-        remedy: Some(format!(
-            "correct `{path}`, then run `systemctl restart docker`"
-        )),
-        ..say(
-            &DOCKER,
-            Verdict::Fail,
-            format!("Docker does not start with `{path}`: {why}"),
-        )
+    // A file that waits for Docker breaks nothing yet.
+    let broken = |why: &str| match installed {
+        true => Finding {
+            remedy: Some(format!(
+                "correct `{path}`, then run `systemctl restart docker`"
+            )),
+            ..say(
+                &DOCKER,
+                Verdict::Fail,
+                format!("Docker does not start with `{path}`: {why}"),
+            )
+        },
+        false => Finding {
+            remedy: Some(format!("correct `{path}`, or remove it")),
+            ..say(
+                &DOCKER,
+                Verdict::Warn,
+                format!("Docker, which is not installed, would not start with `{path}`: {why}"),
+            )
+        },
     };
     if let Err(flaw) = docker::check_config(&text) {
         return Ok(match flaw.forgiven {

@@ -16,7 +16,7 @@ pub enum Evidence {
     InstanceType(String),
     /// All GPUs of a baseboard that is never built without them are there.
     Board(String),
-    /// NVML knows a fabric of the GPUs.
+    /// NVML says that GPUs wait to join a fabric.
     Nvml,
 }
 

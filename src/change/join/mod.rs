@@ -380,9 +380,12 @@ impl Applier {
     /// A secret in a file. Its step has looked before: the file may have changed since.
     fn secret(&self, path: &Utf8Path) -> Result<Secret, ChangeError> {
         self.refuse_unusable(path)?;
-        let text = self.host.files.read_text(path)?;
+        let text = (self.host.files.read_text(path)?).ok_or_else(|| JoinError::Secret {
+            path: path.to_owned(),
+            why: "it is missing".to_owned(),
+        })?;
         // It may be another one than at the start of the run.
-        let secret = Secret::new(text.unwrap_or_default().trim());
+        let secret = Secret::new(text.trim());
         self.secrets.learn(&secret);
         Ok(secret)
     }

@@ -329,7 +329,9 @@ impl Applier {
         access: &Utf8Path,
         joined: &Membership,
     ) -> Result<Option<String>, ChangeError> {
-        let text = self.host.files.read_text(access)?.unwrap_or_default();
+        let Some(text) = self.host.files.read_text(access)? else {
+            return Ok(Some(format!("`{access}` is missing")));
+        };
         let theirs = match kubeconfig::parse(&text) {
             Ok(theirs) => theirs,
             Err(why) => return Ok(Some(format!("`{access}` is no kubeconfig: {why}"))),

@@ -4,10 +4,13 @@ use std::{collections::BTreeSet, fmt};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use crate::model::{
-    pattern,
-    secret::Secret,
-    version::{Branch, DriverVersion},
+use crate::{
+    host::{FilesError, ReadFiles},
+    model::{
+        pattern,
+        secret::Secret,
+        version::{Branch, DriverVersion},
+    },
 };
 
 /// The condition of a package.
@@ -289,6 +292,21 @@ pub struct Exclusion {
 }
 
 impl Exclusion {
+    /// Returns the exclusions in the files that are there, in their order.
+    pub(super) fn in_files(
+        files: &dyn ReadFiles,
+        paths: &[Utf8PathBuf],
+        parse: impl Fn(&Utf8Path, &str) -> Vec<Self>,
+    ) -> Result<Vec<Self>, FilesError> {
+        let mut found = Vec::new();
+        for path in paths {
+            if let Some(text) = files.read(path)? {
+                found.extend(parse(path, &String::from_utf8_lossy(&text)));
+            }
+        }
+        Ok(found)
+    }
+
     /// Whether a package cannot be installed because of it.
     #[must_use]
     pub fn hides(&self, name: &str) -> bool {

@@ -20,13 +20,7 @@ pub(super) fn read(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> 
             .is_none_or(|ending| ending == "pref")
     };
     paths.extend((names.into_iter().filter(read)).map(|name| Utf8Path::new(FOLDER).join(name)));
-    let mut found = Vec::new();
-    for path in paths {
-        if let Some(text) = files.read(&path)? {
-            found.extend(parse(&path, &String::from_utf8_lossy(&text)));
-        }
-    }
-    Ok(found)
+    Exclusion::in_files(files, &paths, parse)
 }
 
 /// The priorities below 0, each with the packages of its stanza. One for `*` is about an origin.
@@ -71,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_negative_priority_is_named_with_its_packages() {
-        let text = "Package: nvidia-* libcuda1\nPin: origin \"deb.debian.org\"\nPin-Priority: -1\n\n\
+        let text = "Package: nvidia-* libcuda1\nPin: origin \"packages.example.com\"\nPin-Priority: -1\n\n\
                     Package: docker.io\nPin: version *\nPin-Priority: 990\n\n\
                     Package: *\nPin: release a=sid\nPin-Priority: -10\n";
         let found = parse("/etc/apt/preferences.d/site".into(), text);

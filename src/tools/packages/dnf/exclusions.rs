@@ -24,13 +24,7 @@ pub(super) fn read(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> 
         let named = names.into_iter().filter(|name| name.ends_with(ending));
         paths.extend(named.map(|name| Utf8Path::new(folder).join(name)));
     }
-    let mut found = Vec::new();
-    for path in paths {
-        if let Some(text) = files.read(&path)? {
-            found.extend(parse(&path, &String::from_utf8_lossy(&text)));
-        }
-    }
-    Ok(found)
+    Exclusion::in_files(files, &paths, parse)
 }
 
 /// `includepkgs` of a repository says nothing about the others, so only that of all counts.

@@ -90,6 +90,14 @@ fn expect_failures(step: &Step, failing: &BTreeMap<String, String>) -> Result<()
     Ok(())
 }
 
+/// Returns a line for each finding that fails, where the text is a document of `check`.
+pub fn failures(stdout: &str) -> Option<String> {
+    let document = serde_json::from_str(stdout).ok()?;
+    let failing = failing(&document).ok().filter(|found| !found.is_empty())?;
+    let lines = failing.iter().map(|(id, why)| format!("  {id}: {why}\n"));
+    Some(lines.collect())
+}
+
 /// The findings that fail, with their reasons.
 fn failing(document: &Value) -> Result<BTreeMap<String, String>> {
     let findings = document["findings"]
@@ -195,6 +203,18 @@ mod tests {
         let events = event(&["a", "b"], "install x, y, z") + &event(&["b"], "write `/other`");
         let text = same_changes(&plan(), &events).unwrap_err().to_string();
         assert!(text.contains("`/f`") && text.contains("`/other`"), "{text}");
+    }
+
+    #[test]
+    fn a_document_of_check_is_told_by_what_fails() {
+        let document = json!({"findings": [
+            {"id": "a", "status": "pass", "why": "good"},
+            {"id": "b", "status": "fail", "why": "bad"},
+        ]});
+        assert_eq!(failures(&document.to_string()).unwrap(), "  b: bad\n");
+        for text in ["", "text", "{}", r#"{"findings": []}"#] {
+            assert_eq!(failures(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -471,7 +471,7 @@ fn expect(
             "expected exit {}, but it {}\n{}",
             step.exit,
             done.verdict(),
-            done.output_tail(40)
+            documents::failures(&done.stdout).unwrap_or_else(|| done.output_tail(40))
         );
     }
     for (stream, text, wanted) in [
