@@ -78,7 +78,7 @@ pub(super) async fn of_containerd(subject: &Subject<'_>) -> Result<Option<Vec<Fa
     if !found.iter().any(|runtime| runtime.name == "containerd") {
         return Ok(None);
     }
-    let files = match state.containerd_files() {
+    let files = match state.containerd_files().await {
         Ok(files) => files,
         // Which file it is stands there; its place in the words of this program.
         Err(StateError::Unexpected { what, .. }) => {

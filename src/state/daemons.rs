@@ -198,7 +198,9 @@ impl State {
             version: 2,
             ..CriConfig::default()
         };
-        for (at, file) in self.containerd_files()?.into_iter().enumerate() {
+        let version = self.containerd_version().await;
+        let merges = version.is_none_or(Version::merges);
+        for (at, file) in self.containerd_files().await?.into_iter().enumerate() {
             let Some(text) = &file.text else { continue };
             let more = parsed(file.path.as_str(), text)?;
             if at == 0 {
@@ -207,6 +209,15 @@ impl State {
             }
             // Lists are united.
             config.enabled &= more.enabled;
+            if more.has_plugin && !merges {
+                let (enabled, version) = (config.enabled, config.version);
+                config = CriConfig {
+                    enabled,
+                    version,
+                    ..more
+                };
+                continue;
+            }
             config.systemd_cgroup.extend(more.systemd_cgroup);
             config.programs.extend(more.programs);
             config.runtimes.extend(more.runtimes);
@@ -220,8 +231,11 @@ impl State {
     ///
     /// # Errors
     /// When a file cannot be read or parsed.
-    pub fn containerd_files(&self) -> Result<Vec<ConfigFile>, StateError> {
+    pub async fn containerd_files(&self) -> Result<Vec<ConfigFile>, StateError> {
         let files = &self.host.files;
+        // 1.6 looks for them where it was started (seen with 1.6.20, not with 1.7.24).
+        let version = self.containerd_version().await;
+        let relative_patterns = version.is_none_or(|version| version >= Version(1, 7));
         let mut found = vec![ConfigFile {
             path: CONTAINERD_CONFIG.into(),
             text: files.read_text(Utf8Path::new(CONTAINERD_CONFIG))?,
@@ -231,6 +245,9 @@ impl State {
             at += 1;
             let Some(text) = text else { continue };
             for import in parsed(path.as_str(), &text)?.imports {
+                if import.contains('*') && !import.starts_with('/') && !relative_patterns {
+                    continue;
+                }
                 // A relative one is relative to the file that names it.
                 let import = path.parent().unwrap_or(Utf8Path::new("/")).join(import);
                 let (Some(folder), Some(names)) = (import.parent(), import.file_name()) else {
@@ -391,17 +408,17 @@ mod tests {
         assert_eq!(cgroups, [("nvidia", false), ("runc", true)]);
     }
 
-    #[test]
-    fn imports_are_read_in_their_order_and_once() {
+    #[tokio::test]
+    async fn imports_are_read_in_their_order_and_once() {
         let (host, fakes) = fake::host();
-        let names = || -> Vec<String> {
-            let files = state(&host, facts()).containerd_files().unwrap();
+        let names = async || -> Vec<String> {
+            let files = state(&host, facts()).containerd_files().await.unwrap();
             files
                 .into_iter()
                 .map(|file| file.path.into_string())
                 .collect()
         };
-        assert_eq!(names(), [CONTAINERD_CONFIG]);
+        assert_eq!(names().await, [CONTAINERD_CONFIG]);
         fakes.files.put(
             CONTAINERD_CONFIG,
             "imports = [\"conf.d/*.toml\", \"/etc/containerd/conf.d/b.toml\"]\n",
@@ -413,13 +430,13 @@ mod tests {
         fakes.files.put("/etc/containerd/conf.d/a.toml", "");
         fakes.files.put("/etc/containerd/conf.d/a.toml.bak", "[[[");
         assert_eq!(
-            names()[1..],
+            names().await[1..],
             [
                 "/etc/containerd/conf.d/a.toml",
                 "/etc/containerd/conf.d/b.toml"
             ]
         );
         fakes.files.put(CONTAINERD_CONFIG, "[[[");
-        assert!(state(&host, facts()).containerd_files().is_err());
+        assert!(state(&host, facts()).containerd_files().await.is_err());
     }
 }

@@ -166,7 +166,7 @@ async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeSta
         };
         return Ok(RuntimeState::of(effective, Err(broken)));
     }
-    let files = match cx.state.containerd_files() {
+    let files = match cx.state.containerd_files().await {
         Ok(files) => files,
         Err(StateError::Unexpected { what, why }) => {
             let broken = Broken {

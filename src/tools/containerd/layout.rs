@@ -77,7 +77,8 @@ impl Version {
     }
 
     /// Files are merged key by key, and not by plugin.
-    pub(super) fn merges(self) -> bool {
+    #[must_use]
+    pub fn merges(self) -> bool {
         self >= Self(2, 1)
     }
 
@@ -129,8 +130,9 @@ impl<'a> Parsed<'a> {
         let document = Document::parse(Format::Toml, text)
             .map_err(|error| format!("`{}` cannot be read: {error}", file.path))?;
         let named = document.get(&["version".to_owned()]);
-        // Without one it is the first; a file that says nothing can become one of the newest.
-        let new_format = (named.is_none() && document.is_bare()).then_some(newest);
+        // Without one it is the first; a file that says nothing of what the versions name differently can become one of
+        // the newest. The file of Docker's package is such a one; 2.1.9 drops a runtime that it has in version 1.
+        let new_format = (named.is_none() && is_of_each_version(&document)).then_some(newest);
         let format = new_format
             .or_else(|| named.and_then(|version| version.as_i64()))
             .unwrap_or(1);
@@ -167,6 +169,23 @@ impl<'a> Parsed<'a> {
     }
 }
 
+/// Whether the file means the same in each version of the format: the names of plugins are what they change.
+fn is_of_each_version(document: &Document) -> bool {
+    let get = |key: &str| document.get(&[key.to_owned()]);
+    ["plugins", "required_plugins", "imports"]
+        .iter()
+        .all(|key| get(key).is_none())
+        && match get("disabled_plugins") {
+            Some(Value::Array(names)) => names.iter().all(is_cri),
+            other => other.is_none(),
+        }
+}
+
+/// Whether the name is that of the CRI plugin, in any version of the format.
+fn is_cri(name: &Value) -> bool {
+    (name.as_str()).is_some_and(|name| (1..=3).any(|format| name == plugin(format)))
+}
+
 /// The keys to set, by file; none if the files say all of it. The first file is the one that
 /// containerd is started with, the others are those that it imports, in their order.
 ///
@@ -184,10 +203,21 @@ pub fn settings(
     let merges = version.is_some_and(Version::merges);
     // The last file with a key is the one whose value counts.
     let last = |names: &[&str]| files.iter().rposition(|file| file.has(names));
-    let section = if merges { None } else { last(&[]) }.unwrap_or_default();
+    let last_section = last(&[]);
+    // Of two tables of the plugin, by its older and its newer name, only the newer one is read (seen with 2.1.9).
+    let newer = files
+        .iter()
+        .rposition(|file| file.id == plugin(3) && file.has(&[]));
+    let section = match merges {
+        true => newer
+            .or(last_section)
+            .filter(|at| files[*at].id != files[0].id),
+        false => last_section,
+    }
+    .unwrap_or_default();
     let place = |names: &[&str]| {
         if merges {
-            last(names).unwrap_or(0)
+            last(names).unwrap_or(section)
         } else {
             section
         }
@@ -277,9 +307,6 @@ pub fn settings(
         let key = ["disabled_plugins".to_owned()];
         let Some(Value::Array(names)) = file.document.get(&key) else {
             continue;
-        };
-        let is_cri = |name: &Value| {
-            (name.as_str()).is_some_and(|name| (1..=3).any(|format| name == plugin(format)))
         };
         if names.iter().any(is_cri) {
             let others: Vec<Value> = names.into_iter().filter(|name| !is_cri(name)).collect();
@@ -395,185 +422,7 @@ mod tests {
         }
     }
 
-    /// The files after the settings, each with its name.
-    fn after(files: &[ConfigFile], version: Version, runtime: &Runtime<'_>) -> String {
-        let settings = settings(files, Some(version), runtime).expect("readable");
-        let mut all = String::new();
-        for one in settings {
-            let before = files.iter().find(|file| file.path == one.path);
-            let text = before
-                .and_then(|file| file.text.clone())
-                .unwrap_or_default();
-            let mut document = Document::parse(Format::Toml, &text).expect("TOML");
-            for setting in &one.settings {
-                document.set(setting).expect("a key that can be set");
-            }
-            all.push_str(&format!("== {}\n{}", one.path, document.text()));
-        }
-        all
-    }
-
     const ROOT: &str = "/etc/containerd/config.toml";
-    const DROP_IN: &str = "/etc/containerd/conf.d/50-registry.toml";
-
-    #[test]
-    fn each_arrangement_of_files_gets_its_keys() {
-        let absent = ConfigFile {
-            path: ROOT.into(),
-            text: None,
-        };
-        let two = "version = 2\n\n[plugins]\n  [plugins.\"io.containerd.grpc.v1.cri\"]\n    \
-            [plugins.\"io.containerd.grpc.v1.cri\".containerd]\n      default_runtime_name = \"runc\"\n      \
-            [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n        \
-            runtime_type = \"io.containerd.runc.v2\" # the team's choice\n        \
-            [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\n          \
-            SystemdCgroup = true\n";
-        let three = "version = 3\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n\n\
-            [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n\
-            runtime_type = 'io.containerd.runc.v2'\nruntime_path = ''\n\n\
-            [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\n\
-            SystemdCgroup = true\n";
-        let mirrors = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n\
-            config_path = \"/etc/containerd/certs.d\"\n";
-        let imports = "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n";
-        let debian = "version = 2\n\n[plugins]\n  [plugins.\"io.containerd.grpc.v1.cri\"]\n    \
-            [plugins.\"io.containerd.grpc.v1.cri\".cni]\n      bin_dir = \"/usr/lib/cni\"\n      \
-            conf_dir = \"/etc/cni/net.d\"\n";
-        let docker =
-            "#   Copyright\n\ndisabled_plugins = [\"cri\"]\n\n#root = \"/var/lib/containerd\"\n";
-        let default = Runtime {
-            default: true,
-            ..NVIDIA
-        };
-        let kubelets = Runtime {
-            systemd_cgroup: Some(true),
-            for_kubelet: true,
-            ..NVIDIA
-        };
-        let alone = Runtime {
-            name: BUILT_IN,
-            cdi: false,
-            ..kubelets
-        };
-        let aks = "version = 2\noom_score = -999\n\n[plugins.\"io.containerd.cri.v1.images\".pinned_images]\n  \
-            sandbox = \"mcr.microsoft.com/oss/v2/kubernetes/pause:3.6\"\n\n\
-            [plugins.\"io.containerd.cri.v1.runtime\".containerd]\n  default_runtime_name = \"runc\"\n  \
-            [plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.runc]\n    \
-            runtime_type = \"io.containerd.runc.v2\"\n    \
-            [plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.runc.options]\n      \
-            BinaryName = \"/usr/bin/runc\"\n      SystemdCgroup = true\n";
-        let cases: [(&str, Vec<ConfigFile>, Version, Runtime<'_>); 16] = [
-            (
-                "the file of AKS: version 2 with the table of version 3, 2.3",
-                vec![file(ROOT, aks)],
-                Version(2, 3),
-                NVIDIA,
-            ),
-            (
-                "the same with 1.7, which does not know that table",
-                vec![file(ROOT, aks)],
-                Version(1, 7),
-                NVIDIA,
-            ),
-            (
-                "no file, 1.6, for a kubelet without GPUs",
-                vec![absent.clone()],
-                Version(1, 6),
-                alone,
-            ),
-            (
-                "no file, 1.6, for a kubelet",
-                vec![absent.clone()],
-                Version(1, 6),
-                kubelets,
-            ),
-            (
-                "the file of Docker's package, 1.7, for a kubelet",
-                vec![file(ROOT, docker)],
-                Version(1, 7),
-                kubelets,
-            ),
-            (
-                "the file of Debian's package, 1.6, for a kubelet",
-                vec![file(ROOT, debian)],
-                Version(1, 6),
-                kubelets,
-            ),
-            (
-                "version 3, 2.1, for a kubelet",
-                vec![file(ROOT, three)],
-                Version(2, 1),
-                kubelets,
-            ),
-            ("no file, 1.6", vec![absent.clone()], Version(1, 6), NVIDIA),
-            ("no file, 2.2", vec![absent.clone()], Version(2, 2), NVIDIA),
-            ("no file, 2.3", vec![absent], Version(2, 3), NVIDIA),
-            (
-                "version 2, 1.7, as the default",
-                vec![file(ROOT, two)],
-                Version(1, 7),
-                default,
-            ),
-            (
-                "version 2, 2.1",
-                vec![file(ROOT, two)],
-                Version(2, 1),
-                NVIDIA,
-            ),
-            (
-                "version 3, 2.1",
-                vec![file(ROOT, three)],
-                Version(2, 1),
-                default,
-            ),
-            (
-                "a drop-in takes the place of the section, 1.7",
-                vec![file(ROOT, imports), file(DROP_IN, mirrors)],
-                Version(1, 7),
-                NVIDIA,
-            ),
-            (
-                "a drop-in is merged, 2.1",
-                vec![file(ROOT, imports), file(DROP_IN, mirrors)],
-                Version(2, 1),
-                NVIDIA,
-            ),
-            (
-                "the file of Docker's package, 1.7",
-                vec![file(ROOT, docker)],
-                Version(1, 7),
-                NVIDIA,
-            ),
-        ];
-        let mut all = String::new();
-        for (name, files, version, runtime) in cases {
-            all.push_str(&format!(
-                "#### {name}\n{}\n",
-                after(&files, version, &runtime)
-            ));
-        }
-        insta::assert_snapshot!(all);
-    }
-
-    #[test]
-    fn what_the_files_say_already_is_not_set_again() {
-        for version in [
-            Version(1, 6),
-            Version(1, 7),
-            Version(2, 0),
-            Version(2, 1),
-            Version(2, 3),
-        ] {
-            let root = ConfigFile {
-                path: ROOT.into(),
-                text: None,
-            };
-            let text = after(&[root], version, &NVIDIA);
-            let (_, text) = text.split_once('\n').expect("a name");
-            let again = settings(&[file(ROOT, text)], Some(version), &NVIDIA).expect("readable");
-            assert_eq!(again, [], "{version:?}");
-        }
-    }
 
     #[test]
     fn a_file_that_cannot_be_read_is_named() {

@@ -25,6 +25,8 @@ pub struct CriConfig {
     pub imports: Vec<String>,
     /// The CRI plugin is not disabled.
     pub enabled: bool,
+    /// It says something about the CRI plugin.
+    pub has_plugin: bool,
     /// The version of the format; 1 where none is named.
     pub version: i64,
 }
@@ -64,6 +66,10 @@ pub fn parse_config(text: &str) -> Result<CriConfig, String> {
             .get(plugin)?
             .get("containerd")?
             .as_table()
+    });
+    let has_plugin = (PLUGINS.iter()).any(|plugin| {
+        root.get("plugins")
+            .is_some_and(|all| all.get(plugin).is_some())
     });
     let runtimes = containerd
         .and_then(|table| table.get("runtimes")?.as_table())
@@ -109,6 +115,7 @@ pub fn parse_config(text: &str) -> Result<CriConfig, String> {
         programs,
         imports,
         enabled: !disabled,
+        has_plugin,
     })
 }
 
