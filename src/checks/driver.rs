@@ -14,6 +14,7 @@ use crate::{
         pick::{NoDriver, Pick, Wish, pick},
         rules::{self, Needs},
         ruling::{Judgement, Offer, Rule, Ruling},
+        security,
     },
     facts::GpuFact,
     host::ReadFiles,
@@ -29,6 +30,7 @@ use crate::{
 
 const SUPPORTED: Id = Id::new("drv.gpu.supported");
 const MATRIX: Id = Id::new("drv.version.matrix");
+const SECURITY: Id = Id::new("drv.version.security");
 const FLAVOUR: Id = Id::new("drv.module.flavor");
 const TRIANGLE: Id = Id::new("drv.version.triangle");
 const OPTIONS: Id = Id::new("drv.module.options");
@@ -259,7 +261,9 @@ fn version(
         |found| found.flavour,
     );
     let mut rulings = rulings(matrix, boards, version, flavour);
-    rulings.retain(|ruling| !about_modules(ruling.rule) && ruling.rule != Rule::Vgpu);
+    // Security is a finding of its own.
+    let others = [Rule::Vgpu, Rule::Security];
+    rulings.retain(|ruling| !about_modules(ruling.rule) && !others.contains(&ruling.rule));
     // That its modules build for the kernel is proven where they are loaded; that programs work is not.
     let report = (state.kernel.as_ref()).and_then(|kernel| {
         kernel::at_work(
@@ -324,6 +328,39 @@ fn version(
         observed,
         remedy: is_bad.then(|| remedy(state, best)).flatten(),
         ..say(status, text)
+    }
+}
+
+/// The version that is there against NVIDIA's security bulletins.
+fn secure(matrix: &Matrix, state: &DriverState) -> Finding {
+    let say = |status, why: String| Finding::new(SECURITY, "Security of the driver", status, why);
+    let Some((version, how)) = state.version() else {
+        return say(Verdict::Skip, NO_VERSION.to_owned());
+    };
+    let observed = Some(format!("{version} ({how})"));
+    let branch = version.branch();
+    match security::of_driver(matrix, version) {
+        None => Finding {
+            observed,
+            ..say(
+                Verdict::Pass,
+                format!("no bulletin names a newer version of branch {branch}"),
+            )
+        },
+        Some(lacking) => Finding {
+            observed,
+            expected: Some(format!("{} or newer", lacking.first_fixed)),
+            remedy: Some(match &state.owner {
+                Some(owner) => owned(owner, None),
+                None => format!(
+                    "install driver {} or a newer one of branch {branch}; if the package source has none, a newer \
+                     branch or another source (`driver.branch`, `driver.source`)",
+                    lacking.first_fixed
+                ),
+            }),
+            links: vec![lacking.link],
+            ..say(Verdict::Warn, lacking.why)
+        },
     }
 }
 
@@ -536,7 +573,7 @@ fn options(set: &[(String, ModuleSetting)], flavour: Option<Flavour>) -> Finding
 #[async_trait]
 impl Check for Driver {
     fn ids(&self) -> &[Id] {
-        const { &[SUPPORTED, MATRIX, FLAVOUR, TRIANGLE, OPTIONS] }
+        const { &[SUPPORTED, MATRIX, SECURITY, FLAVOUR, TRIANGLE, OPTIONS] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
@@ -561,6 +598,7 @@ impl Check for Driver {
         Ok(vec![
             supported(subject.matrix, state.none, best),
             version(subject.matrix, &boards, &state, best),
+            secure(subject.matrix, &state),
             modules(subject.matrix, &boards, &state, best),
             triangle(&state),
             options(
@@ -575,7 +613,7 @@ impl Check for Driver {
 mod tests {
     use std::sync::LazyLock;
 
-    use super::{DriverState, best, boards, modules, supported, triangle, version};
+    use super::{DriverState, best, boards, modules, secure, supported, triangle, version};
     use crate::{
         check::Verdict,
         compat::matrix::Matrix,
@@ -654,6 +692,27 @@ mod tests {
         }
         let nothing = version(&MATRIX, &[], &loaded("580.178.04", None), None);
         assert_eq!(nothing.status, Verdict::Skip);
+    }
+
+    #[test]
+    fn a_driver_that_lacks_security_fixes_is_told_with_the_version_to_install() {
+        let finding = secure(&MATRIX, &loaded("535.261.03", None));
+        assert_eq!(finding.status, Verdict::Warn, "{}", finding.why);
+        assert!(finding.why.contains("bulletin 5821"), "{}", finding.why);
+        let remedy = finding.remedy.unwrap_or_default();
+        assert!(remedy.starts_with("install driver 535.309.01"), "{remedy}");
+        assert_eq!(finding.links.len(), 1);
+        // The finding about the GPUs does not say it again.
+        let gpu = gpu(H100);
+        let boards = boards(&MATRIX, &[&gpu]);
+        let best = best(&MATRIX, &[&gpu]);
+        let old = version(&MATRIX, &boards, &loaded("580.126.09", None), Some(&best));
+        assert_eq!(old.status, Verdict::Pass, "{}", old.why);
+
+        let fixed = secure(&MATRIX, &loaded("580.178.04", None));
+        assert_eq!(fixed.status, Verdict::Pass, "{}", fixed.why);
+        let none = secure(&MATRIX, &DriverState::default());
+        assert_eq!(none.status, Verdict::Skip, "{}", none.why);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 
 use crate::{
     check::{Check, Finding, Subject, Verdict},
+    compat::{matrix::Matrix, security},
     host::ReadFiles,
     model::{id::Id, version::DriverVersion},
     state::{DriverPart, Origin},
@@ -14,6 +15,7 @@ use crate::{
 };
 
 const CONSISTENCY: Id = Id::new("os.pkg.consistency");
+const SECURITY: Id = Id::new("rt.pkg.security");
 const SOURCES: Id = Id::new("os.pkg.sources");
 const TITLE: &str = "Origin of the driver packages";
 
@@ -160,6 +162,43 @@ fn decide(state: &PackagesState) -> Finding {
     }
 }
 
+/// The packages that NVIDIA's security bulletins are about, apart from the driver. `installed` has names and
+/// versions.
+fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> Finding {
+    let say = |status, why: String| {
+        Finding::new(SECURITY, "Security of the container toolkit", status, why)
+    };
+    let installed = match installed {
+        Ok(installed) => installed,
+        Err(why) => return say(Verdict::Unknown, why),
+    };
+    let told: Vec<String> = (installed.iter())
+        .map(|(name, version)| format!("{name} {version}"))
+        .collect();
+    let lacking = (installed.iter())
+        .find_map(|(name, version)| Some((name, security::of_package(matrix, name, version)?)));
+    match lacking {
+        Some((name, lacking)) => Finding {
+            observed: Some(told.join(", ")),
+            expected: Some(format!("{name} {} or newer", lacking.first_fixed)),
+            remedy: Some(format!(
+                "upgrade `{name}` and what came with it to {} or newer; `toolkit.version` and a hold must allow it",
+                lacking.first_fixed
+            )),
+            links: vec![lacking.link],
+            ..say(Verdict::Warn, lacking.why)
+        },
+        None if told.is_empty() => say(
+            Verdict::Skip,
+            "nothing is installed that a bulletin is about".to_owned(),
+        ),
+        None => say(
+            Verdict::Pass,
+            format!("no bulletin names a newer version: {}", told.join(", ")),
+        ),
+    }
+}
+
 /// What keeps the package manager from reading its sources at all.
 fn sources(files: &dyn ReadFiles) -> Result<Finding, StepError> {
     let say = |status, why: String| Finding::new(SOURCES, "Package sources", status, why);
@@ -198,12 +237,17 @@ fn sources(files: &dyn ReadFiles) -> Result<Finding, StepError> {
 #[async_trait]
 impl Check for Packages {
     fn ids(&self) -> &[Id] {
-        const { &[CONSISTENCY, SOURCES] }
+        const { &[CONSISTENCY, SECURITY, SOURCES] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+        let names: Vec<&str> = (subject.matrix.package_floors.iter())
+            .flat_map(|row| &row.packages)
+            .map(String::as_str)
+            .collect();
         Ok(vec![
             decide(&detect(subject).await),
+            secure(subject.matrix, subject.state.packages_like(&names).await),
             sources(subject.host.files())?,
         ])
     }
@@ -211,8 +255,27 @@ impl Check for Packages {
 
 #[cfg(test)]
 mod tests {
-    use super::{PackagesState, decide, variant};
-    use crate::{check::Verdict, state::DriverPart};
+    use super::{PackagesState, decide, secure, variant};
+    use crate::{check::Verdict, state::DriverPart, steps::fixtures::matrix};
+
+    #[test]
+    fn a_toolkit_that_lacks_security_fixes_is_told_with_the_version_to_install() {
+        let of = |version: &str| {
+            let installed = vec![("nvidia-container-toolkit".to_owned(), version.to_owned())];
+            secure(&matrix(), Ok(installed))
+        };
+        let old = of("1.19.0-1");
+        assert_eq!(old.status, Verdict::Warn, "{}", old.why);
+        assert!(old.why.contains("bulletin 5850"), "{}", old.why);
+        let remedy = old.remedy.unwrap_or_default();
+        assert!(remedy.contains("1.19.1 or newer"), "{remedy}");
+        assert_eq!(of("1.20.0-1").status, Verdict::Pass);
+        assert_eq!(secure(&matrix(), Ok(vec![])).status, Verdict::Skip);
+        assert_eq!(
+            secure(&matrix(), Err("no database".into())).status,
+            Verdict::Unknown
+        );
+    }
 
     fn part((name, version, by_vendor): (&str, &str, Option<bool>)) -> DriverPart {
         DriverPart {

@@ -71,6 +71,12 @@ pub struct Matrix {
     /// vGPU software releases.
     #[serde(rename = "vgpu-release", default)]
     pub vgpu_releases: Vec<VgpuRelease>,
+    /// First versions with the fixes of NVIDIA's security bulletins about drivers.
+    #[serde(rename = "driver-floor", default)]
+    pub driver_floors: Vec<DriverFloor>,
+    /// The same of other packages.
+    #[serde(rename = "package-floor", default)]
+    pub package_floors: Vec<PackageFloor>,
     /// Fixes that a kernel needs, per branch.
     #[serde(rename = "kernel-fix", default)]
     pub kernel_fixes: Vec<KernelFix>,
@@ -451,6 +457,40 @@ row! {
         release: String,
         /// The branch of its drivers.
         branch: Branch,
+    }
+}
+
+row! {
+    /// A security bulletin about drivers.
+    DriverFloor {
+        /// Its number.
+        bulletin: String,
+        /// When it came out.
+        date: jiff::civil::Date,
+        /// What it is about, the worst first; not always all of it.
+        #[serde(default)]
+        cves: Vec<String>,
+        /// The first fixed version of each branch, on Linux.
+        first_fixed: Vec<DriverVersion>,
+    }
+}
+
+row! {
+    /// A security bulletin about something else that is installed as packages.
+    PackageFloor {
+        /// Its number.
+        bulletin: String,
+        /// When it came out.
+        date: jiff::civil::Date,
+        /// What it is about, the worst first.
+        #[serde(default)]
+        cves: Vec<String>,
+        /// What the packages are, for people.
+        product: String,
+        /// The names of the packages.
+        packages: Vec<String>,
+        /// The first fixed version, without epoch and revision.
+        first_fixed: String,
     }
 }
 

@@ -21,6 +21,7 @@ pub mod pick;
 pub mod question;
 pub mod rules;
 pub mod ruling;
+pub mod security;
 pub mod switches;
 mod validate;
 mod wish;

@@ -7,6 +7,7 @@ use crate::compat::gpu::{Board, Knowledge};
 use crate::compat::kernel;
 use crate::compat::matrix::{ArchitectureRow, BranchRow, Matrix, OpenModules, Support, Toolkit};
 use crate::compat::ruling::{Judgement, Offer, Rule, Ruling, say};
+use crate::compat::security;
 use crate::model::gpu::{Architecture, Flavour, SupportedFlavours};
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 
@@ -27,6 +28,14 @@ pub struct Needs<'m> {
 pub fn judge(matrix: &Matrix, needs: &Needs<'_>, offer: &Offer) -> Vec<Ruling> {
     let mut said = Vec::new();
     branch(matrix, offer, &mut said);
+    if let Some(lacking) = security::of_driver(matrix, &offer.version) {
+        said.push(say(
+            Rule::Security,
+            Judgement::Caution,
+            lacking.why,
+            &lacking.citations,
+        ));
+    }
     for board in &needs.boards {
         board_driver(matrix, board, offer, &mut said);
         board_flavour(board, offer.flavour, &mut said);

@@ -46,6 +46,8 @@ pub enum Rule {
     Kernel,
     /// Whether a branch still gets fixes.
     Support,
+    /// Security fixes that a version lacks.
+    Security,
     /// A wish that contradicts itself.
     Wish,
     /// The versions that the repository has.
@@ -71,6 +73,7 @@ impl fmt::Display for Rule {
             Self::CudaArchitecture => "cuda-architecture",
             Self::Kernel => "kernel",
             Self::Support => "support",
+            Self::Security => "security",
             Self::Wish => "wish",
             Self::Offered => "offered",
         })

@@ -54,6 +54,7 @@ impl Validator {
         self.chips(matrix);
         self.others(matrix);
         self.kernels(matrix);
+        self.floors(matrix);
     }
 
     fn bad(&mut self, row: Row, key: &'static str, what: String, remedy: impl Into<String>) {
@@ -485,6 +486,30 @@ impl Validator {
         }
     }
 
+    fn floors(&mut self, matrix: &Matrix) {
+        let numbers = matrix.driver_floors.iter().map(|row| &row.bulletin);
+        self.unique("driver-floor", "bulletin", numbers);
+        for (index, row) in matrix.driver_floors.iter().enumerate() {
+            let at = ("driver-floor", index);
+            let mut seen = BTreeSet::new();
+            for version in &row.first_fixed {
+                self.known_branch(matrix, at, "first-fixed", version.branch());
+                if !seen.insert(version.branch()) {
+                    let what = format!("branch {} occurs twice", version.branch());
+                    self.bad(at, "first-fixed", what, "remove one of the two");
+                }
+            }
+        }
+        for (index, row) in matrix.package_floors.iter().enumerate() {
+            let numbers = |text: &str| text.split('.').all(|part| part.parse::<u32>().is_ok());
+            if !numbers(&row.first_fixed) {
+                let what = format!("`{}` is no numbers joined by dots", row.first_fixed);
+                let at = ("package-floor", index);
+                self.bad(at, "first-fixed", what, "leave epoch and revision out");
+            }
+        }
+    }
+
     fn kernels(&mut self, matrix: &Matrix) {
         self.unique(
             "kernel-fix",
@@ -571,6 +596,8 @@ fn evidence_of(matrix: &Matrix) -> Vec<(&'static str, usize, &[String])> {
         "mig-profile" => mig_profiles,
         "vgpu" => vgpus,
         "vgpu-release" => vgpu_releases,
+        "driver-floor" => driver_floors,
+        "package-floor" => package_floors,
         "kernel-fix" => kernel_fixes,
         "kernel-limit" => kernel_limits,
         "kernel-oldest" => kernel_oldest,

@@ -228,6 +228,9 @@ pub struct DriverWish {
     /// Go back to the driver that was proven last if this one fails its proof.
     #[serde(default)]
     pub rollback: bool,
+    /// Why the exact version that was asked for is not newly installed: security fixes that it lacks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vulnerable: Option<String>,
     /// Why this pick, for people.
     pub reasons: Vec<String>,
     /// Doubts, for people.

@@ -5,6 +5,7 @@ use crate::{
         matrix::{Fabric, Matrix},
         pick::{NoDriver, Pick, Wish, pick},
         ruling::Rule,
+        security,
         switches::switches,
     },
     config::{
@@ -146,6 +147,7 @@ impl<'a> DriverInputs<'a> {
                 load_modules: self.profile.modules.load.clone(),
                 existing: self.config.existing.unwrap_or_default(),
                 rollback: self.config.rollback.unwrap_or(true),
+                vulnerable: self.vulnerable(),
                 asked: self.config.branch.is_some() || self.config.version.is_some(),
                 reasons,
                 warnings,
@@ -213,6 +215,14 @@ impl<'a> DriverInputs<'a> {
         } else {
             Fabric::None
         }
+    }
+
+    /// The security fixes that the exact version lacks, unless the settings allow that.
+    fn vulnerable(&self) -> Option<String> {
+        let version = self.config.version.as_ref()?;
+        let allowed = self.config.allow_vulnerable.unwrap_or(false);
+        let lacking = security::of_driver(self.matrix, version).filter(|_| !allowed)?;
+        Some(lacking.why)
     }
 
     /// The key that signs what is compiled here: a whole pair, or none.

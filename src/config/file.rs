@@ -68,7 +68,7 @@ pub struct Config {
 pub struct DriverConfig {
     /// The series, such as 580.
     pub branch: Option<BranchKey>,
-    /// An exact version, such as "580.159.04".
+    /// An exact version, such as "580.178.04".
     pub version: Option<DriverVersion>,
     /// Kernel modules: "open" or "proprietary".
     pub flavour: Option<Flavour>,
@@ -87,6 +87,8 @@ pub struct DriverConfig {
     pub existing: Option<Existing>,
     /// Go back to the driver before if another one fails its proof.
     pub rollback: Option<bool>,
+    /// Also install a `version` that lacks security fixes which its branch has.
+    pub allow_vulnerable: Option<bool>,
     /// CUDA versions that containers will bring, such as ["12.4"].
     pub cuda: Option<Vec<CudaVersion>>,
 }

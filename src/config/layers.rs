@@ -516,13 +516,15 @@ fn check(path: &[String], place: &Place) -> Result<(), ConfigError> {
         return Ok(());
     }
     let prefix = format!("{}.", path.join("."));
-    let first = keys::all().into_iter().find(|key| key.starts_with(&prefix));
+    let one = keys::all()
+        .into_iter()
+        .rfind(|key| key.starts_with(&prefix));
     Err(ConfigError::Value {
         place: Box::new(place.clone()),
         key: path.join("."),
         value: "a value".to_owned(),
         why: "it is a table of further keys".into(),
-        hint: first.map(|key| format!("name one of them, such as `{key}`")),
+        hint: one.map(|key| format!("name one of them, such as `{key}`")),
     })
 }
 

@@ -5,7 +5,7 @@ use camino::Utf8Path;
 use serde::Serialize;
 
 use crate::{
-    compat::{kernels::Consent, matrix::Matrix},
+    compat::{kernels::Consent, matrix::Matrix, security},
     config::{
         cluster::{self, ClusterInputs},
         desired::{
@@ -252,6 +252,9 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         ));
     }
     warnings.extend((desired.driver.iter()).flat_map(|driver| driver.warnings.iter().cloned()));
+    if let Some(version) = config.toolkit.version.as_ref().filter(|_| with_toolkit) {
+        warnings.extend(toolkit_lacks(inputs.matrix, profile, version.as_str()));
+    }
     if terms.kernels.is_empty() {
         warnings.push("neither the running kernel nor the kernel of the next boot is known".into());
     }
@@ -574,6 +577,13 @@ fn toolkit_version(config: &Config) -> Option<String> {
     } else {
         Some(format!("{version}-*"))
     }
+}
+
+/// The security fixes that an exact version of the toolkit lacks.
+fn toolkit_lacks(matrix: &Matrix, profile: &Profile, version: &str) -> Option<String> {
+    let mut names = profile.toolkit.packages.iter();
+    let lacking = names.find_map(|name| security::of_package(matrix, name, version))?;
+    (!version.contains(['*', '?'])).then_some(lacking.why)
 }
 
 fn wishes(names: &[String], version: Option<String>) -> Vec<PackageWish> {

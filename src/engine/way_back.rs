@@ -125,6 +125,8 @@ fn again(before: Desired, exact: Vec<PackageWish>, policy: &PackagePolicy) -> De
             branch: branch.unwrap_or(wish.branch),
             // Nobody has to ask for it once more.
             asked: true,
+            // It was there before: a node without a working GPU is worse than one that lacks fixes.
+            vulnerable: None,
             // What the settings say about it decides whether it begins and whether it goes on.
             rollback: true,
             ..wish

@@ -115,6 +115,16 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -
             hint: comparison.held_hint(desired.packages.manager),
         };
     }
+    if let Some(why) = &driver.vulnerable
+        && state.found.package_version != driver.version
+    {
+        return Assessment::Blocked {
+            why: why.clone(),
+            hint:
+                "name a fixed version as `driver.version`, or set `driver.allow-vulnerable = true`"
+                    .into(),
+        };
+    }
     let there = There {
         installed: &state.installed,
         ours: &state.ours,

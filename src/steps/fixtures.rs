@@ -194,6 +194,7 @@ pub(crate) fn desired() -> Desired {
             existing: Existing::Refuse,
             asked: false,
             rollback: true,
+            vulnerable: None,
             reasons: vec![],
             warnings: vec![],
             fabric: Fabric::None,

@@ -50,6 +50,7 @@ crate::scenarios::scenarios! {
     driver_source_and_back: "driver-source-and-back"
     driver_stays_after_failure: "driver-stays-after-failure"
     driver_upgraded_under_the_module: "driver-upgraded-under-the-module"
+    driver_vulnerable: "driver-vulnerable"
     fewer_gpus: "fewer-gpus"
     fewer_gpus_than_promised: "fewer-gpus-than-promised"
     files_before_their_package: "files-before-their-package"
