@@ -10,17 +10,57 @@ use crate::{
 /// The folder of the files; dnf reads `*.repo`.
 const FOLDER: &str = "/etc/yum.repos.d";
 
+/// The options of all repositories; a repository may say otherwise. The parts that dnf 5 reads, too, are not looked at: no
+/// distribution of a profile has it.
+const MAIN: &str = "/etc/dnf/dnf.conf";
+
+/// What is verified where a repository does not say it. dnf's own default is nothing, dnf.conf(5).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Verified {
+    packages: bool,
+    lists: bool,
+}
+
+impl Verified {
+    fn of(options: &[(&str, &str)], default: Self) -> Self {
+        let is_on = |wanted: &str| {
+            let value = option(options, wanted)?.to_ascii_lowercase();
+            Some(["1", "yes", "true", "on"].contains(&value.as_str()))
+        };
+        Self {
+            packages: is_on("gpgcheck").unwrap_or(default.packages),
+            lists: is_on("repo_gpgcheck").unwrap_or(default.lists),
+        }
+    }
+
+    fn by_default(files: &dyn ReadFiles) -> Result<Self, FilesError> {
+        let text = files.read_text(Utf8Path::new(MAIN))?.unwrap_or_default();
+        let main = sections(&text).into_iter().rfind(|(id, _)| *id == "main");
+        let nothing = Self::default();
+        Ok(main.map_or(nothing, |(_, options)| Self::of(&options, nothing)))
+    }
+}
+
+/// The last value of an option that is not empty.
+fn option<'t>(options: &[(&str, &'t str)], wanted: &str) -> Option<&'t str> {
+    let named = options.iter().rev().find(|(key, _)| *key == wanted);
+    named
+        .map(|(_, value)| *value)
+        .filter(|value| !value.is_empty())
+}
+
 /// All repositories of a machine.
 ///
 /// # Errors
 /// When an existing file cannot be read.
 pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
+    let default = Verified::by_default(files)?;
     let mut entries = Vec::new();
     for name in files.list(Utf8Path::new(FOLDER))? {
         let path = Utf8Path::new(FOLDER).join(&name);
         if path.extension() == Some("repo") {
             let text = files.read_text(&path)?.unwrap_or_default();
-            entries.extend(parse(&path, &text));
+            entries.extend(parse(&path, &text, default));
         }
     }
     Ok(entries)
@@ -65,18 +105,27 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
     Ok(found)
 }
 
-/// The repositories in a file: sections with options.
+/// The repositories in a file.
 #[must_use]
-pub fn parse(file: &Utf8Path, text: &str) -> Vec<SourceEntry> {
-    let mut entries = Vec::new();
-    let mut section: Option<(&str, Vec<(&str, &str)>)> = None;
+pub fn parse(file: &Utf8Path, text: &str, default: Verified) -> Vec<SourceEntry> {
+    (sections(text).iter())
+        .map(|(id, options)| entry(file, id, options, default))
+        .collect()
+}
+
+/// A section's name, and its options.
+type Section<'t> = (&'t str, Vec<(&'t str, &'t str)>);
+
+/// The sections of a text.
+fn sections(text: &str) -> Vec<Section<'_>> {
+    let mut found = Vec::new();
+    let mut section: Option<Section<'_>> = None;
     for line in text.lines().map(str::trim_end).chain(["[]"]) {
         if let Some(id) = line
             .strip_prefix('[')
             .and_then(|rest| rest.strip_suffix(']'))
         {
-            let ended = section.replace((id, Vec::new()));
-            entries.extend(ended.map(|(id, options)| entry(file, id, &options)));
+            found.extend(section.replace((id, Vec::new())));
         } else if line.starts_with(['#', ';', ' ', '\t']) {
             // A comment, or further values of the option before.
         } else if let (Some((_, options)), Some((key, value))) =
@@ -85,16 +134,12 @@ pub fn parse(file: &Utf8Path, text: &str) -> Vec<SourceEntry> {
             options.push((key.trim(), value.trim()));
         }
     }
-    entries
+    found
 }
 
-fn entry(file: &Utf8Path, id: &str, options: &[(&str, &str)]) -> SourceEntry {
-    let option = |wanted: &str| {
-        let named = options.iter().rev().find(|(key, _)| *key == wanted);
-        named
-            .map(|(_, value)| *value)
-            .filter(|value| !value.is_empty())
-    };
+fn entry(file: &Utf8Path, id: &str, options: &[(&str, &str)], default: Verified) -> SourceEntry {
+    let option = |wanted: &str| option(options, wanted);
+    let verified = Verified::of(options, default);
     let is_off = |value: &str| ["0", "no", "false", "off"].contains(&&*value.to_ascii_lowercase());
     let address = (["baseurl", "mirrorlist", "metalink"].iter())
         .find_map(|key| Some(format!("{key}={}", option(key)?)));
@@ -112,8 +157,7 @@ fn entry(file: &Utf8Path, id: &str, options: &[(&str, &str)]) -> SourceEntry {
         binary: true,
         components: vec![id.to_owned()],
         architectures: Vec::new(),
-        skips_verification: option("gpgcheck").is_some_and(is_off)
-            && option("repo_gpgcheck").is_none_or(is_off),
+        skips_verification: !verified.packages && !verified.lists,
     }
 }
 
@@ -173,7 +217,40 @@ gpgcheck = 0
 ";
 
     fn entries(text: &str) -> Vec<SourceEntry> {
-        parse(Utf8Path::new("/etc/yum.repos.d/a.repo"), text)
+        parse(
+            Utf8Path::new("/etc/yum.repos.d/a.repo"),
+            text,
+            Verified::default(),
+        )
+    }
+
+    #[test]
+    fn a_repository_that_says_nothing_is_verified_as_the_configuration_of_all_says() {
+        let (host, fakes) = crate::host::fake::host();
+        let skips = |main: Option<&str>, own: &str| {
+            match main {
+                Some(text) => fakes.files.put(MAIN, text),
+                None => fakes.files.take(MAIN),
+            }
+            let text = format!("[one]\nname=One\nbaseurl=https://a.example\n{own}\n");
+            fakes.files.put("/etc/yum.repos.d/one.repo", text);
+            let entries = read(&*host.files).expect("readable");
+            entries[0].skips_verification
+        };
+        let (on, off) = (
+            Some("[main]\ngpgcheck=1\n"),
+            Some("[main]\ngpgcheck=False\n"),
+        );
+        assert!(skips(None, ""), "dnf's own default is off");
+        assert!(skips(off, ""));
+        assert!(!skips(on, ""));
+        assert!(!skips(Some("[main]\nrepo_gpgcheck=True\n"), ""));
+        // What it says itself counts.
+        assert!(skips(on, "gpgcheck=0"));
+        assert!(!skips(off, "gpgcheck=Yes"));
+        assert!(!skips(None, "repo_gpgcheck=1"));
+        // Options of another section are not those of all.
+        assert!(skips(Some("[other]\ngpgcheck=1\n"), ""));
     }
 
     #[test]
