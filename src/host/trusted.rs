@@ -90,6 +90,24 @@ fn is_there(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> 
     Ok(true)
 }
 
+/// Why root may not rely on a file that everybody may read, such as a keyring or a certificate; `None` if it may. It is one
+/// that root alone may write, as are the folders and links that lead to it.
+///
+/// # Errors
+/// When it cannot be examined.
+pub fn unusable(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<String>, FilesError> {
+    match is_there(files, path) {
+        Ok(true) => Ok(None),
+        Ok(false) => Ok(Some("it is missing".to_owned())),
+        Err(FilesError::Foreign {
+            at, uid, gid, mode, ..
+        }) => Ok(Some(format!(
+            "others than root may change `{at}` (owner {uid}, group {gid}, mode {mode:04o})"
+        ))),
+        Err(error) => Err(error),
+    }
+}
+
 /// Why root may not use a file with a secret, a kubeconfig, or the environment of a command; `None` if it may. It is one that
 /// root alone may read and write, as are the folders and links that lead to it.
 ///
@@ -99,17 +117,8 @@ pub fn unusable_secret(
     files: &dyn ReadFiles,
     path: &Utf8Path,
 ) -> Result<Option<String>, FilesError> {
-    match is_there(files, path) {
-        Ok(true) => {}
-        Ok(false) => return Ok(Some("it is missing".to_owned())),
-        Err(FilesError::Foreign {
-            at, uid, gid, mode, ..
-        }) => {
-            return Ok(Some(format!(
-                "others than root may change `{at}` (owner {uid}, group {gid}, mode {mode:04o})"
-            )));
-        }
-        Err(error) => return Err(error),
+    if let Some(why) = unusable(files, path)? {
+        return Ok(Some(why));
     }
     let target = files.resolve(path)?.unwrap_or_else(|| path.to_owned());
     let stat = files.stat(&target)?;

@@ -106,6 +106,13 @@ struct Noted<T> {
 }
 
 impl State {
+    /// Whether this is the machine itself: the owners of the files in another tree are those of that machine, or of who
+    /// unpacked it.
+    #[must_use]
+    pub fn is_of_this_machine(&self) -> bool {
+        self.scope.executes
+    }
+
     /// The state of a machine with these facts. It reads nothing yet.
     #[must_use]
     pub fn new(host: Host, scope: Scope, facts: Arc<Facts>) -> Self {

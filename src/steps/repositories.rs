@@ -10,6 +10,7 @@ use crate::{
         packages::repository::{self, Keyring},
     },
     config::desired::{Desired, Repository},
+    host::trusted::unusable,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::packages::Backend,
@@ -38,23 +39,28 @@ struct RepositoriesState {
 
 fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
     let (files, backend) = (cx.host.files(), packages::backend(cx));
+    let by_root = cx.state.is_of_this_machine();
     let mut state = RepositoriesState::default();
     for repository in &cx.desired.repositories {
+        let foreign = |path: &Utf8Path| match by_root {
+            true => unusable(files, path),
+            false => Ok(None),
+        };
         let keyring = match backend.keyring_path(repository) {
-            Some(path) => files.read(&path)?,
-            None => None,
+            Some(path) if foreign(&path)?.is_none() => files.read(&path)?,
+            _ => None,
         };
         let source = files.read_text(&backend.source(repository).0)?;
         let mut key_files = Vec::new();
         for path in &repository.key_files {
             let bytes = files.read(path)?.unwrap_or_default();
-            if !repository::has_accepted_key(repository, &bytes) {
+            if foreign(path)?.is_some() || !repository::has_accepted_key(repository, &bytes) {
                 key_files.push(path.clone());
             }
         }
         state.repositories.push(OnDisk {
             theirs: match &source {
-                None => repository::configured_elsewhere(backend, files, repository)?,
+                None => repository::configured_elsewhere(backend, files, repository, by_root)?,
                 Some(_) => None,
             },
             source,
@@ -92,13 +98,14 @@ fn drift(backend: &dyn Backend, repository: &Repository, found: &OnDisk) -> Opti
     }
     if let Some(path) = found.key_files.first() {
         return Some(format!(
-            "the key file `{path}` of {name} is missing, or has none of the keys that the profile names"
+            "the key file `{path}` of {name} is missing, is not root's alone to write, or has none of the keys that the \
+             profile names"
         ));
     }
     backend.keyring_path(repository)?;
     match &found.keyring {
         Keyring::Unusable => Some(format!(
-            "the keyring of {name} is missing or cannot be read"
+            "the keyring of {name} is missing, cannot be read, or is not root's alone to write"
         )),
         // A keyring of the distribution contains whatever keys the distribution trusts.
         Keyring::Stranger(key) if repository.keyring.is_none() => Some(format!(
@@ -284,7 +291,7 @@ mod tests {
         stranger.repositories[0].keyring = Keyring::Stranger("0".repeat(40));
         assert!(why(&stranger).contains("which the profile does not name"));
         stranger.repositories[0].keyring = Keyring::Unusable;
-        assert!(why(&stranger).contains("missing or cannot be read"));
+        assert!(why(&stranger).contains("missing, cannot be read, or is not root"));
         let mut unpinned = good;
         unpinned.pins[0] = None;
         let Assessment::Needs { changes, .. } = decide(&unpinned, &want) else {

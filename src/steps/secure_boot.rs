@@ -10,6 +10,10 @@ use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverWish, SigningKey},
     facts::{Facts, SecureBoot as State},
+    host::{
+        FilesError, ReadFiles,
+        trusted::{unusable, unusable_secret},
+    },
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::{dkms, efi, packages::HEADER},
@@ -38,8 +42,8 @@ enum Key {
     None,
     /// The dkms that is installed, or would be, is of this version, which reads no file that names a key.
     Unread(String),
-    /// A file of it is not there.
-    Missing(String),
+    /// A file of it is not there, or not root's alone: the file, and why.
+    Unusable(String, String),
     /// The certificate is no DER.
     NotDer,
     /// The firmware does not know its certificate.
@@ -63,6 +67,9 @@ async fn detect(cx: &Cx<'_>) -> Result<SecureBootState, StepError> {
     })
 }
 
+/// Why root may not use a file.
+type Judge = fn(&dyn ReadFiles, &Utf8Path) -> Result<Option<String>, FilesError>;
+
 async fn key(cx: &Cx<'_>, signing: &SigningKey) -> Result<Key, StepError> {
     if let Some(version) = dkms_version(cx).await?
         && (packages::backend(cx).compare(&version, dkms::FIRST_TO_SIGN)).is_lt()
@@ -70,12 +77,20 @@ async fn key(cx: &Cx<'_>, signing: &SigningKey) -> Result<Key, StepError> {
         return Ok(Key::Unread(version));
     }
     let files = cx.host.files();
-    if !files.exists(&signing.key)? {
-        return Ok(Key::Missing(signing.key.to_string()));
+    let parts: [(&Utf8Path, Judge); 2] = [
+        (&signing.key, unusable_secret),
+        (&signing.certificate, unusable),
+    ];
+    for (path, judge) in parts {
+        let why = match cx.state.is_of_this_machine() {
+            true => judge(files, path)?,
+            false => (!files.exists(path)?).then(|| "it is missing".to_owned()),
+        };
+        if let Some(why) = why {
+            return Ok(Key::Unusable(path.to_string(), why));
+        }
     }
-    let Some(certificate) = files.read(&signing.certificate)? else {
-        return Ok(Key::Missing(signing.certificate.to_string()));
-    };
+    let certificate = files.read(&signing.certificate)?.unwrap_or_default();
     // A certificate in DER is a sequence of more than 255 bytes; the other form begins with dashes.
     if certificate.starts_with(b"-----") {
         return Ok(Key::NotDer);
@@ -165,14 +180,16 @@ fn signed(state: &SecureBootState, signing: &SigningKey) -> Assessment {
     let blocked = |why: String, hint: String| Assessment::Blocked { why, hint };
     match &state.key {
         // dkms makes a new pair in the place of a file that is missing, and no machine trusts that.
-        Key::None | Key::Missing(_) => {
-            let missing = match &state.key {
-                Key::Missing(path) => path.as_str(),
-                _ => key.as_str(),
+        Key::None | Key::Unusable(..) => {
+            let (path, why) = match &state.key {
+                Key::Unusable(path, why) => (path.as_str(), why.as_str()),
+                _ => (key.as_str(), "it is missing"),
             };
             blocked(
-                format!("the file `{missing}` of the key that is to sign modules is not there"),
-                "correct `driver.mok-key` and `driver.mok-certificate`, or bring the file".into(),
+                format!("the key that is to sign modules cannot be used: `{path}`: {why}"),
+                "correct `driver.mok-key` and `driver.mok-certificate`, or bring the file: it belongs to root, as its \
+                 folders do, nobody else may write it, and the key has mode 0600"
+                    .into(),
             )
         }
         Key::Unread(version) => blocked(
@@ -351,8 +368,8 @@ mod tests {
                 "mokutil --import /etc/mok/mok.der",
             ),
             (
-                Key::Missing("/etc/mok/mok.key".into()),
-                "`/etc/mok/mok.key`",
+                Key::Unusable("/etc/mok/mok.key".into(), "it is missing".into()),
+                "`/etc/mok/mok.key`: it is missing",
                 "driver.mok-key",
             ),
             (Key::NotDer, "PEM", "openssl x509"),

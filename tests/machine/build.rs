@@ -104,7 +104,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     for (path, content) in &about.files {
         let content = on(&about.architecture, content);
         // A secret is for root alone.
-        match path.ends_with("token") {
+        match path.ends_with("token") || path.ends_with(".key") {
             true => files.put_mode(path, content, 0o600),
             false => files.put(path, content),
         }

@@ -6,7 +6,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use crate::{
     change::{Applier, ChangeError, FileAfter, RepositoryError, Undo, file},
     config::desired::Repository,
-    host::{FilesError, ReadFiles},
+    host::{FilesError, ReadFiles, trusted::unusable},
     model::packages::KEY_FILE,
     tools::{
         openpgp::{self, Key, KeyFile},
@@ -171,17 +171,8 @@ impl Applier {
         self.check_conflict(repository)?;
         self.check_key_files(repository)?;
         match (&repository.keyring, &repository.key_url) {
-            (Some(keyring), _) => {
-                if !self.host.files.exists(keyring)? {
-                    return Err(incomplete(
-                        repository,
-                        format!("its keyring `{keyring}` is missing"),
-                    )
-                    .into());
-                }
-            }
-            // Further components of an archive whose keyring is part of the distribution.
-            (None, None) => {}
+            // Its keyring was looked at, or, for further components of an archive, is part of the distribution.
+            (Some(_), _) | (None, None) => {}
             (None, Some(url)) => {
                 let keyring = self.fetch_keyring(repository, url).await?;
                 if let Some(path) = self.backend.keyring_path(repository) {
@@ -227,14 +218,18 @@ impl Applier {
         Ok(keyring(repository, url, &file, wants_armour, now)?)
     }
 
-    /// A key file of the distribution is used as it is. Which further keys are in it is the
-    /// distribution's decision.
+    /// A key file of the distribution, or one that the settings name, is used as it is, if root alone may write it. Which
+    /// further keys are in it is the decision of who made it.
     fn check_key_files(&self, repository: &Repository) -> Result<(), ChangeError> {
-        for path in &repository.key_files {
-            let Some(bytes) = self.host.files.read(path)? else {
-                let why = format!("the distribution's key file `{path}` is missing");
+        let files = &*self.host.files;
+        for path in repository.key_files.iter().chain(&repository.keyring) {
+            if let Some(why) = unusable(files, path)? {
+                let why = format!("the key file `{path}` cannot be used: {why}");
                 return Err(incomplete(repository, why).into());
-            };
+            }
+        }
+        for path in &repository.key_files {
+            let bytes = files.read(path)?.unwrap_or_default();
             if !has_accepted_key(repository, &bytes) {
                 let keys = openpgp::parse(&bytes).map_or_else(|_| Vec::new(), |file| file.keys);
                 return Err(RepositoryError::KeyMismatch {
@@ -258,11 +253,17 @@ impl Applier {
         let Some(entry) = conflict(repository, keyring.as_deref(), &entries) else {
             return Ok(());
         };
+        let mut theirs = entry.signed_by.clone().unwrap_or_else(|| "none".to_owned());
+        if theirs.starts_with('/')
+            && let Some(why) = unusable(&*self.host.files, Utf8Path::new(&theirs))?
+        {
+            theirs = format!("{theirs}: {why}");
+        }
         Err(RepositoryError::Conflict {
             repository: repository.name.clone(),
             file: entry.file.clone(),
             uri: format!("{} {}", entry.uri, entry.suite),
-            theirs: entry.signed_by.clone().unwrap_or_else(|| "none".to_owned()),
+            theirs,
         }
         .into())
     }
@@ -282,7 +283,8 @@ impl Applier {
 }
 
 /// The source file, not written by this program, that already configures the repository as wanted:
-/// each suite with its components, trusted by accepted keys and no others. It is used unchanged.
+/// each suite with its components, trusted by accepted keys and no others. It is used unchanged. `by_root` says whether
+/// root will obey it: then others may not write the keyring.
 ///
 /// # Errors
 /// When an existing file cannot be read.
@@ -290,6 +292,7 @@ pub fn configured_elsewhere(
     backend: &dyn Backend,
     files: &dyn ReadFiles,
     repository: &Repository,
+    by_root: bool,
 ) -> Result<Option<Utf8PathBuf>, FilesError> {
     // Without a key URL it belongs to the distribution's archive, which is always configured.
     if repository.key_url.is_none() || repository.keyring.is_some() {
@@ -306,7 +309,7 @@ pub fn configured_elsewhere(
             if entry.names(&repository.url, suite, architecture)
                 && entry.provides(&repository.components, &repository.architectures)
                 && !entry.skips_verification
-                && has_only_accepted_keys(files, repository, entry)?
+                && has_only_accepted_keys(files, repository, entry, by_root)?
             {
                 file = Some(entry.file.clone());
                 break;
@@ -325,11 +328,15 @@ fn has_only_accepted_keys(
     files: &dyn ReadFiles,
     repository: &Repository,
     entry: &SourceEntry,
+    by_root: bool,
 ) -> Result<bool, FilesError> {
     let one_file = |path: &&str| path.starts_with('/') && !path.contains([' ', ',', '\n']);
     let Some(path) = entry.signed_by.as_deref().filter(one_file) else {
         return Ok(false);
     };
+    if by_root && unusable(files, Utf8Path::new(path))?.is_some() {
+        return Ok(false);
+    }
     let Some(bytes) = files.read(Utf8Path::new(path))? else {
         return Ok(false);
     };
@@ -536,7 +543,7 @@ mod tests {
             "1732C20F83E68D3F9A3866A67294E6455BBBA7EA",
         ];
         let guide = "deb [signed-by=/k.asc] https://example.org:8077/deb/$(ARCH) /";
-        let found = |text: &str, accepted: &[&str], change: fn(&mut Repository)| {
+        let look = |text: &str, accepted: &[&str], change: fn(&mut Repository), owner: u32| {
             let files = FakeFiles::new();
             files.put("/k.asc", KEYS);
             files.put("/none.asc", "no keys");
@@ -545,8 +552,15 @@ mod tests {
             let mut repository = adopted();
             repository.fingerprints = accepted.iter().map(ToString::to_string).collect();
             change(&mut repository);
-            configured_elsewhere(Manager::Apt.backend(), &files, &repository).expect("files")
+            files.own("/k.asc", owner, 0);
+            let backend = Manager::Apt.backend();
+            let by = |by_root| configured_elsewhere(backend, &files, &repository, by_root);
+            (by(true).expect("files"), by(false).expect("files"))
         };
+        let found = |text: &str, accepted: &[&str], change| look(text, accepted, change, 0).0;
+        // Somebody else may put another key into the keyring; in a tree of another machine the owner says nothing.
+        let (by_root, in_tree) = look(guide, &BOTH, |_| {}, 1000);
+        assert_eq!((by_root, in_tree.is_some()), (None, true));
         assert_eq!(
             found(guide, &BOTH, |_| {}).expect("theirs"),
             "/etc/apt/sources.list.d/theirs.list"

@@ -433,6 +433,37 @@ async fn a_digest_binds_the_key_that_is_written() {
 }
 
 #[tokio::test]
+async fn a_key_file_that_others_may_write_is_refused_before_anything_is_changed() {
+    for (is_keyring, path) in [(true, "/srv/keys/site.gpg"), (false, "/etc/pki/vendor")] {
+        let machine = TestMachine::new();
+        machine.fakes.files.put(path, KEYS);
+        let name = Utf8PathBuf::from(path);
+        let change = Change::AddRepository {
+            repository: Repository {
+                keyring: is_keyring.then(|| name.clone()),
+                key_files: (!is_keyring).then(|| name.clone()).into_iter().collect(),
+                key_url: None,
+                ..repository(FIRST)
+            },
+        };
+        let folder = name.parent().expect("a folder").as_str();
+        machine.fakes.files.own(folder, 1000, 0);
+        let theirs = machine.snapshot();
+        let error = machine.apply(&change).await.unwrap_err();
+        let said = crate::error::one_line(&error);
+        assert!(
+            said.contains(&format!(
+                "others than root may change `{folder}` (owner 1000"
+            )),
+            "{said}"
+        );
+        assert_eq!(machine.snapshot(), theirs);
+        machine.fakes.files.own(folder, 0, 0);
+        machine.apply_and_undo(&change).await;
+    }
+}
+
+#[tokio::test]
 async fn a_contradicting_source_is_named() {
     let machine = TestMachine::new();
     machine.fakes.http.serve(URL, KEYS);
