@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -186,11 +187,60 @@ pub fn fold(lines: &[Line]) -> Receipt {
         standing: Vec::new(),
     };
     let mut standing = BTreeMap::new();
+    let mut folders = Folders::default();
     for line in lines {
+        folders.see(&line.record);
         step(&mut receipt, &mut standing, line);
     }
     receipt.standing = standing.into_values().rev().collect();
+    for one in &mut receipt.standing {
+        folders.keep(&mut one.undo);
+    }
     receipt
+}
+
+/// The folders of which the journal tells that they were there before this program wrote into them, by the first change
+/// that did. Somebody may take one away, and a later change makes it again: that does not make it ours.
+#[derive(Default)]
+struct Folders {
+    /// Whether each was there.
+    first: BTreeMap<Utf8PathBuf, bool>,
+}
+
+impl Folders {
+    fn see(&mut self, record: &Record) {
+        if let Record::Intent { undo, .. } = record {
+            self.see_undo(undo);
+        }
+    }
+
+    fn see_undo(&mut self, undo: &Undo) {
+        match undo {
+            Undo::RestoreFiles {
+                files,
+                created_folders,
+                ..
+            } => {
+                for folder in files.iter().flat_map(|file| file.path.ancestors().skip(1)) {
+                    let was_there = !created_folders.iter().any(|made| made == folder);
+                    self.first.entry(folder.to_owned()).or_insert(was_there);
+                }
+            }
+            Undo::Several { undos } => undos.iter().for_each(|undo| self.see_undo(undo)),
+            _ => {}
+        }
+    }
+
+    /// Takes the folders that were there out of what an undo removes.
+    fn keep(&self, undo: &mut Undo) {
+        match undo {
+            Undo::RestoreFiles {
+                created_folders, ..
+            } => created_folders.retain(|folder| self.first.get(folder) != Some(&true)),
+            Undo::Several { undos } => undos.iter_mut().for_each(|undo| self.keep(undo)),
+            _ => {}
+        }
+    }
 }
 
 fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Line) {
@@ -385,4 +435,59 @@ fn brings_on(standing: &Standing) -> bool {
             | Change::HoldPackages { .. }
     );
     !standing.steps.iter().all(own) && (lasting || is_package_work(&standing.change))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{Line, SCHEMA, Undo, fold};
+
+    const FOLDER: &str = "/etc/modprobe.d";
+
+    /// A change that writes a file in the folder, and makes the folder if it was not there.
+    fn writes(seq: u64, was_there: bool) -> Line {
+        let made: &[&str] = if was_there { &[] } else { &[FOLDER] };
+        let path = format!("{FOLDER}/gpu-bootstrap.conf");
+        let line = json!({
+            "schema": SCHEMA, "seq": seq, "at": "2026-01-01T00:00:00Z", "run": "r",
+            "record": {
+                "kind": "intent", "steps": ["a"],
+                "change": {"kind": "write-file", "path": path, "content": "", "mode": 420},
+                "undo": {
+                    "undo": "restore-files", "created-folders": made,
+                    "files": [{"path": path, "before": null, "after": {"is": "file", "sha256": "0"}}],
+                },
+            },
+        });
+        serde_json::from_value(line).expect("a record")
+    }
+
+    /// How many of the changes that stand would remove the folder.
+    fn removing(lines: &[Line]) -> usize {
+        let removes = |undo: &Undo| match undo {
+            Undo::RestoreFiles {
+                created_folders, ..
+            } => created_folders.iter().any(|folder| folder == FOLDER),
+            other => panic!("{other:?}"),
+        };
+        let standing = fold(lines).standing;
+        standing.iter().filter(|one| removes(&one.undo)).count()
+    }
+
+    /// Somebody may take a folder away between two runs.
+    #[test]
+    fn a_folder_that_was_there_before_the_first_change_is_never_removed() {
+        assert_eq!(removing(&[writes(0, true), writes(1, false)]), 0);
+        // It is ours from the first change on.
+        assert_eq!(removing(&[writes(0, false), writes(1, true)]), 1);
+        assert_eq!(removing(&[writes(0, false), writes(1, false)]), 2);
+        // Also if what stands of it was undone in between.
+        let reverted = json!({
+            "schema": SCHEMA, "seq": 1, "at": "2026-01-01T00:00:00Z", "run": "r",
+            "record": {"kind": "reverted", "intent": 0, "what": "x"},
+        });
+        let reverted = serde_json::from_value(reverted).expect("a record");
+        assert_eq!(removing(&[writes(0, true), reverted, writes(2, false)]), 0);
+    }
 }
