@@ -485,8 +485,6 @@ row! {
         /// What it is about, the worst first.
         #[serde(default)]
         cves: Vec<String>,
-        /// What the packages are, for people.
-        product: String,
         /// The names of the packages.
         packages: Vec<String>,
         /// The first fixed version, without epoch and revision.

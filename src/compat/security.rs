@@ -8,7 +8,7 @@ use crate::model::version::DriverVersion;
 pub struct Lacking {
     /// The first version that lacks none of it.
     pub first_fixed: String,
-    /// In words: the versions compared and the bulletins, newest first.
+    /// In words: the versions compared, and the newest bulletin.
     pub why: String,
     /// The newest bulletin, to read.
     pub link: String,
@@ -37,7 +37,6 @@ pub fn of_driver(matrix: &Matrix, version: &DriverVersion) -> Option<Lacking> {
     });
     lacking(
         &format!("driver {version}"),
-        &format!("branch {branch}"),
         first_fixed,
         bulletins.collect(),
     )
@@ -59,7 +58,6 @@ pub fn of_package(matrix: &Matrix, name: &str, version: &str) -> Option<Lacking>
     });
     lacking(
         &format!("{name} {version}"),
-        &newest.product,
         newest.first_fixed.clone(),
         bulletins.collect(),
     )
@@ -85,29 +83,15 @@ struct Bulletin<'m> {
     citations: &'m [String],
 }
 
-fn lacking(
-    what: &str,
-    has_them: &str,
-    first_fixed: String,
-    mut bulletins: Vec<Bulletin<'_>>,
-) -> Option<Lacking> {
-    bulletins.sort_by_key(|one| std::cmp::Reverse(one.date));
-    let newest = bulletins.first()?;
-    let cves = match newest.cves {
-        [] => String::new(),
-        [one] => format!(", {one}"),
-        [first, rest @ ..] => format!(", {first} and {} more", rest.len()),
-    };
-    let older: Vec<&str> = bulletins[1..].iter().map(|one| one.number).collect();
-    let older = match older.is_empty() {
-        true => String::new(),
-        false => format!("; also {}", older.join(", ")),
-    };
+/// The newest bulletin is named: whoever has its fixes has those of the others.
+fn lacking(what: &str, first_fixed: String, bulletins: Vec<Bulletin<'_>>) -> Option<Lacking> {
+    let newest = bulletins.iter().max_by_key(|one| one.date)?;
+    let worst = newest.cves.first();
+    let cve = worst.map_or_else(String::new, |cve| format!(", {cve}"));
     let (number, date) = (newest.number, newest.date);
     Some(Lacking {
         why: format!(
-            "{what} lacks security fixes that {has_them} has from {first_fixed} on (NVIDIA's bulletin {number} of \
-             {date}{cves}{older})"
+            "{what} lacks security fixes of {first_fixed} (NVIDIA's bulletin {number} of {date}{cve})"
         ),
         link: format!(
             "https://github.com/NVIDIA/product-security/blob/main/{}/{number}/{number}.md",
@@ -134,8 +118,8 @@ mod tests {
         assert_eq!(old.first_fixed, "535.309.01");
         assert_eq!(
             old.why,
-            "driver 535.261.03 lacks security fixes that branch 535 has from 535.309.01 on (NVIDIA's bulletin \
-             5821 of 2026-05-19, CVE-2026-24187 and 10 more; also 5747, 5703)"
+            "driver 535.261.03 lacks security fixes of 535.309.01 (NVIDIA's bulletin 5821 of 2026-05-19, \
+             CVE-2026-24187)"
         );
         assert!(old.link.ends_with("/2026/5821/5821.md"), "{}", old.link);
         // Above the floor of the older bulletin, and below that of the newer one.
@@ -174,13 +158,9 @@ mod tests {
             let found = lacking.as_ref().map(|one| one.first_fixed.as_str());
             assert_eq!(found, first_fixed, "{name} {version}");
         }
+        // Two bulletins are about it; the newer one is named.
         let oldest = of_package(&matrix, "nvidia-container-toolkit", "1.17.7-1").expect("two");
-        assert!(
-            oldest
-                .why
-                .contains("5850 of 2026-06-30, CVE-2026-24260; also 5659"),
-            "{}",
-            oldest.why
-        );
+        let newer = "(NVIDIA's bulletin 5850 of 2026-06-30, CVE-2026-24260)";
+        assert!(oldest.why.ends_with(newer), "{}", oldest.why);
     }
 }
