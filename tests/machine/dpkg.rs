@@ -346,7 +346,13 @@ pub fn take(files: &FakeFiles, path: &str) {
         let kept = parent.is_empty()
             || matches!(
                 parent,
-                "/etc" | "/usr" | "/usr/bin" | "/usr/sbin" | "/lib" | "/var/lib"
+                "/etc"
+                    | "/etc/modprobe.d"
+                    | "/usr"
+                    | "/usr/bin"
+                    | "/usr/sbin"
+                    | "/lib"
+                    | "/var/lib"
             )
             || parent.starts_with("/etc/systemd")
             || !list(files, parent).is_empty();
