@@ -4,16 +4,19 @@
 //! each boot is counted before any ordinary service starts. After several boots without progress the modules are denied
 //! altogether, and the run gives up: the machine stays reachable, and `status` says why.
 
+use camino::Utf8PathBuf;
+
 use super::{
     EngineError, Session, Tools,
     ledger::Ledger,
     resume,
-    units::{modules, not_at_all},
+    units::{self, modules, not_at_all},
     verbs::Failure,
 };
 use crate::{
     change::{Change, Reverted},
-    journal::{Journal, Receipt, Record, Standing},
+    host::{Files, FilesError},
+    journal::{Journal, JournalError, Receipt, Record, Standing},
     model::id::StepId,
     steps,
 };
@@ -44,8 +47,22 @@ pub(super) fn too_many(receipt: &Receipt, boot_id: Option<&str>) -> Option<usize
 pub async fn count_boot(tools: &Tools) -> Result<(), GuardError> {
     let _lock = tools.lock()?;
     let run = tools.events.run();
-    let (journal, _) =
-        Journal::open(&tools.host, run, tools.events.secrets()).map_err(EngineError::Journal)?;
+    let opened = Journal::open(&tools.host, run, tools.events.secrets());
+    let is_lost = match &opened {
+        Ok((_, history)) => history.lines.is_empty(),
+        // No run goes on with such a journal.
+        Err(error) => matches!(
+            error,
+            JournalError::Lost { .. }
+                | JournalError::Garbage { .. }
+                | JournalError::OutOfOrder { .. }
+        ),
+    };
+    if is_lost {
+        release(&*tools.host.files, &[])
+            .map_err(|error| EngineError::Journal(JournalError::from(error)))?;
+    }
+    let (journal, _) = opened.map_err(EngineError::Journal)?;
     let ledger = Ledger {
         journal,
         verbs: tools.verbs.clone(),
@@ -64,6 +81,14 @@ pub async fn count_boot(tools: &Tools) -> Result<(), GuardError> {
         (ledger.journal.append(Record::BootStarted { boot_id })).map_err(EngineError::Journal)?;
     }
     Ok(())
+}
+
+/// Removes what keeps the driver from being loaded and is not in the journal, with the units beside it.
+pub(super) fn release(
+    files: &dyn Files,
+    standing: &[Standing],
+) -> Result<Vec<Utf8PathBuf>, FilesError> {
+    units::release(files, &[units::GUARD, resume::UNIT], standing)
 }
 
 /// Why a boot was not counted.

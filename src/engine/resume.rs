@@ -80,16 +80,11 @@ pub(super) fn unit(exe: &Utf8Path, deadline: Duration) -> String {
     )
 }
 
-/// The symbolic link that enables a unit; systemd makes it for `WantedBy=multi-user.target`.
-fn link(unit: &str) -> Utf8PathBuf {
-    Utf8Path::new("/etc/systemd/system/multi-user.target.wants").join(unit)
-}
-
 /// A unit, written and enabled.
 fn enabled(name: &str, content: String) -> [Change; 2] {
     [
         Change::WriteFile {
-            path: Utf8Path::new("/etc/systemd/system").join(name),
+            path: units::path(name),
             content,
             mode: 0o644,
         },
@@ -171,7 +166,7 @@ fn is_made(files: &dyn ReadFiles, change: &Change) -> Result<bool, FilesError> {
         Change::WriteFile { path, content, .. } => {
             Ok(files.read(path)?.as_deref() == Some(content.as_bytes()))
         }
-        Change::EnableUnit { unit, .. } => Ok(files.stat(&link(unit))?.is_some()),
+        Change::EnableUnit { unit, .. } => Ok(files.stat(&units::link(unit))?.is_some()),
         _ => Ok(false),
     }
 }

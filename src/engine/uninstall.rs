@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    EngineError, Tools,
+    EngineError, Tools, guard,
     install::finish,
     lasting,
     ledger::{Ledger, steps_of},
     result::{ChangeReport, Mode, RunReport, StepReport},
-    resume,
+    resume, units,
 };
 use crate::{
     change::{Reverted, Undo, packages::Effects},
@@ -86,10 +86,16 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
         seconds: 0.0,
     };
     if history.lines.is_empty() {
-        tools.note(
-            &mut report.notes,
-            "nothing was changed on this machine, so there is nothing to undo".to_owned(),
-        );
+        let left = without_record(&*tools.host.files).map_err(JournalError::from)?;
+        if left.is_empty() {
+            tools.note(
+                &mut report.notes,
+                "nothing was changed on this machine, so there is nothing to undo".to_owned(),
+            );
+        } else {
+            report.exit = Exit::Partial;
+            report.left = left;
+        }
         journal.keep_credentials(&[])?;
         clear(&*tools.host.files).map_err(JournalError::from)?;
         report.notes.extend(tools.events.take_notes());
@@ -105,6 +111,18 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
     tools.finished(&report);
     drop(lock);
     Ok(report)
+}
+
+/// What stands of this program on a machine whose record is lost. What keeps the driver from being loaded is removed.
+fn without_record(files: &dyn Files) -> Result<Vec<String>, FilesError> {
+    guard::release(files, &[])?;
+    let say = |path: Utf8PathBuf| {
+        format!(
+            "`{path}`: this program wrote it, and the record of what it has changed is lost; to finish, run `rm {path}`; \
+             packages are removed with the package manager"
+        )
+    };
+    Ok(units::named_ours(files)?.into_iter().map(say).collect())
 }
 
 async fn undo_all(

@@ -1,9 +1,18 @@
 //! What a run that continues by itself puts on the machine beside its own unit: the unit that counts
 //! boots, and files that keep the driver's modules from being loaded.
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 
-use crate::{change::Change, journal::Standing, tools::packages::HEADER};
+use crate::{
+    change::Change,
+    host::{Files, FilesError, Kind, Stat},
+    journal::Standing,
+    model::paths::STATE,
+    tools::packages::HEADER,
+};
+
+/// How every file begins that this program writes for itself.
+const OURS: &str = "# Written by gpu-bootstrap;";
 
 /// The unit that counts boots.
 pub(super) const GUARD: &str = "gpu-bootstrap-guard.service";
@@ -16,7 +25,82 @@ const NOT_BY_ITSELF: &str = "/etc/modprobe.d/gpu-bootstrap-unfinished.conf";
 /// before those of the driver's packages.
 const NOT_AT_ALL: &str = "/etc/modprobe.d/00-gpu-bootstrap-gave-up.conf";
 
-/// Before `sysinit.target`, so that no ordinary service has started, and after the filesystems.
+/// The file of a unit.
+pub(super) fn path(unit: &str) -> Utf8PathBuf {
+    Utf8Path::new("/etc/systemd/system").join(unit)
+}
+
+/// The symbolic link that enables a unit; systemd makes it for `WantedBy=multi-user.target`.
+pub(super) fn link(unit: &str) -> Utf8PathBuf {
+    path("multi-user.target.wants").join(unit)
+}
+
+/// Removes what keeps the driver from being loaded, and the units (their names are given) that would take that back, where
+/// no change in the journal tells of it: the record is lost, so no run will end it. Returns the files.
+pub(super) fn release(
+    files: &dyn Files,
+    units: &[&str],
+    standing: &[Standing],
+) -> Result<Vec<Utf8PathBuf>, FilesError> {
+    let is_recorded = |path: &Utf8Path| {
+        (standing.iter()).any(
+            |one| matches!(&one.change, Change::WriteFile { path: written, .. } if written == path),
+        )
+    };
+    let denials = [NOT_BY_ITSELF, NOT_AT_ALL].map(|path| (Utf8PathBuf::from(path), None));
+    let units = units.iter().map(|unit| (path(unit), Some(link(unit))));
+    let mut removed = Vec::new();
+    for (path, link) in denials.into_iter().chain(units) {
+        let text = files.read(&path)?.unwrap_or_default();
+        if !text.starts_with(OURS.as_bytes()) || is_recorded(&path) {
+            continue;
+        }
+        // The link goes first: a unit that is enabled and has no file is an error at each boot.
+        if let Some(link) = link
+            && files.stat(&link)?.is_some()
+        {
+            files.remove(&link)?;
+        }
+        files.remove(&path)?;
+        removed.push(path);
+    }
+    Ok(removed)
+}
+
+/// Folders with files of ours, whose names say whose they are.
+const FOLDERS: [&str; 9] = [
+    "/etc/apt/preferences.d",
+    "/etc/apt/sources.list.d",
+    "/etc/dkms/framework.conf.d",
+    "/etc/modprobe.d",
+    "/etc/modules-load.d",
+    "/etc/needrestart/conf.d",
+    "/etc/sysctl.d",
+    "/etc/systemd/system",
+    "/etc/yum.repos.d",
+];
+
+/// The files by whose names they are ours, in the folders where such files have an effect.
+pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesError> {
+    let mut found = Vec::new();
+    for folder in FOLDERS {
+        for name in files.list(Utf8Path::new(folder))? {
+            let path = Utf8Path::new(folder).join(&name);
+            let is_file = |stat: Stat| stat.kind == Kind::File;
+            if !name.contains("gpu-bootstrap") || !files.stat(&path)?.is_some_and(is_file) {
+                continue;
+            }
+            let text = files.read(&path)?.unwrap_or_default();
+            if text.starts_with(OURS.as_bytes()) {
+                found.push(path);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Before `sysinit.target`, so that no ordinary service has started, and after the filesystems. It also runs without a
+/// journal: then it takes back what the lost run would have.
 pub(super) fn guard(exe: &Utf8Path) -> String {
     format!(
         "# Written by gpu-bootstrap; it removes this file when its work is done.\n\
@@ -26,7 +110,7 @@ pub(super) fn guard(exe: &Utf8Path) -> String {
          After=local-fs.target\n\
          Before=sysinit.target shutdown.target\n\
          Conflicts=shutdown.target\n\
-         ConditionPathExists={journal}\n\
+         RequiresMountsFor={STATE}\n\
          \n\
          [Service]\n\
          Type=oneshot\n\
@@ -38,7 +122,6 @@ pub(super) fn guard(exe: &Utf8Path) -> String {
          [Install]\n\
          WantedBy=multi-user.target\n",
         exe = quoted(exe),
-        journal = crate::journal::path(),
     )
 }
 

@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use crate::host::{Cmd, FilesError, Kind, Query, ReadFiles};
+use crate::{
+    host::{Cmd, FilesError, Kind, Query, ReadFiles},
+    model::paths::STATE,
+};
 
 /// What is loaded.
 pub const MODULES: &str = "/proc/modules";
@@ -181,17 +184,20 @@ pub const CONFIGURATION: [&str; 5] = [
 ];
 
 /// The lines by which somebody keeps modules from being loaded at boot or by their names, each as a
-/// sentence that names file and line. Files of this program are left out.
+/// sentence that names file and line. Files of this program are left out while there is a record of them.
 ///
 /// # Errors
 /// When an existing file cannot be read.
 pub fn denials(files: &dyn ReadFiles, modules: &[String]) -> Result<Vec<String>, FilesError> {
     let (mut read, mut found) = (BTreeSet::new(), Vec::new());
+    // What this program denies it takes back, unless the record of it is lost.
+    let has_record = files.exists(Utf8Path::new(STATE))?;
     for folder in CONFIGURATION {
         for name in files.list(Utf8Path::new(folder))? {
             let path = Utf8Path::new(folder).join(&name);
             // A file hides those of its name in later folders; `/lib` may be `/usr/lib`.
-            if !name.ends_with(".conf") || name.contains("gpu-bootstrap") || !read.insert(name) {
+            let is_known = has_record && name.contains("gpu-bootstrap");
+            if !name.ends_with(".conf") || is_known || !read.insert(name) {
                 continue;
             }
             let text = files.read(&path)?.unwrap_or_default();

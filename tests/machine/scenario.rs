@@ -137,6 +137,7 @@ crate::scenarios::scenarios! {
     setting_withdrawn: "setting-withdrawn"
     settings_of_others: "settings-of-others"
     settings_of_others_read_by_others: "settings-of-others-read-by-others"
+    state_folder_lost: "state-folder-lost"
     state_of_others: "state-of-others"
     toolkit_version_and_back: "toolkit-version-and-back"
     ubuntu_20_04: "ubuntu-20.04"

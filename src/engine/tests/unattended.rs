@@ -286,6 +286,65 @@ async fn boot(rig: &mut Rig, number: u32) {
     reporter.finish();
 }
 
+/// Nobody else would ever let the driver be loaded again.
+#[tokio::test]
+async fn a_machine_whose_record_is_lost_loads_the_driver_again() {
+    const STATE: &str = "/var/lib/gpu-bootstrap";
+    let panics = Arc::new(AtomicBool::new(true));
+    let lost = async |boots: u32| {
+        let mut rig = machine_that_panics(&panics);
+        drop(rig.install().await);
+        for number in 2..2 + boots {
+            boot(&mut rig, number).await;
+            drop(rig.install().await);
+        }
+        rig.fakes.files.before_mutations(|_, _| Ok(()));
+        rig.fakes.files.revive();
+        rig.fakes.files.take(STATE);
+        rig
+    };
+    let exists = |rig: &Rig, path: &str| rig.fakes.files.snapshot().text().contains(path);
+
+    // In the middle of a run that goes on by itself: the next boot takes back what would keep the driver away.
+    let mut rig = lost(0).await;
+    assert!(exists(&rig, NOT_BY_ITSELF) && exists(&rig, GUARD));
+    let unit = rig.fakes.files.text(GUARD);
+    assert!(
+        !unit.contains("Condition"),
+        "it must start without a journal: {unit}"
+    );
+    boot(&mut rig, 2).await;
+    for gone in [NOT_BY_ITSELF, GUARD, UNIT, &format!("{WANTS}/gpu-")] {
+        assert!(!exists(&rig, gone), "{gone}");
+    }
+
+    // After it gave up, a person decides.
+    for by_install in [true, false] {
+        let mut rig = lost(4).await;
+        assert!(exists(&rig, NOT_AT_ALL));
+        panics.store(false, Ordering::SeqCst);
+        rig.options.resumed = false;
+        let report = match by_install {
+            true => rig.install().await.unwrap(),
+            false => rig.uninstall().await.unwrap(),
+        };
+        panics.store(true, Ordering::SeqCst);
+        assert!(!exists(&rig, NOT_AT_ALL));
+        match by_install {
+            true => {
+                let told = |note: &String| note.contains("no record");
+                assert!(report.notes.iter().any(told), "{:?}", report.notes);
+            }
+            // The rest is named, and nobody is told that nothing was changed.
+            false => {
+                let told = |what: &String| what.contains("record of what it has changed is lost");
+                assert_eq!(report.left.is_empty(), report.exit == Exit::Ok);
+                assert!(report.left.iter().all(told), "{:?}", report.left);
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn after_three_boots_without_progress_the_machine_stays_reachable() {
     let panics = Arc::new(AtomicBool::new(true));
