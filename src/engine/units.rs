@@ -8,7 +8,7 @@ use crate::{
     host::{Files, FilesError, Kind, Stat},
     journal::Standing,
     model::paths::STATE,
-    tools::packages::HEADER,
+    tools::packages::{HEADER, WRITTEN_FOLDERS},
 };
 
 /// How every file begins that this program writes for itself.
@@ -68,22 +68,19 @@ pub(super) fn release(
 }
 
 /// Folders with files of ours, whose names say whose they are.
-const FOLDERS: [&str; 9] = [
-    "/etc/apt/preferences.d",
-    "/etc/apt/sources.list.d",
+const FOLDERS: [&str; 6] = [
     "/etc/dkms/framework.conf.d",
     "/etc/modprobe.d",
     "/etc/modules-load.d",
     "/etc/needrestart/conf.d",
     "/etc/sysctl.d",
     "/etc/systemd/system",
-    "/etc/yum.repos.d",
 ];
 
 /// The files by whose names they are ours, in the folders where such files have an effect.
 pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut found = Vec::new();
-    for folder in FOLDERS {
+    for folder in FOLDERS.into_iter().chain(WRITTEN_FOLDERS) {
         for name in files.list(Utf8Path::new(folder))? {
             let path = Utf8Path::new(folder).join(&name);
             let is_file = |stat: Stat| stat.kind == Kind::File;

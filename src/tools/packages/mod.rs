@@ -33,6 +33,13 @@ use crate::{
 /// The first line of every file that this program writes and people may read.
 pub const HEADER: &str = "# Written by gpu-bootstrap; `gpu-bootstrap uninstall` removes it.\n";
 
+/// Folders of the package managers with files that begin so.
+pub const WRITTEN_FOLDERS: [&str; 3] = [
+    "/etc/apt/preferences.d",
+    "/etc/apt/sources.list.d",
+    "/etc/yum.repos.d",
+];
+
 /// The name of a package manager, as a profile writes it.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
