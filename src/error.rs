@@ -15,6 +15,10 @@ pub trait Report: std::error::Error + Send + Sync + 'static {
     fn passes(&self) -> bool {
         false
     }
+    /// The errors that it consists of, if it is several: each is told with its own hint.
+    fn parts(&self) -> Vec<&dyn Report> {
+        Vec::new()
+    }
     /// Whether newer package lists may lead to another answer.
     fn depends_on_lists(&self) -> bool {
         false

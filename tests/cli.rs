@@ -215,6 +215,38 @@ fn invalid_configuration() {
     );
 }
 
+/// Settings are tried without the machine that they are for.
+#[test]
+fn settings_for_a_machine_that_is_not_there() {
+    let of = |rest: &str, file: &str| format!("plan {rest} --config tests/cli/files/{file}");
+    session(
+        "trial",
+        &[
+            &of("--os ubuntu-24.04 --gpu p5.48xlarge", "trial.toml"),
+            &of("--os ubuntu-24.04 --gpu H100", "many-errors.toml"),
+            &of("--os ubuntu-24.04 --gpu L4", "unknown-key.toml"),
+            "plan --os ubuntu-24.04 --gpu L4 --kernel 6.8.0-1060-aws --set driver.branch=595",
+            "plan --os almalinux-9.6 --gpu GB200 --arch aarch64",
+            "plan --os amzn-2023 --gpu p4d.24xlarge --set runtime.use=[] --set cluster.join=eks",
+            "plan --os debian-12 --gpu V100 --set driver.branch=595",
+            "plan --os debian-12 --gpu RTX",
+            "plan --os debian-12",
+            "plan --os debian-12 --set preflight.allow-no-gpu=true",
+            "plan --os debian-11 --gpu L4",
+            "plan --os ubuntu-24.04 --gpu Standard_NV36ads_A10_v5",
+            "plan --os ubuntu-24.04 --gpu p5.48xlarge --arch aarch64",
+            "plan --gpu L4",
+        ],
+    );
+    session(
+        "trial-json",
+        &[&format!(
+            "{} --format json",
+            of("--os ubuntu-24.04 --gpu p5.48xlarge", "trial.toml")
+        )],
+    );
+}
+
 #[test]
 fn every_shell_has_completions() {
     for (shell, sign) in [

@@ -174,12 +174,33 @@ pub struct Check {
     pub record: Option<Utf8PathBuf>,
 }
 
+/// A machine that is not there yet.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Trial {
+    /// Try the settings for this system, for example `ubuntu-24.04`, without a machine: only those of
+    /// --config and --set count. Exits with 0 if they fit
+    #[arg(long, value_name = "ID-VERSION", conflicts_with = "image")]
+    pub os: Option<String>,
+    /// Its GPU, for example `L4`, `10de:27b8`, or the instance type `p5.48xlarge`
+    #[arg(long, value_name = "NAME|PCI-ID|INSTANCE-TYPE", requires = "os")]
+    pub gpu: Option<String>,
+    /// Its kernel, for example `6.8.0-45-generic`
+    #[arg(long, value_name = "V", requires = "os")]
+    pub kernel: Option<KernelVersion>,
+    /// Its architecture [default: that of the instance type, else x86_64]
+    #[arg(long, value_name = "ARCH", requires = "os")]
+    pub arch: Option<String>,
+}
+
 /// `plan`.
 #[derive(Debug, Args)]
 pub struct Plan {
     /// The configuration
     #[command(flatten)]
     pub target: Target,
+    /// A machine that is not there yet
+    #[command(flatten)]
+    pub trial: Trial,
     /// The image mode
     #[command(flatten)]
     pub image: Image,

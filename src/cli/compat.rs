@@ -101,8 +101,8 @@ const RELATIVES: [(&str, &[&str]); 3] = [
     ("debian", &["raspbian", "kali", "proxmox", "lmde"]),
 ];
 
-/// The sets of driver packages of a system, named as `ubuntu-24.04`.
-fn system(world: &mut World<'_>, name: &str) -> Result<Vec<DriverRow>, Failure> {
+/// A system, named as `ubuntu-24.04`.
+pub(super) fn os_named(name: &str) -> Result<Os, Failure> {
     let Some((id, version)) = name.rsplit_once('-') else {
         return Err(Failure::new(
             Exit::Usage,
@@ -111,7 +111,7 @@ fn system(world: &mut World<'_>, name: &str) -> Result<Vec<DriverRow>, Failure> 
             Some("write `ID-VERSION_ID` of its `os-release`, for example `ubuntu-24.04`"),
         ));
     };
-    let os = Os {
+    Ok(Os {
         id: id.to_owned(),
         version_id: Some(version.to_owned()),
         id_like: (RELATIVES.iter())
@@ -120,7 +120,13 @@ fn system(world: &mut World<'_>, name: &str) -> Result<Vec<DriverRow>, Failure> 
             .collect(),
         version_codename: None,
         pretty_name: None,
-    };
+    })
+}
+
+/// The sets of driver packages of a system.
+fn system(world: &mut World<'_>, name: &str) -> Result<Vec<DriverRow>, Failure> {
+    let os = os_named(name)?;
+    let version = os.version_id.as_deref().unwrap_or_default();
     let choice = Profile::choose(None, Some(&os), &*world.host.files)?;
     prepare::warn(world, &choice.warnings);
     let profile = choice.profile;
@@ -128,7 +134,7 @@ fn system(world: &mut World<'_>, name: &str) -> Result<Vec<DriverRow>, Failure> 
         return Err(Failure::new(
             Exit::Blocked,
             "os-unsupported",
-            &format!("choose a profile: {id} {version} is not supported"),
+            &format!("choose a profile: {} {version} is not supported", os.id),
             Some(&format!("supported are {}", profile.serves())),
         ));
     };

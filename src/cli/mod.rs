@@ -15,6 +15,7 @@ mod print;
 mod probe;
 mod prove;
 mod status;
+mod trial;
 mod uninstall;
 pub mod world;
 

@@ -1,4 +1,4 @@
-//! `plan`: says what `install` would change.
+//! `plan`: says what `install` would change; with `--os`, what it would want.
 
 use serde_json::json;
 
@@ -15,6 +15,9 @@ use crate::{
 };
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit, Failure> {
+    if let Some(system) = &args.trial.os {
+        return super::trial::run(world, args, system);
+    }
     let request = prepare::request(&args.target, &args.image, false, None)?;
     let mut target = prepare::target(world, request).await?;
     prepare::warn(world, &target.resolution.warnings);

@@ -80,11 +80,7 @@ pub(super) fn request(
             }
             name => name.clone(),
         },
-        config: target
-            .config
-            .iter()
-            .map(|path| absolute(path))
-            .collect::<Result<_, _>>()?,
+        config: absolute_all(&target.config)?,
         set,
         image: image.image,
         assume_gpus: image.assume_gpu.clone(),
@@ -121,6 +117,11 @@ fn settings(request: &Request) -> Vec<String> {
         .cloned()
         .chain(secret.map(|secret| secret.expose().to_owned()))
         .collect()
+}
+
+/// Makes the paths of `--config` absolute.
+pub(super) fn absolute_all(paths: &[Utf8PathBuf]) -> Result<Vec<Utf8PathBuf>, Failure> {
+    paths.iter().map(|path| absolute(path)).collect()
 }
 
 /// Makes a path absolute: after a reboot the request is repeated from another working directory.
@@ -248,6 +249,7 @@ impl Ground {
             flags: Flags {
                 image: request.image,
                 assume_gpus: request.assume_gpus.clone(),
+                trial: false,
             },
             secrets: world.secrets.clone(),
             by_root: world.root && self.scope.executes,

@@ -1,5 +1,6 @@
 //! The cluster that the machine joins: what the settings ask for, checked as a whole.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
@@ -119,37 +120,52 @@ pub(super) struct ClusterInputs<'a> {
     pub runtimes: &'a [RuntimeKind],
     /// Whether the machine has a GPU for containers.
     pub has_gpu: bool,
+    /// What is wrong, as far as it was found.
+    pub wrong: RefCell<Vec<ResolveError>>,
 }
 
 impl ClusterInputs<'_> {
     /// Resolves `[cluster]`; `None` if the machine joins none.
     ///
     /// # Errors
-    /// Settings that are missing, or that do not fit each other.
+    /// Settings that are missing, or that do not fit each other: all of them.
     pub(super) fn resolve(&self) -> Result<Option<ClusterWish>, ResolveError> {
+        let kind = self.config.join.unwrap_or_default();
+        self.only_what_counts(kind);
+        let wish = match kind {
+            JoinKind::None => None,
+            kind => self.wish(kind),
+        };
+        let wrong = self.wrong.take();
+        if wrong.is_empty() {
+            return Ok(wish);
+        }
+        Err(ResolveError::all(wrong))
+    }
+
+    /// What is wanted; `None` if something is wrong.
+    fn wish(&self, kind: JoinKind) -> Option<ClusterWish> {
         let config = self.config;
-        let kind = config.join.unwrap_or_default();
-        self.only_what_counts(kind)?;
         let method = match kind {
-            JoinKind::None => return Ok(None),
-            JoinKind::Kubeadm => self.kubeadm()?,
+            JoinKind::None => None,
+            JoinKind::Kubeadm => self.kubeadm(),
             JoinKind::K3s => {
-                let (server, token_source) = self.agent("k3s", API_PORT)?;
-                JoinMethod::K3s {
-                    server,
-                    token_source,
-                }
+                self.agent("k3s", API_PORT)
+                    .map(|(server, token_source)| JoinMethod::K3s {
+                        server,
+                        token_source,
+                    })
             }
             JoinKind::Rke2 => {
-                let (server, token_source) = self.agent("rke2", 9345)?;
-                JoinMethod::Rke2 {
-                    server,
-                    token_source,
-                }
+                self.agent("rke2", 9345)
+                    .map(|(server, token_source)| JoinMethod::Rke2 {
+                        server,
+                        token_source,
+                    })
             }
-            JoinKind::Eks => self.eks()?,
-            JoinKind::Command => self.command()?,
-            JoinKind::Managed => JoinMethod::Managed,
+            JoinKind::Eks => self.eks(),
+            JoinKind::Command => self.command(),
+            JoinKind::Managed => Some(JoinMethod::Managed),
         };
         let packages = match kubeadm_version(config) {
             Some(version) => packages(version),
@@ -163,21 +179,22 @@ impl ClusterInputs<'_> {
             ),
         ] {
             if seconds == Some(0) {
-                return self.wrong(key, "nothing ends within 0 s", "set at least 1");
+                self.wrong::<()>(key, "nothing ends within 0 s", "set at least 1");
             }
         }
-        Ok(Some(ClusterWish {
-            method,
-            node: self.node(kind)?,
+        let node = self.node(kind);
+        Some(ClusterWish {
+            method: method?,
+            node: node?,
             packages,
             access: path(&config.kubeconfig_file),
             timeout_seconds: config.timeout_seconds.unwrap_or(120),
             ready_timeout_seconds: config.ready_timeout_seconds.unwrap_or(300),
-        }))
+        })
     }
 
     /// A setting of another method is a mistake, not a wish.
-    fn only_what_counts(&self, kind: JoinKind) -> Result<(), ResolveError> {
+    fn only_what_counts(&self, kind: JoinKind) {
         use JoinKind::{Command, K3s, Kubeadm, Rke2};
         let config = self.config;
         let of = |kinds: &'static [JoinKind], is_set: bool| is_set && !kinds.contains(&kind);
@@ -216,29 +233,25 @@ impl ClusterInputs<'_> {
             ),
         ] {
             if strange {
-                return self.wrong(
+                self.wrong::<()>(
                     &format!("cluster.{key}"),
                     "this way to join does not use it",
                     "set `cluster.join` to the way that you want, or remove the key",
                 );
             }
         }
-        Ok(())
     }
 
-    fn wrong<T>(&self, key: &str, why: &str, hint: &str) -> Result<T, ResolveError> {
+    /// Notes what is wrong with a key. There is no value then.
+    fn wrong<T>(&self, key: &str, why: &str, hint: &str) -> Option<T> {
         let error = (self.layers).wrong(key, why.to_owned(), Some(hint.to_owned()));
-        Err(error.into())
+        self.wrong.borrow_mut().push(error.into());
+        None
     }
 
-    fn needed<'v, T>(
-        &self,
-        key: &str,
-        value: &'v Option<T>,
-        hint: &str,
-    ) -> Result<&'v T, ResolveError> {
+    fn needed<'v, T>(&self, key: &str, value: &'v Option<T>, hint: &str) -> Option<&'v T> {
         match value {
-            Some(value) => Ok(value),
+            Some(value) => Some(value),
             // The key that is missing has no place.
             None => self.wrong(
                 "cluster.join",
@@ -248,13 +261,13 @@ impl ClusterInputs<'_> {
         }
     }
 
-    fn kubeadm(&self) -> Result<JoinMethod, ResolveError> {
+    fn kubeadm(&self) -> Option<JoinMethod> {
         let config = self.config;
-        self.needed(
+        let version = self.needed(
             "version",
             &config.version,
             "name the cluster's version of Kubernetes, such as \"1.34\"; `kubectl version` shows it",
-        )?;
+        );
         // kubeadm understands v1beta4 from 1.31 on (kubernetes/kubernetes#125029), and that of 1.31 wants conntrack, which
         // kubelet's package does not bring any more (kubernetes/kubernetes#135306).
         if config
@@ -262,7 +275,7 @@ impl ClusterInputs<'_> {
             .as_ref()
             .is_some_and(|version| version.minor < 32)
         {
-            return self.wrong(
+            self.wrong::<()>(
                 "cluster.version",
                 "kubeadm up to 1.31 does not understand our configuration (v1beta4), or needs conntrack, which kubelet's \
                  package does not bring",
@@ -270,28 +283,28 @@ impl ClusterInputs<'_> {
             );
         }
         let socket = match self.runtimes {
-            runtimes if runtimes.contains(&RuntimeKind::Containerd) => kubelet::DEFAULT,
-            runtimes if runtimes.contains(&RuntimeKind::Crio) => crio::SOCKET,
-            _ => {
-                return self.wrong(
-                    "runtime.use",
-                    "the kubelet needs containerd or CRI-O",
-                    "add \"containerd\" to `runtime.use`",
-                );
-            }
+            runtimes if runtimes.contains(&RuntimeKind::Containerd) => Some(kubelet::DEFAULT),
+            runtimes if runtimes.contains(&RuntimeKind::Crio) => Some(crio::SOCKET),
+            _ => self.wrong(
+                "runtime.use",
+                "the kubelet needs containerd or CRI-O",
+                "add \"containerd\" to `runtime.use`",
+            ),
         };
+        let discovery = self.discovery();
+        version?;
         let ignored = config
             .ignore_preflight_errors
             .as_deref()
             .unwrap_or_default();
-        Ok(JoinMethod::Kubeadm {
-            discovery: self.discovery()?,
-            socket: format!("unix://{socket}"),
+        Some(JoinMethod::Kubeadm {
+            discovery: discovery?,
+            socket: format!("unix://{}", socket?),
             ignore_preflight_errors: ignored.iter().map(ToString::to_string).collect(),
         })
     }
 
-    fn discovery(&self) -> Result<Discovery, ResolveError> {
+    fn discovery(&self) -> Option<Discovery> {
         let config = self.config;
         if let Some(file) = &config.discovery_file {
             if config.server.is_some() || config.ca_cert_hashes.is_some() {
@@ -302,7 +315,7 @@ impl ClusterInputs<'_> {
                     "keep one of the two ways",
                 );
             }
-            return Ok(Discovery::File {
+            return Some(Discovery::File {
                 path: file.clone().into_inner(),
                 token_source: self.token_source()?,
             });
@@ -311,44 +324,53 @@ impl ClusterInputs<'_> {
             "server",
             &config.server,
             "name the API server as `HOST:PORT`, or set `cluster.discovery-file`",
-        )?;
-        let server = server.as_str();
-        let has_port = (server.rsplit_once(':'))
-            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-        if server.contains("://") || server.contains('/') || !has_port {
-            return self.wrong(
-                "cluster.server",
-                "kubeadm wants the API server as `HOST:PORT`",
-                "write it without `https://`, such as \"10.0.0.1:6443\"",
-            );
-        }
-        let source = self.token_source()?;
-        let token_source = self.needed(
-            "token-file",
-            &source,
+        );
+        let server = server.map(|server| server.as_str()).and_then(|server| {
+            let has_port = (server.rsplit_once(':'))
+                .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+            if server.contains("://") || server.contains('/') || !has_port {
+                return self.wrong(
+                    "cluster.server",
+                    "kubeadm wants the API server as `HOST:PORT`",
+                    "write it without `https://`, such as \"10.0.0.1:6443\"",
+                );
+            }
+            Some(server)
+        });
+        let token_source = self.token(
             "name a file with the token, or another place with `cluster.token-source`; `kubeadm token create` makes one",
-        )?;
+        );
         let hashes = self.needed(
             "ca-cert-hashes",
             &config.ca_cert_hashes,
             "without it any server could pretend to be the cluster; `kubeadm token create \
              --print-join-command` prints the digest",
-        )?;
-        if hashes.is_empty() {
+        );
+        if hashes.is_some_and(Vec::is_empty) {
             return self.wrong(
                 "cluster.ca-cert-hashes",
                 "without a digest any server could pretend to be the cluster",
                 "`kubeadm token create --print-join-command` prints the digest",
             );
         }
-        Ok(Discovery::Token {
-            server: server.to_owned(),
-            token_source: token_source.clone(),
-            ca_cert_hashes: hashes.iter().map(ToString::to_string).collect(),
+        Some(Discovery::Token {
+            server: server?.to_owned(),
+            token_source: token_source?,
+            ca_cert_hashes: hashes?.iter().map(ToString::to_string).collect(),
         })
     }
 
-    fn agent(&self, name: &str, port: u16) -> Result<(String, TokenSource), ResolveError> {
+    fn agent(&self, name: &str, port: u16) -> Option<(String, TokenSource)> {
+        let server = self.server(name, port);
+        let source = self.token(
+            "name a file with a token for agents: the file `agent-token` of a server that was started with \
+             `--agent-token`, or what `k3s token create --ttl 30m` prints; or another place with `cluster.token-source`",
+        );
+        Some((server?, source?))
+    }
+
+    /// The server of an agent.
+    fn server(&self, name: &str, port: u16) -> Option<String> {
         let example = format!("name the server as \"https://HOST:{port}\"");
         let server = self.needed("server", &self.config.server, &example)?;
         if !server.as_str().starts_with("https://") {
@@ -373,17 +395,17 @@ impl ClusterInputs<'_> {
                 &example,
             );
         }
-        let source = self.token_source()?;
-        let source = self.needed(
-            "token-file",
-            &source,
-            "name a file with a token for agents: the file `agent-token` of a server that was started with \
-             `--agent-token`, or what `k3s token create --ttl 30m` prints; or another place with `cluster.token-source`",
-        )?;
-        Ok((server.to_string(), source.clone()))
+        Some(server.to_string())
     }
 
-    fn token_source(&self) -> Result<Option<TokenSource>, ResolveError> {
+    /// The place of the token, which is needed.
+    fn token(&self, hint: &str) -> Option<TokenSource> {
+        let source = self.token_source()?;
+        self.needed("token-file", &source, hint).cloned()
+    }
+
+    /// The place of the token, if one is named; `None` if the keys about it are wrong.
+    fn token_source(&self) -> Option<Option<TokenSource>> {
         let config = self.config;
         match (&config.token_file, &config.token_source) {
             (Some(_), Some(_)) => self.wrong(
@@ -396,13 +418,13 @@ impl ClusterInputs<'_> {
                 "this is a file",
                 "name it with `cluster.token-file`",
             ),
-            (None, source) => Ok(source.clone()),
-            (Some(file), None) => Ok(Some(TokenSource::File(file.clone().into_inner()))),
+            (None, source) => Some(source.clone()),
+            (Some(file), None) => Some(Some(TokenSource::File(file.clone().into_inner()))),
         }
     }
 
     /// nodeadm writes the whole configuration of containerd at each boot.
-    fn eks(&self) -> Result<JoinMethod, ResolveError> {
+    fn eks(&self) -> Option<JoinMethod> {
         if self.runtimes.contains(&RuntimeKind::Containerd) {
             return self.wrong(
                 "cluster.join",
@@ -411,18 +433,18 @@ impl ClusterInputs<'_> {
                  makes `nvidia` the default runtime",
             );
         }
-        Ok(JoinMethod::Eks)
+        Some(JoinMethod::Eks)
     }
 
-    fn command(&self) -> Result<JoinMethod, ResolveError> {
+    fn command(&self) -> Option<JoinMethod> {
         let config = self.config;
         let command = self.needed(
             "command",
             &config.command,
             "write program and arguments as a list",
-        )?;
+        );
         for (key, command, example) in [
-            ("cluster.command", Some(command), "join"),
+            ("cluster.command", command, "join"),
             (
                 "cluster.leave-command",
                 config.leave_command.as_ref(),
@@ -431,7 +453,7 @@ impl ClusterInputs<'_> {
         ] {
             let program = command.map(|command| command.first().map(String::as_str));
             if program.is_some_and(|program| !program.is_some_and(|path| path.starts_with('/'))) {
-                return self.wrong(
+                self.wrong::<()>(
                     key,
                     "it does not start with the path of a program",
                     &format!("write program and arguments as a list, such as `[\"/usr/local/sbin/{example}\"]`"),
@@ -442,28 +464,28 @@ impl ClusterInputs<'_> {
             "joined-file",
             &config.joined_file,
             "name a file that exists once the machine has joined, such as the kubelet's kubeconfig",
-        )?;
-        Ok(JoinMethod::Command {
-            command: command.clone(),
+        );
+        Some(JoinMethod::Command {
+            command: command?.clone(),
             environment_file: path(&config.environment_file),
-            joined_file: joined.clone().into_inner(),
+            joined_file: joined?.clone().into_inner(),
             leave_command: config.leave_command.clone().unwrap_or_default(),
         })
     }
 
-    fn node(&self, kind: JoinKind) -> Result<NodeWish, ResolveError> {
+    fn node(&self, kind: JoinKind) -> Option<NodeWish> {
         let config = self.config;
         let name = config.node_name.as_ref();
         let name = name.map(|name| name.as_str().parse::<NodeName>());
-        let Ok(name) = name.transpose() else {
-            return self.wrong(
+        let name = name.transpose().unwrap_or_else(|_| {
+            self.wrong(
                 "cluster.node-name",
                 "a node's name is a DNS name in small letters",
                 "write small letters, digits, `-` and `.`",
-            );
-        };
+            )
+        });
         if name.is_some() && matches!(kind, JoinKind::Eks | JoinKind::Managed) {
-            return self.wrong(
+            self.wrong::<()>(
                 "cluster.node-name",
                 "the provider names this node",
                 "remove the key",
@@ -485,20 +507,20 @@ impl ClusterInputs<'_> {
             _ => None,
         };
         if let (Some((why, hint)), Some(_)) = (refused, &config.taints) {
-            return self.wrong("cluster.taints", why, hint);
+            self.wrong::<()>("cluster.taints", why, hint);
         }
         // A command registers the node as it likes.
         let registers = !matches!(kind, JoinKind::Managed | JoinKind::Eks | JoinKind::Command);
         let has_access = config.kubeconfig_file.is_some();
         if config.startup_taint == Some(true) && !has_access {
-            return self.wrong(
+            self.wrong::<()>(
                 "cluster.startup-taint",
                 "nothing could remove it: a node may not change its own taints",
                 "set `cluster.kubeconfig-file` to a kubeconfig that may change nodes",
             );
         }
         let startup = config.startup_taint.unwrap_or(has_access);
-        Ok(NodeWish {
+        Some(NodeWish {
             name,
             labels: (labels.iter())
                 .map(|label| (label.key.clone(), label.value.clone()))

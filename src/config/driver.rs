@@ -10,7 +10,7 @@ use crate::{
     },
     config::{
         desired::{DriverWish, ModuleOption, ModuleWay, PackageWish, Pin, SigningKey},
-        error::{Refusal, ResolveError},
+        error::{Refusal, ResolveError, or_noted},
         fabric,
         file::DriverConfig,
         kernel::{for_its_kernel, template},
@@ -48,6 +48,8 @@ pub(super) struct DriverInputs<'a> {
     pub terms: &'a Terms,
     pub gpus: Vec<GpuIdentity>,
     pub image: bool,
+    /// There is no machine: every kernel is possible if none is named.
+    pub trial: bool,
 }
 
 impl<'a> DriverInputs<'a> {
@@ -56,9 +58,17 @@ impl<'a> DriverInputs<'a> {
     /// # Errors
     /// A setting that fits no row of the profile, or a machine that no driver fits.
     pub(super) fn choose(&self) -> Result<DriverChoice<'a>, ResolveError> {
-        self.released_cuda()?;
-        let rows = self.rows()?;
-        let pick = self.pick(&rows)?;
+        let wrong = &mut Vec::new();
+        or_noted(self.released_cuda(), wrong);
+        let signing = or_noted(self.signing(), wrong);
+        let picked = self.rows().and_then(|rows| {
+            let pick = self.pick(&rows)?;
+            Ok((rows, pick))
+        });
+        let picked = or_noted(picked, wrong);
+        let (Some(signing), Some((rows, pick)), true) = (signing, picked, wrong.is_empty()) else {
+            return Err(ResolveError::all(std::mem::take(wrong)));
+        };
         let fitting = self.fitting(&rows, &pick)?;
         let row = fitting[0];
         let version = self.config.version.clone();
@@ -153,7 +163,7 @@ impl<'a> DriverInputs<'a> {
                 warnings,
                 fabric,
                 options: self.options(row, pick.branch, pick.flavour),
-                signing: self.signing()?,
+                signing,
                 fabric_service: beside
                     .map(|beside| fabric::service(beside, self.terms, pick.branch)),
             },
@@ -561,7 +571,9 @@ impl<'a> DriverInputs<'a> {
                 && self.config.build.is_none_or(|build| row.build == build)
                 && (row.kernel_flavours.is_empty()
                     || (self.terms.kernel_flavour.as_ref())
-                        .is_some_and(|flavour| row.kernel_flavours.contains(flavour)))
+                        .map_or(self.trial && self.terms.kernels.is_empty(), |flavour| {
+                            row.kernel_flavours.contains(flavour)
+                        }))
         };
         let fitting: Vec<&DriverRow> = rows.iter().copied().filter(fits).collect();
         if fitting.is_empty() {

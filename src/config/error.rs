@@ -4,7 +4,7 @@ use camino::Utf8PathBuf;
 
 use crate::{
     config::place::{PREFIX, Place},
-    error::Report,
+    error::{Report, one_line},
     exit::Exit,
     facts::Untold,
     host::FilesError,
@@ -96,9 +96,36 @@ pub enum ConfigError {
         /// What is supported.
         supported: Vec<String>,
     },
+    /// Several errors, of which at least one is of the settings.
+    #[error("{}", joined(.0))]
+    Several(Vec<ResolveError>),
+}
+
+/// Several errors on one line, for words in between.
+fn joined(errors: &[ResolveError]) -> String {
+    let all: Vec<String> = errors.iter().map(|error| one_line(error)).collect();
+    all.join("; ")
 }
 
 impl ConfigError {
+    /// All that was found wrong as one error.
+    ///
+    /// # Errors
+    /// If anything was found.
+    pub(super) fn unless_none(mut found: Vec<Self>) -> Result<(), Self> {
+        match found.len() {
+            0 => Ok(()),
+            1 => Err(found.remove(0)),
+            _ => {
+                let parts = found.into_iter().flat_map(|error| match error {
+                    Self::Several(parts) => parts,
+                    one => vec![one.into()],
+                });
+                Err(Self::Several(parts.collect()))
+            }
+        }
+    }
+
     /// The error of the TOML parser, with its place in the file.
     pub(super) fn syntax(file: &str, text: &str, error: &toml::de::Error) -> Self {
         let byte = error.span().map_or(0, |span| span.start);
@@ -119,6 +146,7 @@ impl Report for ConfigError {
             {
                 Exit::NotPermitted
             }
+            // What somebody wrote can be mended before the machine.
             _ => Exit::Config,
         }
     }
@@ -136,6 +164,14 @@ impl Report for ConfigError {
             Self::NoSuchProfile { .. } => "profile-unknown",
             Self::UnknownOs => "os-unknown",
             Self::UnsupportedOs { .. } => "os-unsupported",
+            Self::Several(errors) => errors.first().map_or("config-value", Report::reason),
+        }
+    }
+
+    fn parts(&self) -> Vec<&dyn Report> {
+        match self {
+            Self::Several(errors) => errors.iter().map(|error| error as &dyn Report).collect(),
+            _ => Vec::new(),
         }
     }
 
@@ -186,6 +222,10 @@ impl Report for ConfigError {
                 "settings are TOML: `KEY = VALUE` below the line `[TABLE]`, text and versions in quotes"
                     .into(),
             ),
+            Self::Several(errors) => {
+                let hints: Vec<String> = errors.iter().filter_map(Report::hint).collect();
+                (!hints.is_empty()).then(|| hints.join("; "))
+            }
             Self::Sources(_) | Self::MissingFile { .. } | Self::Syntax { .. } => None,
             Self::Profile { .. } => Some("profiles are described in docs/configuration.md".into()),
         }
@@ -214,6 +254,14 @@ impl Refusal {
     }
 }
 
+/// The value, or what is wrong, which is put to the rest.
+pub(super) fn or_noted<T, E: Into<ResolveError>>(
+    result: Result<T, E>,
+    wrong: &mut Vec<ResolveError>,
+) -> Option<T> {
+    result.map_err(|error| wrong.push(error.into())).ok()
+}
+
 /// Why the desired state could not be resolved.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
@@ -240,6 +288,20 @@ impl Report for Refusal {
 }
 
 impl ResolveError {
+    /// What was found wrong, as one error. Where nothing is wrong with the settings, the first refusal counts: the
+    /// others may follow from it.
+    pub(super) fn all(mut found: Vec<Self>) -> Self {
+        let is_written = |error: &Self| !error.is_of_the_machine();
+        if found.len() == 1 || (!found.is_empty() && !found.iter().any(is_written)) {
+            return found.remove(0);
+        }
+        let parts = found.into_iter().flat_map(|error| match error {
+            Self::Config(ConfigError::Several(parts)) => parts,
+            one => vec![one],
+        });
+        ConfigError::Several(parts.collect()).into()
+    }
+
     /// Whether the machine is the reason, and not what somebody wrote: an audit goes on then.
     #[must_use]
     pub const fn is_of_the_machine(&self) -> bool {
@@ -274,6 +336,13 @@ impl Report for ResolveError {
         match self {
             Self::Config(error) => error.hint(),
             Self::Refused(error) => error.hint(),
+        }
+    }
+
+    fn parts(&self) -> Vec<&dyn Report> {
+        match self {
+            Self::Config(error) => error.parts(),
+            Self::Refused(_) => Vec::new(),
         }
     }
 

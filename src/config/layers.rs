@@ -189,25 +189,28 @@ impl Layers {
         );
         // A link that leads nowhere was to lead to settings: without them this would be another machine.
         whole(files, drop_ins)?;
+        // All that is wrong is told at once.
+        let mut wrong: Vec<ConfigError> = Vec::new();
         for path in standard {
             whole(files, &path)?;
             if let Some(text) = files.read_text(&path)? {
-                layers.file(path.as_str(), &text)?;
+                wrong.extend(layers.file(path.as_str(), &text).err());
             }
         }
         for path in config {
-            let text = named
-                .read_text(path)?
-                .ok_or_else(|| ConfigError::MissingFile { path: path.clone() })?;
-            layers.file(path.as_str(), &text)?;
+            match named.read_text(path)? {
+                Some(text) => wrong.extend(layers.file(path.as_str(), &text).err()),
+                None => wrong.push(ConfigError::MissingFile { path: path.clone() }),
+            }
         }
         for setting in cloud.iter().flat_map(|cloud| cloud.settings.values()) {
-            layers.add(setting.clone())?;
+            wrong.extend(layers.add(setting.clone()).err());
         }
-        layers.env(env)?;
+        wrong.extend(layers.env(env).err());
         for assignment in set {
-            layers.set(assignment)?;
+            wrong.extend(layers.set(assignment).err());
         }
+        ConfigError::unless_none(wrong)?;
         Ok(layers)
     }
 
@@ -240,11 +243,16 @@ impl Layers {
             &mut Vec::new(),
             &place,
             &mut found,
-        )?;
-        for setting in found {
-            self.add(setting)?;
+        );
+        let mut wrong: Vec<(Place, ConfigError)> = Vec::new();
+        for (at, one) in found {
+            if let Err(error) = one.and_then(|setting| self.add(setting)) {
+                wrong.push((at, error));
+            }
         }
-        Ok(())
+        // As a person reads the file.
+        wrong.sort_by(|(one, _), (other, _)| one.cmp(other));
+        ConfigError::unless_none(wrong.into_iter().map(|(_, error)| error).collect())
     }
 
     /// Adds the environment as the last layer.
@@ -255,10 +263,11 @@ impl Layers {
         &mut self,
         env: impl IntoIterator<Item = (String, String)>,
     ) -> Result<(), ConfigError> {
-        for (variable, path, value) in settings(env) {
-            self.text(path, &value, Place::Env { variable })?;
-        }
-        Ok(())
+        let all = settings(env).into_iter();
+        let wrong = all.filter_map(|(variable, path, value)| {
+            self.text(path, &value, Place::Env { variable }).err()
+        });
+        ConfigError::unless_none(wrong.collect())
     }
 
     /// Adds `KEY=VALUE` as the last layer.
@@ -424,36 +433,36 @@ fn whole(files: &dyn ReadFiles, path: &Utf8Path) -> Result<(), ConfigError> {
     }
 }
 
-/// Collects the settings of a table, each with its place.
+/// Collects the settings of a table, each with its place, and what is wrong instead of one.
 fn walk(
     table: DeTable<'_>,
     node: &Node,
     path: &mut Vec<String>,
     place: &dyn Fn(usize) -> Place,
-    found: &mut Vec<Setting>,
-) -> Result<(), ConfigError> {
+    found: &mut Vec<(Place, Result<Setting, ConfigError>)>,
+) {
     for (name, value) in table {
         let at = place(name.span().start);
         path.push(name.into_inner().into_owned());
-        let child = child(node, path, &at)?;
-        match (child, value) {
-            (Node::Leaf(_), value) => found.push(leaf(path, value, place)?),
-            (child, value) => match value.into_inner() {
-                DeValue::Table(table) => walk(table, child, path, place, found)?,
+        match (child(node, path, &at), value) {
+            (Err(error), _) => found.push((at, Err(error))),
+            (Ok(Node::Leaf(_)), value) => found.push((at, leaf(path, value, place))),
+            (Ok(child), value) => match value.into_inner() {
+                DeValue::Table(table) => walk(table, child, path, place, found),
                 other => {
-                    return Err(ConfigError::Value {
-                        place: Box::new(at),
+                    let error = ConfigError::Value {
+                        place: Box::new(at.clone()),
                         key: path.join("."),
                         value: format!("of type {}", other.type_str()),
                         why: "it is a table of further keys".into(),
                         hint: None,
-                    });
+                    };
+                    found.push((at, Err(error)));
                 }
             },
         }
         path.pop();
     }
-    Ok(())
 }
 
 fn leaf(

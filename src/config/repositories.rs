@@ -8,7 +8,7 @@ use camino::Utf8PathBuf;
 use crate::{
     config::{
         desired::Repository,
-        error::{ConfigError, Refusal, ResolveError},
+        error::{ConfigError, Refusal, ResolveError, or_noted},
         file::RepositoryConfig,
         layers::Layers,
         profile::{DISTRIBUTION, Profile, Release, RepositoryRow},
@@ -28,7 +28,8 @@ pub(super) struct RepositoryInputs<'a> {
     pub terms: &'a Terms,
     pub config: &'a BTreeMap<String, RepositoryConfig>,
     pub layers: &'a Layers,
-    pub sources: &'a [SourceEntry],
+    /// `None` where no machine has told them.
+    pub sources: Option<&'a [SourceEntry]>,
 }
 
 /// Packages that are wanted, and the repositories that they need.
@@ -48,9 +49,14 @@ impl RepositoryInputs<'_> {
         let known: BTreeSet<&str> = (self.profile.repository.iter().chain(self.further))
             .map(|row| row.name.as_str())
             .collect();
+        let mut wrong: Vec<ResolveError> = Vec::new();
+        let mut unlikely = BTreeSet::new();
         for (name, config) in self.config {
-            if !known.contains(name.as_str()) && config.url.is_none() {
-                self.likely(name, &known)?;
+            if !known.contains(name.as_str())
+                && config.url.is_none()
+                && or_noted(self.likely(name, &known), &mut wrong).is_none()
+            {
+                unlikely.insert(name.as_str());
             }
         }
         let wanted_too = self.config.iter().filter(|(name, config)| {
@@ -68,18 +74,22 @@ impl RepositoryInputs<'_> {
         let mut found = Vec::new();
         for name in names {
             let config = self.config.get(name).unwrap_or(&none);
-            if config.enabled == Some(false) {
+            if config.enabled == Some(false) || unlikely.contains(name) {
                 continue;
             }
-            self.no_password(name, config)?;
+            or_noted(self.no_password(name, config), &mut wrong);
             let further = || self.further.iter().find(|row| row.name == name);
-            match (self.profile.repository_for(name, self.release)).or_else(further) {
-                Some(row) => found.extend(self.known(row, config)?),
+            let one = match (self.profile.repository_for(name, self.release)).or_else(further) {
+                Some(row) => self.known(row, config),
                 None if known.contains(name) && config.url.is_none() => {
-                    return Err(self.elsewhere(name).into());
+                    Err(self.elsewhere(name).into())
                 }
-                None => found.push(self.foreign(name, config, &known)?),
-            }
+                None => (self.foreign(name, config, &known).map(Some)).map_err(Into::into),
+            };
+            found.extend(or_noted(one, &mut wrong).flatten());
+        }
+        if !wrong.is_empty() {
+            return Err(ResolveError::all(wrong));
         }
         for repository in &mut found {
             if repository.priority.is_some() {
@@ -205,8 +215,11 @@ impl RepositoryInputs<'_> {
 
     /// Further components of the distribution's archive, from the mirror that the machine uses.
     fn of_the_archive(&self, wish: Repository) -> Result<Option<Repository>, ResolveError> {
+        let Some(sources) = self.sources else {
+            return Ok(None);
+        };
         let backend = self.profile.manager.backend();
-        let found = backend.further(self.sources, &wish.suites, &wish.components);
+        let found = backend.further(sources, &wish.suites, &wish.components);
         let further = found.map_err(|error| self.no_archive(&wish, &error))?;
         Ok(further.map(|further| Repository {
             url: further.url,

@@ -1,6 +1,8 @@
 //! Resolves profile, configuration, facts and matrix to the desired state of the machine. Pure: all
 //! of them were read before.
 
+use std::cell::RefCell;
+
 use camino::Utf8Path;
 use serde::Serialize;
 
@@ -13,7 +15,7 @@ use crate::{
             PackageWish, Persistence, Preflight, Purpose, RuntimeKind, RuntimeWish, ToolkitWish,
         },
         driver::DriverInputs,
-        error::{Refusal, ResolveError},
+        error::{Refusal, ResolveError, or_noted},
         file::Config,
         kernel::{KernelRow, template},
         layers::{Layers, Provenance},
@@ -41,6 +43,8 @@ pub struct Flags {
     pub image: bool,
     /// `--assume-gpu`: the GPUs that the instances of the image will have.
     pub assume_gpus: Vec<PciId>,
+    /// `plan --os`: there is no machine, so its kernel and its package sources may be unknown.
+    pub trial: bool,
 }
 
 /// Everything that the resolution depends on.
@@ -84,18 +88,22 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let (release, terms) = machine(profile, inputs.facts, inputs.flags)?;
     let gpus = gpus(inputs, &config);
     // What is wrong in a file is said on each machine that reads it, also on one without a GPU.
-    let runtimes = runtimes(inputs, &config, release)?;
-    let kinds: Vec<RuntimeKind> = runtimes.iter().map(|row| row.kind).collect();
+    // All of it is said at once.
+    let wrong = &mut Vec::new();
+    let kinds = kinds(&config);
+    let runtimes = or_noted(runtimes(inputs, &config, release, &kinds), wrong);
     let cluster = ClusterInputs {
         config: &config.cluster,
         layers: inputs.layers,
         runtimes: &kinds,
         has_gpu: matches!(gpus, Ok(Some(_))),
+        wrong: RefCell::default(),
     }
-    .resolve()?;
-    let gpus = gpus?;
-    let known = gpus.clone().unwrap_or_default();
-    let driver = gpus
+    .resolve();
+    let cluster = or_noted(cluster, wrong);
+    let gpus = or_noted(gpus, wrong);
+    let known = gpus.clone().flatten().unwrap_or_default();
+    let driver = (gpus.flatten())
         .map(|gpus| {
             DriverInputs {
                 profile,
@@ -107,10 +115,24 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
                 terms: &terms,
                 gpus,
                 image: inputs.flags.image,
+                trial: inputs.flags.trial,
             }
             .choose()
         })
-        .transpose()?;
+        .transpose();
+    let driver = or_noted(driver, wrong);
+    let validation = validation(
+        (profile, inputs.layers, &config),
+        (inputs.matrix, inputs.facts),
+        (driver.as_ref().and_then(Option::as_ref)).map(|driver| (&driver.wish, known.as_slice())),
+        &kinds,
+    );
+    let validation = or_noted(validation, wrong);
+    let (Some(runtimes), Some(cluster), Some(driver), Some(validation), true) =
+        (runtimes, cluster, driver, validation, wrong.is_empty())
+    else {
+        return Err(ResolveError::all(std::mem::take(wrong)));
+    };
     let with_toolkit = driver.is_some() && config.toolkit.enabled.unwrap_or(true);
     let cdi = (with_toolkit && config.cdi.enabled.unwrap_or(true)).then(|| Cdi {
         path: (config.cdi.path.as_ref())
@@ -159,7 +181,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         terms: &terms,
         config: &config.repositories,
         layers: inputs.layers,
-        sources: inputs.sources,
+        sources: (!inputs.flags.trial).then_some(inputs.sources),
     }
     .choose(&needed)?;
 
@@ -175,14 +197,6 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         true => terms.kernel_templates(&release.container_modules),
         false => Vec::new(),
     };
-    let validation = validation(
-        (profile, inputs.layers, &config),
-        (inputs.matrix, inputs.facts),
-        driver
-            .as_ref()
-            .map(|driver| (&driver.wish, known.as_slice())),
-        &kinds,
-    )?;
     let nvidia_default = config.runtime.nvidia_default.unwrap_or(false);
     let has_driver = driver.is_some();
     let kernel = (driver.as_ref()).map(|driver| {
@@ -255,7 +269,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     if let Some(version) = config.toolkit.version.as_ref().filter(|_| with_toolkit) {
         warnings.extend(toolkit_lacks(inputs.matrix, profile, version.as_str()));
     }
-    if terms.kernels.is_empty() {
+    if terms.kernels.is_empty() && !inputs.flags.trial {
         warnings.push("neither the running kernel nor the kernel of the next boot is known".into());
     }
     Ok(Resolution {
@@ -382,19 +396,24 @@ fn addresses(gpus: &[PciAddress]) -> String {
     all.join(", ")
 }
 
+/// The runtimes that are wanted.
+fn kinds(config: &Config) -> Vec<RuntimeKind> {
+    let default = vec![RuntimeKind::Docker, RuntimeKind::Containerd];
+    config.runtime.r#use.clone().unwrap_or(default)
+}
+
 fn runtimes<'a>(
     inputs: Inputs<'a>,
     config: &Config,
     release: &Release,
+    kinds: &[RuntimeKind],
 ) -> Result<Vec<&'a RuntimeRow>, ResolveError> {
     let profile = &inputs.choice.profile;
-    let default = vec![RuntimeKind::Docker, RuntimeKind::Containerd];
-    let kinds = config.runtime.r#use.clone().unwrap_or(default);
     let source = (config.runtime.source.as_ref())
         .map_or(release.runtime_source.as_str(), |source| source.as_str());
     let served = |row: &&RuntimeRow| row.releases.contains(&release.version_id);
     let mut rows: Vec<&RuntimeRow> = Vec::new();
-    for kind in kinds {
+    for &kind in kinds {
         let of_kind = profile
             .runtime
             .iter()

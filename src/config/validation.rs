@@ -4,7 +4,7 @@ use crate::{
     compat::{cuda_image::ImageFor, matrix::Matrix},
     config::{
         desired::{DriverWish, PodWish, RuntimeKind, Validation, pull_timeout},
-        error::{Refusal, ResolveError},
+        error::{Refusal, ResolveError, or_noted},
         file::{ClusterConfig, Config, ValidationConfig},
         layers::Layers,
         profile::Profile,
@@ -27,21 +27,22 @@ pub(super) fn validation(
     runtimes: &[RuntimeKind],
 ) -> Result<Validation, ResolveError> {
     let (own, default) = (&config.validation, &profile.validation);
-    let wrong = |key: &str, why: &str, hint: &str| {
+    let mut found: Vec<ResolveError> = Vec::new();
+    let mut wrong = |key: &str, why: &str, hint: &str| {
         let error = layers.wrong(key, why.to_owned(), Some(hint.to_owned()));
-        Err(ResolveError::from(error))
+        found.push(error.into());
     };
     let command = own.command.clone().unwrap_or_default();
     if own.command.is_some() {
         if own.image.is_none() {
-            return wrong(
+            wrong(
                 "validation.command",
                 "it runs in `validation.image`, which is not set",
                 "set `validation.image`, for example to `cuda`",
             );
         }
-        if command.first().is_none_or(String::is_empty) {
-            return wrong(
+        if own.image.is_some() && command.first().is_none_or(String::is_empty) {
+            wrong(
                 "validation.command",
                 "it names no program",
                 "write program and arguments as a list, such as `[\"nvidia-smi\", \"-L\"]`",
@@ -50,14 +51,14 @@ pub(super) fn validation(
     }
     if let Some(expect) = &own.expect {
         if command.is_empty() {
-            return wrong(
+            wrong(
                 "validation.expect",
                 "it is compared with the output of `validation.command`, which is not set",
                 "set `validation.command`, for example to `[\"nvidia-smi\", \"-L\"]`",
             );
         }
-        if expect.is_empty() || expect.contains('\n') {
-            return wrong(
+        if !command.is_empty() && (expect.is_empty() || expect.contains('\n')) {
+            wrong(
                 "validation.expect",
                 "it is a part of one line",
                 "write text that a line contains; `*` stands for any text, `?` for one character",
@@ -66,7 +67,7 @@ pub(super) fn validation(
     }
     let name = own.image.as_ref().map_or("", |image| image.as_str());
     if name.starts_with('-') || name.contains("://") || name.contains(char::is_whitespace) {
-        return wrong(
+        wrong(
             "validation.image",
             "this is not the name of an image",
             "write `REGISTRY/NAME:TAG` or `REGISTRY/NAME@sha256:DIGEST`, without `https://`",
@@ -78,16 +79,21 @@ pub(super) fn validation(
         ("validation.pod-timeout-seconds", own.pod_timeout_seconds),
     ] {
         if seconds == Some(0) {
-            return wrong(key, "nothing ends within 0 s", "set at least 1");
+            wrong(key, "nothing ends within 0 s", "set at least 1");
         }
+    }
+    if let Some((key, why, hint)) = pod_refused(own, &config.cluster, runtimes) {
+        wrong(key, why, hint);
     }
     let image = match (own.image.as_ref().map(|image| image.as_str()), driver) {
         (Some(CUDA), None) => None,
-        (Some(CUDA), Some((driver, gpus))) => Some(cuda(matrix, facts, driver, gpus)?),
+        (Some(CUDA), Some((driver, gpus))) => {
+            or_noted(cuda(matrix, facts, driver, gpus), &mut found)
+        }
         (image, _) => image.map(str::to_owned),
     };
-    if let Some((key, why, hint)) = pod_refused(own, &config.cluster, runtimes) {
-        return wrong(key, why, hint);
+    if !found.is_empty() {
+        return Err(ResolveError::all(found));
     }
     let pod = (own.pod == Some(true) && driver.is_some()).then(|| PodWish {
         namespace: (own.pod_namespace.as_ref())

@@ -19,6 +19,15 @@ pub fn write(to: &mut dyn Write, error: &dyn Report) -> io::Result<()> {
 /// # Errors
 /// An error of the writer.
 pub fn styled(to: &mut dyn Write, error: &dyn Report, style: Style) -> io::Result<()> {
+    for (at, part) in error.parts().into_iter().enumerate() {
+        if at > 0 {
+            writeln!(to)?;
+        }
+        styled(to, part, style)?;
+    }
+    if !error.parts().is_empty() {
+        return Ok(());
+    }
     block(
         to,
         style,

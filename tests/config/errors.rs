@@ -258,3 +258,62 @@ fn garbage_does_not_panic() {
             .load();
     }
 }
+
+/// A person mends a file in one go, and not in a round for each error.
+#[test]
+fn all_that_is_wrong_is_told_at_once() {
+    let told = |text: &str| -> Vec<String> {
+        let error = refused(&Machine::debian().config(text).set("driver.brnch=1"));
+        (error.parts().iter())
+            .map(|part| part.to_string())
+            .collect()
+    };
+    let unread = told(
+        "[runtime]\nuse = [\"podmna\"]\n[driver]\nbrnach = 580\nbranch = \"five\"\n\n[drivr]\n",
+    );
+    let places: Vec<&str> = (unread.iter())
+        .map(|text| text.split(": ").next().unwrap())
+        .collect();
+    let file = "read /etc/gpu-bootstrap/config.toml";
+    assert_eq!(
+        places,
+        [
+            &format!("{file}:2:7"),
+            &format!("{file}:4:1"),
+            &format!("{file}:5:10"),
+            &format!("{file}:7:2"),
+            "read `--set driver.brnch`",
+        ]
+    );
+
+    let machine = Machine::debian().config(
+        "driver.branch = 535\ndriver.mok-key = \"/k\"\nvalidation.command = []\nvalidation.timeout-seconds = 0\n\
+         runtime.use = [\"docker\"]\n[cluster]\njoin = \"kubeadm\"\nserver = \"https://a:6443\"\ncommand = [\"x\"]\n\
+         [repositories.mine]\nurl = \"http://127.0.0.1/\"\n",
+    );
+    let error = refused(&machine);
+    assert_eq!(error.exit(), Exit::Config);
+    let all: Vec<String> = (error.parts().iter())
+        .map(|part| part.to_string())
+        .collect();
+    for part in [
+        "`cluster.version` is needed",
+        "`cluster.token-file` is needed",
+        "`cluster.ca-cert-hashes` is needed",
+        "`cluster.server` cannot be \"https://a:6443\"",
+        "`cluster.command` cannot be",
+        "the kubelet needs containerd or CRI-O",
+        "`driver.mok-key` cannot be \"/k\": it needs",
+        "driver branch 535",
+        "`validation.command` cannot be",
+        "`validation.timeout-seconds` cannot be 0",
+    ] {
+        let found = all.iter().filter(|text| text.contains(part)).count();
+        assert_eq!(found, 1, "{part} in {all:#?}");
+    }
+    let mut shown = Vec::new();
+    gpu_bootstrap::report::error::write(&mut shown, &error).unwrap();
+    let shown = String::from_utf8(shown).unwrap();
+    assert_eq!(shown.matches("error: failed to ").count(), all.len());
+    assert!(shown.matches("\nhint: ").count() >= 9, "{shown}");
+}
