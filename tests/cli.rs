@@ -60,6 +60,7 @@ fn help_of_every_command() {
         "facts",
         "compat",
         "probe",
+        "user-data",
         "completions",
     ] {
         let name = if command.is_empty() {
@@ -244,6 +245,31 @@ fn settings_for_a_machine_that_is_not_there() {
             "{} --format json",
             of("--os ubuntu-24.04 --gpu p5.48xlarge", "trial.toml")
         )],
+    );
+}
+
+/// What a form still needs is named, and what does not fit is refused, before anything is printed.
+#[test]
+fn wrong_values_of_user_data() {
+    session(
+        "user-data",
+        &[
+            "user-data kubeadm --set cluster.server=https://10.0.0.1:6443 --set cluster.versoin=1.34",
+            "user-data kubeadm --set cluster.server=https://10.0.0.1:6443 --set cluster.version=1.30",
+            "user-data k3s --set cluster.join=rke2 --set cluster.server=https://10.0.0.1:6443",
+            "user-data bare --value sha=0000",
+            "user-data bare --value sha256=0000",
+            "user-data bare --value address=ftp://example.org/x",
+            "user-data bare --value address=https://example.org/';reboot;'",
+            "user-data bare --token-file tests/cli/files/trial.toml",
+            "user-data kubeadm --token-file tests/cli/files/trial.toml",
+            "user-data kubeadm --token-file tests/cli/files/absent",
+            "user-data bare --set packages.proxy=http://joe:s3cret@proxy:3128",
+            "user-data bare --set cluster.join=kubeadm",
+            "user-data eks --set runtime.use=[\"containerd\"]",
+            "user-data bare --os ubuntu-18.04",
+            "user-data nomad",
+        ],
     );
 }
 

@@ -776,3 +776,255 @@ fn a_run_that_fails_is_seen_at_the_pod() {
     let calls = fs::read_to_string(folder.path().join("calls")).expect("calls");
     assert!(calls.ends_with("--unit=gpu-bootstrap.service\n"), "{calls}");
 }
+
+/// The forms of `user-data`, with their files and what they need to be complete.
+const FORMS: [(&str, &str, &[&str]); 10] = [
+    ("bare", "bare/user-data.yaml", &[]),
+    ("kubeadm", "kubeadm/user-data.yaml", KUBEADM),
+    (
+        "k3s",
+        "k3s/user-data.yaml",
+        &[
+            "--set",
+            "cluster.server=https://10.0.0.9:6443",
+            "--token-file",
+            "TOKEN",
+        ],
+    ),
+    (
+        "eks",
+        "eks/user-data.mime",
+        &[
+            "--value",
+            "cluster=prod",
+            "--value",
+            "endpoint=https://abc.eks.example.com",
+            "--value",
+            "ca=LS0tLS1CRUdJTg==",
+            "--value",
+            "cidr=10.100.0.0/16",
+        ],
+    ),
+    (
+        "eks-karpenter",
+        KARPENTER,
+        &[
+            "--value",
+            "cluster=prod",
+            "--value",
+            "kubernetes=1.34",
+            "--value",
+            "role=KarpenterNodeRole-prod",
+            "--value",
+            "family=g6",
+        ],
+    ),
+    (
+        "eks-ubuntu",
+        "eks-ubuntu/user-data.mime",
+        &[
+            "--value",
+            "cluster=prod",
+            "--value",
+            "endpoint=https://abc.eks.example.com",
+            "--value",
+            "ca=LS0tLS1CRUdJTg==",
+        ],
+    ),
+    ("aks", "daemonset/daemonset.yaml", DAEMONSET),
+    ("gke", "daemonset/daemonset.yaml", DAEMONSET),
+    (
+        "aks-flex",
+        "aks/user-data.yaml",
+        &[
+            "--value",
+            "pool=gpu",
+            "--value",
+            "resource-id=/subscriptions/x/resourceGroups/y",
+            "--value",
+            "location=westeurope",
+            "--value",
+            "server=prod.hcp.westeurope.azmk8s.io",
+            "--value",
+            "ca=LS0tLS1CRUdJTg==",
+            "--value",
+            "dns=10.0.0.10",
+            "--value",
+            "kubernetes=1.34.3",
+            "--token-file",
+            "TOKEN",
+        ],
+    ),
+    ("google", STARTUP_SCRIPT, KUBEADM),
+];
+
+const KUBEADM: &[&str] = &[
+    "--set",
+    "cluster.version=1.35",
+    "--set",
+    "cluster.server=10.0.0.9:6443",
+    "--set",
+    "cluster.ca-cert-hashes=sha256:00000000000000000000000000000000000000000000000000000000000000aa",
+    "--token-file",
+    "TOKEN",
+];
+
+const DIGEST: &str = "00000000000000000000000000000000000000000000000000000000000000aa";
+
+const DAEMONSET: &[&str] = &[
+    "--value",
+    "registry=registry.example.com/tools",
+    "--value",
+    "digest=00000000000000000000000000000000000000000000000000000000000000aa",
+];
+
+/// What `user-data` prints, with the token in a file, and what it says.
+fn printed(form: &str, options: &[&str]) -> (String, String) {
+    let folder = folder();
+    let token = folder.path().join("token");
+    fs::write(&token, "abcdef.0123456789abcdef\n").expect("written");
+    let token = token.display().to_string();
+    let options = options
+        .iter()
+        .map(|one| if *one == "TOKEN" { &*token } else { one });
+    let output = assert_cmd::Command::cargo_bin("gpu-bootstrap")
+        .expect("the binary")
+        .env_clear()
+        .args(["user-data", form])
+        .args(options)
+        .output()
+        .expect("it runs");
+    let warnings = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(0), "{form}: {warnings}");
+    (String::from_utf8(output.stdout).expect("text"), warnings)
+}
+
+/// Without values it is the file that the other tests examine, and each value that it needs is named.
+#[test]
+fn the_program_prints_its_own_files() {
+    for (form, path, _) in FORMS {
+        let (text_of_form, warnings) = printed(form, &[]);
+        assert_eq!(text_of_form, text(path), "{form}");
+        let marks = text_of_form.replace("gpu-bootstrap@sha256:", "");
+        let marks = marks
+            .lines()
+            .filter(|line| !line.trim_start().starts_with('#'));
+        for mark in marks.flat_map(|line| line.split('@').skip(1).step_by(2)) {
+            assert!(
+                warnings.contains(&format!("`{mark}` is still to be filled in: `--")),
+                "{form}: {warnings}"
+            );
+        }
+    }
+}
+
+/// With its values nothing is left to fill in: it parses, its settings are those of the command line, and the
+/// file has changed in nothing else.
+#[test]
+fn printed_user_data_is_ready_to_paste() {
+    for (form, path, options) in FORMS {
+        let common = match path.starts_with("daemonset") {
+            true => vec![],
+            false => vec![
+                "--value",
+                "address=https://example.org/gpu-bootstrap",
+                "--value",
+            ],
+        };
+        let digest = format!("sha256={DIGEST}");
+        let mut all = [&common[..], options].concat();
+        if !common.is_empty() {
+            all.insert(3, &digest);
+        }
+        let (whole, warnings) = printed(form, &[&all[..], &["--set", "driver.cuda=12.8"]].concat());
+        assert_eq!(warnings, "", "{form}");
+        let bare = |text: &str| {
+            let lines = text
+                .lines()
+                .filter(|line| !line.trim_start().starts_with('#'));
+            lines.map(|line| format!("{line}\n")).collect::<String>()
+        };
+        let marks = bare(&whole).replace("gpu-bootstrap@sha256:", "");
+        assert!(!marks.contains('@'), "{form}: {whole}");
+        let before = text(path);
+        let changed = before.lines().filter(|line| !whole.contains(line));
+        for line in changed {
+            assert!(line.contains('@'), "{form}: {line}");
+        }
+        let user_data = match form {
+            "eks-karpenter" => {
+                let class = whole.split("\n---\n").next().expect("a document");
+                let class: Value = serde_saphyr::from_str(class).expect("YAML");
+                class["spec"]["userData"]
+                    .as_str()
+                    .expect("user data")
+                    .to_owned()
+            }
+            _ => whole.clone(),
+        };
+        let parts: Vec<&str> = match user_data.starts_with("MIME-Version") {
+            true => (user_data.split("\n--gpu-bootstrap").skip(1))
+                .filter_map(|part| part.split_once("\n\n").map(|(_, body)| body))
+                .collect(),
+            false => user_data.split("\n---\n").collect(),
+        };
+        let mut settings = None;
+        for part in parts.iter().filter(|part| !part.starts_with("#!")) {
+            let document: Value = serde_saphyr::from_str(part).expect(form);
+            for file in document["write_files"].as_array().into_iter().flatten() {
+                if file["path"]
+                    .as_str()
+                    .is_some_and(|path| path.ends_with("50-user-data.toml"))
+                {
+                    settings = file["content"].as_str().map(str::to_owned);
+                }
+            }
+            if let Some(text) = document["data"]["50-daemonset.toml"].as_str() {
+                settings = Some(text.to_owned());
+            }
+        }
+        if form == "google" {
+            let (_, rest) = whole.split_once("<<'END'\n").expect("settings");
+            settings = rest.split_once("END\n").map(|(text, _)| text.to_owned());
+        }
+        let settings = settings.unwrap_or_else(|| panic!("{form} has no settings"));
+        let machine = match form {
+            "eks" | "eks-karpenter" => amazon(),
+            "google" => Machine::new("almalinux", "9.6", "x86_64", &[H100]),
+            _ => ubuntu(),
+        };
+        let machine = machine.file("/etc/gpu-bootstrap/config.d/50-user-data.toml", &settings);
+        let resolution = machine.load().expect(form);
+        let set = |key: &str| {
+            let all = &resolution.provenance;
+            all.iter()
+                .find(|one| one.key == key)
+                .map(|one| one.value.clone())
+        };
+        assert_eq!(set("driver.cuda").as_deref(), Some("[\"12.8\"]"), "{form}");
+        if options.contains(&"cluster.version=1.35") {
+            assert_eq!(
+                set("cluster.version").as_deref(),
+                Some("\"1.35\""),
+                "{form}"
+            );
+        }
+    }
+}
+
+/// A token in a store of secrets is not in user data, and no file waits for one.
+#[test]
+fn user_data_without_a_token_has_no_place_for_one() {
+    for form in ["kubeadm", "k3s", "google"] {
+        let (text, warnings) = printed(form, &["--set", "cluster.token-source=credential:join"]);
+        assert!(
+            !text.contains("join-token") && !text.contains("TOKEN"),
+            "{form}: {text}"
+        );
+        assert!(
+            text.contains("token-source = \"credential:join\"\n"),
+            "{form}: {text}"
+        );
+        assert!(!warnings.contains("TOKEN"), "{form}: {warnings}");
+    }
+}

@@ -48,6 +48,8 @@ pub enum Command {
     Compat(Compat),
     /// Compute on every GPU, on the host or in a container; change nothing
     Probe(Output),
+    /// Print user data for a kind of node, with checked values
+    UserData(UserData),
     /// Print the completions of a shell, for its folder of completions
     Completions(Completions),
     /// Count this boot, for a run that continues by itself
@@ -277,6 +279,53 @@ pub struct Uninstall {
     /// How much is shown
     #[command(flatten)]
     pub detail: Detail,
+}
+
+/// What a machine becomes by its user data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum UserDataForm {
+    /// A GPU machine in no cluster
+    Bare,
+    /// A node of a cluster that kubeadm has made
+    Kubeadm,
+    /// A node of k3s or RKE2
+    K3s,
+    /// A node of EKS with Amazon Linux 2023
+    Eks,
+    /// A node of EKS with Karpenter: its classes, for `kubectl apply`
+    EksKarpenter,
+    /// A node of EKS with Canonical's image
+    EksUbuntu,
+    /// Nodes of an AKS node pool: a DaemonSet, for `kubectl apply`
+    Aks,
+    /// A machine of your own in AKS, with AKS Flex Node
+    AksFlex,
+    /// Nodes of a GKE node pool: a DaemonSet, for `kubectl apply`
+    Gke,
+    /// Google Cloud's images without cloud-init: a startup script
+    Google,
+}
+
+/// `user-data`.
+#[derive(Debug, Args)]
+pub struct UserData {
+    /// What the machine becomes
+    #[arg(value_enum)]
+    pub form: UserDataForm,
+    /// Single setting, for example `cluster.version=1.34`; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Single value beside the settings, for example `address=https://…`, the place of the program;
+    /// may be repeated
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub value: Vec<String>,
+    /// File with the token, which is printed in the user data
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<Utf8PathBuf>,
+    /// System for which the settings are checked, for example `almalinux-9` [default: the usual one
+    /// of the form]
+    #[arg(long, value_name = "ID-VERSION")]
+    pub os: Option<String>,
 }
 
 /// `completions`.

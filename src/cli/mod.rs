@@ -17,6 +17,7 @@ mod prove;
 mod status;
 mod trial;
 mod uninstall;
+mod user_data;
 pub mod world;
 
 use std::{ffi::OsString, io::Write as _};
@@ -86,6 +87,7 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
         Command::Facts(args) => facts::run(world, &args).await,
         Command::Compat(args) => compat::run(world, &args),
         Command::Probe(args) => probe::run(world, args).await,
+        Command::UserData(args) => user_data::run(world, &args),
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(

@@ -125,7 +125,7 @@ pub(super) fn absolute_all(paths: &[Utf8PathBuf]) -> Result<Vec<Utf8PathBuf>, Fa
 }
 
 /// Makes a path absolute: after a reboot the request is repeated from another working directory.
-fn absolute(path: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
+pub(super) fn absolute(path: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
     if path.as_str().is_empty() {
         // Most likely a variable that is not set.
         return Err(Failure::new(

@@ -73,10 +73,26 @@ pub(super) fn run(world: &mut World<'_>, args: &args::Plan, system: &str) -> Res
 }
 
 /// A machine without any file: neither settings nor packages of this one count.
-fn nothing() -> Host {
+pub(super) fn nothing() -> Host {
     let mut tree = Tree::new(NO_MACHINE);
     tree.folder("/");
     tree.host()
+}
+
+/// Where the settings of user data will lie.
+pub(super) const SETTINGS: &str = "/etc/gpu-bootstrap/config.d/50-user-data.toml";
+
+/// A machine with these settings and no other file.
+pub(super) fn with_settings(text: &str) -> Host {
+    let mut tree = Tree::new(NO_MACHINE);
+    tree.folder("/");
+    tree.file(SETTINGS.to_owned(), text);
+    tree.host()
+}
+
+/// A machine of which only the system is known.
+pub(super) fn without_gpu(matrix: &Matrix, os: &Os) -> Facts {
+    facts(matrix, os, USUAL_ARCH, &args::Trial::default(), None)
 }
 
 /// A machine that is tried.

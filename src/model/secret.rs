@@ -257,6 +257,11 @@ impl<W: Write> Hiding<W> {
         }
     }
 
+    /// The writer behind it, for what the user asked to see as it is.
+    pub fn openly(&mut self) -> &mut W {
+        &mut self.to
+    }
+
     fn pass_on(&mut self, lines: &[u8]) -> io::Result<()> {
         let text = String::from_utf8_lossy(lines);
         let hidden = self.secrets.hide(&text);

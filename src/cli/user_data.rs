@@ -1,0 +1,401 @@
+//! `user-data`: prints a form of `cloud-init/` with checked values, ready to paste.
+
+use camino::Utf8Path;
+
+use super::{
+    Failure,
+    args::{self, UserDataForm},
+    compat, matrix, prepare, print, trial,
+    world::World,
+};
+use crate::{
+    config::{
+        error::{ConfigError, ResolveError},
+        layers::{self, Layers},
+        load::{self, Ask},
+        resolve::Flags,
+    },
+    exit::Exit,
+};
+
+/// Where the token is written on the machine, in each form that has one.
+const TOKEN: &str = "@TOKEN@";
+
+/// The lines that bring a token by user data; they go where it comes from elsewhere.
+const TOKEN_LINES: [&str; 3] = [
+    "      token-file = \"/etc/gpu-bootstrap/join-token\"\n",
+    "  - path: /etc/gpu-bootstrap/join-token\n    permissions: \"0600\"\n    content: \"@TOKEN@\"\n",
+    "printf '%s\\n' '@TOKEN@' >/etc/gpu-bootstrap/join-token\n",
+];
+
+/// A form: the file, and what is to be filled in beside the settings, by the names of `--value`.
+struct Form {
+    text: &'static str,
+    /// A system that it is for: its settings are checked as those of one.
+    os: &'static str,
+    values: &'static [(&'static str, &'static str)],
+}
+
+/// The download of the program.
+const ADDRESS: (&str, &str) = ("address", "@ADDRESS@");
+const SHA256: (&str, &str) = ("sha256", "@SHA-256@");
+
+macro_rules! form {
+    ($file:literal, $os:literal, [$($value:expr),*]) => {
+        Form {
+            text: include_str!(concat!("../../cloud-init/", $file)),
+            os: $os,
+            values: &[$($value),*],
+        }
+    };
+}
+
+const fn form(form: UserDataForm) -> Form {
+    match form {
+        UserDataForm::Bare => form!("bare/user-data.yaml", "ubuntu-24.04", [ADDRESS, SHA256]),
+        UserDataForm::Kubeadm => form!("kubeadm/user-data.yaml", "ubuntu-24.04", [ADDRESS, SHA256]),
+        UserDataForm::K3s => form!("k3s/user-data.yaml", "ubuntu-24.04", [ADDRESS, SHA256]),
+        UserDataForm::Eks => form!(
+            "eks/user-data.mime",
+            "amzn-2023",
+            [
+                ("cluster", "@NAME@"),
+                ("endpoint", "@https://SERVER@"),
+                ("ca", "@BASE64@"),
+                ("cidr", "@10.100.0.0/16@"),
+                ADDRESS,
+                SHA256
+            ]
+        ),
+        UserDataForm::EksKarpenter => form!(
+            "eks-karpenter/ec2nodeclass.yaml",
+            "amzn-2023",
+            [
+                ("kubernetes", "@1.34@"),
+                ("role", "@KarpenterNodeRole-NAME@"),
+                ("cluster", "@NAME@"),
+                ("family", "@g6@"),
+                ADDRESS,
+                SHA256
+            ]
+        ),
+        UserDataForm::EksUbuntu => form!(
+            "eks-ubuntu/user-data.mime",
+            "ubuntu-24.04",
+            [
+                ("cluster", "@NAME@"),
+                ("endpoint", "@https://SERVER@"),
+                ("ca", "@BASE64@"),
+                ADDRESS,
+                SHA256
+            ]
+        ),
+        UserDataForm::Aks | UserDataForm::Gke => form!(
+            "daemonset/daemonset.yaml",
+            "ubuntu-24.04",
+            [("registry", "@REGISTRY@"), ("digest", "@DIGEST@")]
+        ),
+        UserDataForm::AksFlex => form!(
+            "aks/user-data.yaml",
+            "ubuntu-24.04",
+            [
+                ("pool", "@POOL@"),
+                ("resource-id", "@RESOURCE-ID@"),
+                ("location", "@LOCATION@"),
+                ("server", "@SERVER@"),
+                ("ca", "@BASE64@"),
+                ("dns", "@10.0.0.10@"),
+                ("kubernetes", "@1.34.3@"),
+                ADDRESS,
+                SHA256
+            ]
+        ),
+        UserDataForm::Google => form!("google/startup-script.sh", "almalinux-9", [ADDRESS, SHA256]),
+    }
+}
+
+pub(super) fn run(world: &mut World<'_>, args: &args::UserData) -> Result<Exit, Failure> {
+    let form = form(args.form);
+    let mut text = form.text.to_owned();
+    for assignment in &args.value {
+        let (placeholder, value) = named(&form, assignment)?;
+        text = filled_in(&text, placeholder, value);
+    }
+    let block = Block::of(&text);
+    let mut settings = block.settings(&text);
+    for assignment in &args.set {
+        settings = set(&settings, assignment)?;
+    }
+    text.replace_range(block.range.clone(), &block.indented(&settings));
+    if settings.contains("token-source") {
+        for lines in TOKEN_LINES {
+            text = text.replace(lines, "");
+        }
+    }
+    check(
+        world,
+        args.os.as_deref().unwrap_or(form.os),
+        &Block::of(&text).settings(&text),
+    )?;
+    if let Some(file) = &args.token_file {
+        text = with_token(world, file, &text)?;
+    }
+    let left: Vec<String> = left(&form, &text);
+    prepare::warn(world, &left);
+    // It is the user's own text, with the token that was asked for, and marks that look like logins.
+    print::text(world.out.openly(), &text)?;
+    Ok(Exit::Ok)
+}
+
+fn usage(message: &str, hint: &str) -> Failure {
+    Failure::new(Exit::Usage, "user-data-value", message, Some(hint))
+}
+
+/// The form with a value. Comments stay as they are.
+fn filled_in(text: &str, placeholder: &str, value: &str) -> String {
+    let line = |line: &str| match line.trim_start().starts_with('#') {
+        true => line.to_owned(),
+        false => line.replace(placeholder, value),
+    };
+    text.split_inclusive('\n').map(line).collect()
+}
+
+/// What `NAME=VALUE` fills in: the placeholder, and the value.
+fn named<'a>(form: &Form, assignment: &'a str) -> Result<(&'static str, &'a str), Failure> {
+    let known: Vec<&str> = form.values.iter().map(|(name, _)| *name).collect();
+    let known = format!("this form has {}", known.join(", "));
+    let Some((name, value)) = assignment.split_once('=') else {
+        return Err(usage("read `--value`: write `NAME=VALUE`", &known));
+    };
+    let Some((_, placeholder)) = form.values.iter().find(|(own, _)| *own == name) else {
+        return Err(usage(
+            &format!("read `--value {name}`: the form has no such value"),
+            &known,
+        ));
+    };
+    let why = if value.is_empty() {
+        Some("it is empty")
+    } else if !value.chars().all(is_plain) {
+        // It comes to stand in YAML, JSON and scripts of root.
+        Some("it has a letter other than letters, digits and `-_.:/+=,?&%~[]`")
+    } else if name == "sha256" && !is_digest(value) || name == "digest" && !is_digest(value) {
+        Some("a SHA-256 has 64 digits of 0-9 and a-f")
+    } else if name == "address" && !value.starts_with("https://") && !value.starts_with("http://") {
+        Some("it is no `https://` address")
+    } else {
+        None
+    };
+    match why {
+        Some(why) => Err(usage(
+            &format!("read `--value {name}`: it cannot be `{value}`: {why}"),
+            "the form's comments say what it is",
+        )),
+        None => Ok((placeholder, value)),
+    }
+}
+
+fn is_plain(letter: char) -> bool {
+    letter.is_ascii_alphanumeric() || "-_.:/+=,?&%~[]".contains(letter)
+}
+
+fn is_digest(text: &str) -> bool {
+    let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    text.len() == 64 && text.bytes().all(is_hex)
+}
+
+/// The form with the token in a file.
+fn with_token(world: &World<'_>, file: &Utf8Path, text: &str) -> Result<String, Failure> {
+    if !text.contains(TOKEN) {
+        return Err(usage(
+            "read `--token-file`: nothing in this form takes a token",
+            "leave it out; with `cluster.token-source` the machine fetches the token itself",
+        ));
+    }
+    let path = prepare::absolute(file)?;
+    let read = world.host.files.read_text(&path).map_err(ConfigError::from);
+    let token = read.map_err(ResolveError::from)?;
+    let token =
+        token.ok_or_else(|| ResolveError::from(ConfigError::MissingFile { path: path.clone() }))?;
+    let token = token.trim();
+    if token.is_empty() || !token.chars().all(is_plain) {
+        // The token itself is not shown.
+        return Err(usage(
+            &format!("read `{path}`: it has no token alone, on one line"),
+            "write the token into it and nothing else",
+        ));
+    }
+    Ok(filled_in(text, TOKEN, token))
+}
+
+/// Where the settings stand in a form.
+struct Block {
+    range: std::ops::Range<usize>,
+    indent: String,
+}
+
+impl Block {
+    #[expect(
+        clippy::expect_used,
+        reason = "a test prints every form, and a user cannot change what stands around"
+    )]
+    fn of(text: &str) -> Self {
+        let name = text
+            .find("50-user-data.toml")
+            .or_else(|| text.find("50-daemonset.toml"));
+        let name = name.expect("each form has settings");
+        let opening = ["content: |\n", "<<'END'\n", "50-daemonset.toml: |\n"];
+        let ends = opening.iter().filter_map(|word| {
+            let at = text[name..].find(word)?;
+            Some(name + at + word.len())
+        });
+        let start = ends.min().expect("the settings begin");
+        let first = text[start..].lines().next().unwrap_or_default();
+        let indent = " ".repeat(first.len() - first.trim_start().len());
+        let mut end = start;
+        for line in text[start..].split_inclusive('\n') {
+            let is_inside = line.trim().is_empty() || line.starts_with(&indent);
+            if !is_inside || line == "END\n" {
+                break;
+            }
+            end += line.len();
+        }
+        Self {
+            range: start..end,
+            indent,
+        }
+    }
+
+    fn settings(&self, text: &str) -> String {
+        let lines = text[self.range.clone()].lines();
+        let lines = lines.map(|line| line.strip_prefix(&self.indent).unwrap_or(line));
+        lines.map(|line| format!("{line}\n")).collect()
+    }
+
+    fn indented(&self, settings: &str) -> String {
+        let lines = settings.lines().map(|line| match line {
+            "" => "\n".to_owned(),
+            line => format!("{}{line}\n", self.indent),
+        });
+        lines.collect()
+    }
+}
+
+/// The settings with one more, or with another value of one. It is written where a person would write it.
+fn set(settings: &str, assignment: &str) -> Result<String, Failure> {
+    if !layers::secrets(assignment).is_empty() {
+        let key = assignment.split('=').next().unwrap_or_default();
+        return Err(usage(
+            &format!("read `--set {key}`: its value is a secret"),
+            "write it into the settings of the image, or into what is printed: others read command lines",
+        ));
+    }
+    let mut one = Layers::default();
+    one.set(assignment).map_err(ResolveError::from)?;
+    let mut text = settings.to_owned();
+    for setting in one.provenance() {
+        text = put(&text, &setting.key, &setting.value);
+    }
+    Ok(text)
+}
+
+fn put(settings: &str, key: &str, value: &str) -> String {
+    let (table, name) = key.rsplit_once('.').unwrap_or(("", key));
+    let mut current = String::new();
+    let mut lines: Vec<String> = settings.lines().map(str::to_owned).collect();
+    let mut header = None;
+    for (at, line) in lines.iter_mut().enumerate() {
+        if let Some(rest) = line.strip_prefix('[') {
+            rest.trim_end_matches(']').clone_into(&mut current);
+            if current == table {
+                header = Some(at);
+            }
+            continue;
+        }
+        let own = line.split_once('=').map(|(own, _)| own.trim());
+        let whole = own.map(|own| match current.as_str() {
+            "" => own.to_owned(),
+            table => format!("{table}.{own}"),
+        });
+        if whole.as_deref() == Some(key) {
+            *line = format!("{} = {value}", own.unwrap_or(name));
+            return lines.join("\n") + "\n";
+        }
+    }
+    // The two places of a token exclude each other.
+    if key == "cluster.token-source" {
+        lines.retain(|line| !line.starts_with("token-file = "));
+    }
+    match header {
+        Some(at) => lines.insert(at + 1, format!("{name} = {value}")),
+        None => lines.insert(0, format!("{key} = {value}")),
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Checks the settings as a machine with this system would. Values that are still to be filled in count as right.
+fn check(world: &World<'_>, system: &str, settings: &str) -> Result<(), Failure> {
+    let matrix = matrix(world)?;
+    let os = compat::os_named(system)?;
+    let facts = trial::without_gpu(&matrix, &os);
+    let ask = Ask {
+        config: vec![trial::SETTINGS.into()],
+        set: vec!["preflight.allow-no-gpu=true".to_owned()],
+        flags: Flags {
+            trial: true,
+            ..Flags::default()
+        },
+        secrets: world.secrets.clone(),
+        ..Ask::default()
+    };
+    let nothing = trial::nothing();
+    let named = trial::with_settings(&filled(settings));
+    load::load(&*nothing.files, &*named.files, &ask, &facts, &matrix)?;
+    Ok(())
+}
+
+/// The settings with an example for what is still to be filled in.
+fn filled(settings: &str) -> String {
+    let digest = format!("sha256:{}", "0".repeat(64));
+    let settings = settings.replace("@sha256:DIGEST@", &digest);
+    placeholders(&settings)
+        .into_iter()
+        .fold(settings.clone(), |text, one| {
+            text.replace(&one, one.trim_matches('@'))
+        })
+}
+
+/// What is to be filled in between `@` signs in the settings.
+fn placeholders(settings: &str) -> Vec<String> {
+    let lines = settings.lines().filter(|line| !line.starts_with('#'));
+    let marked = lines.flat_map(|line| line.split('@').skip(1).step_by(2));
+    marked.map(|one| format!("@{one}@")).collect()
+}
+
+/// What is still to be filled in, and how.
+fn left(form: &Form, text: &str) -> Vec<String> {
+    let settings = Block::of(text).settings(text);
+    let mut left = Vec::new();
+    for line in settings.lines() {
+        let key = line.split('=').next().unwrap_or_default().trim();
+        let of_line = placeholders(line).into_iter();
+        left.extend(of_line.map(|one| (one, format!("`--set cluster.{key}=…`"))));
+    }
+    let is_left = |placeholder: &str| filled_in(text, placeholder, "") != text;
+    if is_left(TOKEN) {
+        let how = "`--token-file FILE`, or `--set cluster.token-source=…` for a store of secrets";
+        left.push((TOKEN.to_owned(), how.to_owned()));
+    }
+    for (name, placeholder) in form.values {
+        if is_left(placeholder) {
+            left.push(((*placeholder).to_owned(), format!("`--value {name}=…`")));
+        }
+    }
+    // With its marks an address looks like one with a login, and would be hidden.
+    let told = |(one, how): (String, String)| {
+        format!(
+            "`{}` is still to be filled in: {how}",
+            one.trim_matches('@')
+        )
+    };
+    left.into_iter().map(told).collect()
+}
