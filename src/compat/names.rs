@@ -353,6 +353,7 @@ mod tests {
                 "standard_nd96isr_h100_v5",
                 "Standard_ND96isr_H100_v5 (8 × H100 SXM5 80GB)",
             ),
+            ("p6e-gb300.36xlarge", "p6e-gb300.36xlarge (4 × GB300)"),
             (
                 "ND96isr_H100_v5",
                 "Standard_ND96isr_H100_v5 (8 × H100 SXM5 80GB)",

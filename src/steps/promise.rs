@@ -129,6 +129,7 @@ mod tests {
             ("aws", "g6f.xlarge", "how many whole GPUs g6f.xlarge has"),
             ("azure", "Standard_NV72ads_A10_v5", "for sure"),
             ("aws", "p6e-gb200.36xlarge", "for sure"),
+            ("aws", "p6e-gb300.36xlarge", "for sure"),
             ("aws", "p99.xlarge", "for sure"),
         ] {
             let facts = machine(provider, name, 1);
