@@ -33,15 +33,19 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit
     reporter.finish();
     let driver = session.driver().await;
     let driver = driver.as_ref();
+    let reasons = &target.resolution.reasons;
     let style = world.out_style().verbose(args.detail.verbose);
     match args.output.format {
         Format::Json => {
             let mut document = json!(document::run(&report, Some(target.facts())));
             document["driver"] = json!(driver);
+            document["reasons"] = json!(reasons);
             document["warnings"] = json!(target.resolution.warnings);
             print::json(&mut world.out, &document)?;
         }
-        Format::Human => print::show(&mut world.out, |to| human::plan(to, &report, driver, style))?,
+        Format::Human => print::show(&mut world.out, |to| {
+            human::plan(to, &report, (driver, reasons), style)
+        })?,
     }
     Ok(report.exit)
 }

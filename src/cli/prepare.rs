@@ -251,6 +251,7 @@ impl Ground {
                 assume_gpus: request.assume_gpus.clone(),
                 trial: false,
             },
+            our_runtimes: engine::our_runtimes(&self.host),
             secrets: world.secrets.clone(),
             by_root: world.root && self.scope.executes,
         }

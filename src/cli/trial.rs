@@ -298,6 +298,7 @@ struct Document<'r> {
     repositories: Vec<&'r str>,
     packages: Vec<Group<'r>>,
     join: Option<&'r str>,
+    reasons: &'r [String],
     warnings: &'r [String],
     unknown: Vec<Unknown>,
 }
@@ -364,6 +365,7 @@ impl<'r> Document<'r> {
                 .collect(),
             packages: groups(desired),
             join: (desired.cluster.as_ref()).map(|cluster| cluster.method.name()),
+            reasons: &resolution.reasons,
             warnings: &resolution.warnings,
             unknown: unknown(facts, asked),
         }
@@ -412,6 +414,9 @@ impl<'r> Document<'r> {
             row("repositories", &self.repositories.join(", "));
         }
         row("join", self.join.unwrap_or("no cluster"));
+        for reason in self.reasons {
+            row("because", reason);
+        }
         for (at, unknown) in self.unknown.iter().enumerate() {
             let name = if at == 0 { "unknown" } else { "" };
             row(name, &format!("{}: {}", unknown.fact, unknown.why));

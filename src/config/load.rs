@@ -6,12 +6,13 @@ use crate::{
     compat::matrix::Matrix,
     config::{
         cloud,
-        desired::{ClusterWish, JoinMethod},
+        desired::{ClusterWish, JoinMethod, RuntimeKind},
         error::{ConfigError, ResolveError},
         layers::Layers,
         place::Place,
         profile::Profile,
         resolve::{self, Flags, Inputs, Resolution},
+        runtimes::{self, Present},
     },
     facts::Facts,
     host::{Host, ReadFiles, trusted::Trusted},
@@ -42,6 +43,8 @@ pub struct Ask {
     pub lock_timeout_seconds: Option<u64>,
     /// `--image` and `--assume-gpu`.
     pub flags: Flags,
+    /// The runtimes that earlier runs have prepared.
+    pub our_runtimes: Vec<RuntimeKind>,
     /// What the run hides: secrets of the configuration are added.
     pub secrets: Secrets,
     /// Root obeys the files: those that others may write are refused.
@@ -99,6 +102,10 @@ pub fn load(
         matrix,
         sources: &sources,
         reserved: &reserved,
+        present: &Present {
+            installed: runtimes::installed(files),
+            ours: ask.our_runtimes.clone(),
+        },
         flags: &ask.flags,
     })?;
     if let Some(cluster) = &mut resolution.desired.cluster {

@@ -22,6 +22,7 @@ pub mod profile;
 mod repositories;
 pub mod resolve;
 mod rows;
+mod runtimes;
 mod template;
 mod validation;
 pub mod values;

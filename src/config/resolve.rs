@@ -21,6 +21,7 @@ use crate::{
         layers::{Layers, Provenance},
         profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
         repositories::{Needed, RepositoryInputs},
+        runtimes::{self, Present},
         template::Terms,
         validation::validation,
         values::PackagePattern,
@@ -62,6 +63,8 @@ pub struct Inputs<'a> {
     pub sources: &'a [SourceEntry],
     /// GPUs that are reserved for virtual machines.
     pub reserved: &'a [PciAddress],
+    /// The container runtimes of the machine.
+    pub present: &'a Present,
     /// Flags.
     pub flags: &'a Flags,
 }
@@ -74,6 +77,8 @@ pub struct Resolution {
     pub desired: Desired,
     /// What people have set, and where; everything else comes from the profile.
     pub provenance: Vec<Provenance>,
+    /// What was chosen where the settings leave it open, for people. The driver has its own reasons.
+    pub reasons: Vec<String>,
     /// Every doubt about the resolution, those about the driver included, for people.
     pub warnings: Vec<String>,
 }
@@ -90,8 +95,22 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     // What is wrong in a file is said on each machine that reads it, also on one without a GPU.
     // All of it is said at once.
     let wrong = &mut Vec::new();
-    let kinds = kinds(&config);
-    let runtimes = or_noted(runtimes(inputs, &config, release, &kinds), wrong);
+    let (kinds, reason) = match &config.runtime.r#use {
+        Some(kinds) => (kinds.clone(), None),
+        None => {
+            let join = config.cluster.join.unwrap_or_default();
+            // One that the profile does not know is left alone.
+            let is_served = |kind: &RuntimeKind| {
+                let mut rows = profile.runtime.iter();
+                rows.any(|row| row.kind == *kind && row.releases.contains(&release.version_id))
+            };
+            let mut present = inputs.present.clone();
+            present.installed.retain(is_served);
+            let (kinds, why) = runtimes::choose(join, &present);
+            (kinds, Some(why))
+        }
+    };
+    let runtimes = or_noted(runtime_rows(inputs, &config, release, &kinds), wrong);
     let cluster = ClusterInputs {
         config: &config.cluster,
         layers: inputs.layers,
@@ -275,6 +294,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     Ok(Resolution {
         desired,
         provenance: inputs.layers.provenance(),
+        reasons: reason.into_iter().collect(),
         warnings,
     })
 }
@@ -396,13 +416,7 @@ fn addresses(gpus: &[PciAddress]) -> String {
     all.join(", ")
 }
 
-/// The runtimes that are wanted.
-fn kinds(config: &Config) -> Vec<RuntimeKind> {
-    let default = vec![RuntimeKind::Docker, RuntimeKind::Containerd];
-    config.runtime.r#use.clone().unwrap_or(default)
-}
-
-fn runtimes<'a>(
+fn runtime_rows<'a>(
     inputs: Inputs<'a>,
     config: &Config,
     release: &Release,

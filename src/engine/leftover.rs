@@ -10,28 +10,21 @@ use super::{
     EngineError, Session,
     job::Job,
     ledger::Ledger,
+    ours::DAEMONS,
     result::ChangeReport,
     running,
     uninstall::{Fate, group, undo_groups},
 };
 use crate::{
     change::{Change, Lock, Reverted, Undo, packages::Withdrawn},
-    config::desired::{Daemon, Desired, Restart, RuntimeWish},
+    config::desired::{Desired, Restart, RuntimeWish},
     error::one_line,
     event::Event,
     exit::Exit,
     journal::{Journal, Record, Standing, fold},
     model::id::StepId,
     step::Assessment,
-    steps::{RUNTIME_CONTAINERD, RUNTIME_CRIO, RUNTIME_DOCKER},
 };
-
-/// The daemons whose containers may stop when their packages go, by the step that installs them.
-const DAEMONS: [(StepId, Daemon); 3] = [
-    (RUNTIME_DOCKER, Daemon::Docker),
-    (RUNTIME_CONTAINERD, Daemon::Containerd),
-    (RUNTIME_CRIO, Daemon::Crio),
-];
 
 /// The verb of a change that is undone, in plans.
 const UNDO: &str = "undo";

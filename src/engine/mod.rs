@@ -52,7 +52,7 @@ pub use errors::EngineError;
 pub use events::Events;
 pub use graph::GraphError;
 pub use guard::{GuardError, count_boot};
-pub use ours::holds;
+pub use ours::{holds, our_runtimes};
 pub use patience::UNATTENDED_DEADLINE;
 pub use reboot::{RebootError, reboot};
 pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};

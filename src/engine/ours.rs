@@ -5,9 +5,12 @@ use std::collections::BTreeSet;
 use super::Session;
 use crate::{
     change::Undo,
+    config::desired::{Daemon, RuntimeKind},
     host::Host,
     journal::{Journal, Standing, fold},
+    model::id::StepId,
     state::Ours,
+    steps::{RUNTIME_CONTAINERD, RUNTIME_CRIO, RUNTIME_DOCKER},
 };
 
 /// The packages that standing changes have installed, and the holds that they have set. What an
@@ -27,6 +30,29 @@ pub(super) fn ours(standing: &[Standing]) -> Ours {
         }
     }
     ours
+}
+
+/// The daemons whose containers may stop when their packages go, by the step that installs them.
+pub(super) const DAEMONS: [(StepId, Daemon); 3] = [
+    (RUNTIME_DOCKER, Daemon::Docker),
+    (RUNTIME_CONTAINERD, Daemon::Containerd),
+    (RUNTIME_CRIO, Daemon::Crio),
+];
+
+/// The container runtimes that this program has installed or configured. Without root the journal cannot be read: then
+/// they look like the work of others.
+#[must_use]
+pub fn our_runtimes(host: &Host) -> Vec<RuntimeKind> {
+    let standing = Journal::read(host).map(|history| fold(&history.lines).standing);
+    let standing = standing.unwrap_or_default();
+    let ours = DAEMONS.into_iter().filter(|(step, _)| {
+        let steps = standing.iter().flat_map(|one| &one.steps);
+        // `runtime.docker` installs it, and `runtime.docker-nvidia` configures it.
+        steps
+            .into_iter()
+            .any(|id| id.as_str().starts_with(step.as_str()))
+    });
+    ours.map(|(_, daemon)| daemon.kind()).collect()
 }
 
 /// The packages that this program holds. Without root the journal cannot be read: then its holds look

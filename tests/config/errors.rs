@@ -89,7 +89,7 @@ fn wrong_configuration() {
         "cluster.join = \"k3s\"\ncluster.server = \"https://a:6443\"\ncluster.token-file = \"/t\"\ncluster.token-source = \"credential:t\"\n",
         "cluster.join = \"eks\"\ncluster.token-source = \"credential:t\"\n",
         "cloud.settings = [\"metadata\"]\n",
-        "cluster.join = \"eks\"\n",
+        "cluster.join = \"eks\"\nruntime.use = [\"containerd\"]\n",
         "cluster.join = \"eks\"\nruntime.use = []\ncluster.startup-taint = true\n",
         "cluster.join = \"eks\"\ncluster.labels = [\"node-role.kubernetes.io/gpu=x\"]\n",
         "cluster.join = \"eks\"\nruntime.use = []\ncluster.timeout-seconds = 0\n",

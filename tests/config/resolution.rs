@@ -141,7 +141,11 @@ fn debian_by_default() {
         .iter()
         .map(|runtime| runtime.kind)
         .collect();
-    assert_eq!(kinds, [RuntimeKind::Docker, RuntimeKind::Containerd]);
+    assert_eq!(kinds, [RuntimeKind::Docker]);
+    assert_eq!(
+        resolution.reasons,
+        ["container runtime docker: none is installed, and the machine joins no cluster"]
+    );
     assert!(resolution.warnings.is_empty());
 }
 

@@ -91,3 +91,24 @@ fn microsofts_packages_count_as_the_runtimes_that_are_there() {
         }
     }
 }
+
+/// What is installed is chosen where the settings leave it open, if there are packages of it for this system.
+#[test]
+fn the_runtime_of_the_machine_is_chosen() {
+    for (id, version, program, wanted) in [
+        (
+            "debian",
+            "12",
+            "/usr/bin/containerd",
+            RuntimeKind::Containerd,
+        ),
+        ("debian", "12", "/usr/bin/crio", RuntimeKind::Crio),
+        ("amzn", "2023", "/usr/bin/crio", RuntimeKind::Docker),
+        ("debian", "12", "/usr/bin/podman", RuntimeKind::Docker),
+    ] {
+        let machine = Machine::new(id, version, "x86_64", &[H100]).file(program, "");
+        let runtimes = machine.resolution().desired.runtimes;
+        let kinds: Vec<RuntimeKind> = runtimes.iter().map(|runtime| runtime.kind).collect();
+        assert_eq!(kinds, [wanted], "{id} {program}");
+    }
+}

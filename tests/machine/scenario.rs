@@ -130,6 +130,7 @@ crate::scenarios::scenarios! {
     replaced_runfile: "replaced-runfile"
     runfile_driver: "runfile-driver"
     runtime_put_back: "runtime-put-back"
+    runtimes_left_open: "runtimes-left-open"
     second_run: "second-run"
     secret_by_key: "secret-by-key"
     secure_boot: "secure-boot"

@@ -24,7 +24,7 @@ const LINES: usize = 12;
 pub fn plan(
     to: &mut dyn Write,
     report: &RunReport,
-    driver: Option<&DriverWish>,
+    (driver, reasons): (Option<&DriverWish>, &[String]),
     style: Style,
 ) -> io::Result<()> {
     headline(to, report, style)?;
@@ -37,6 +37,12 @@ pub fn plan(
         for reason in &driver.reasons {
             writeln!(to, "{}", style.indented(2, reason))?;
         }
+    }
+    if !reasons.is_empty() {
+        writeln!(to)?;
+    }
+    for reason in reasons {
+        writeln!(to, "{}", style.hanging("", reason))?;
     }
     let mut hidden = false;
     for step in &report.steps {

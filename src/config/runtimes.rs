@@ -1,0 +1,137 @@
+//! Which container runtimes are wanted where the settings leave it open.
+
+use crate::{
+    config::desired::{Daemon, RuntimeKind},
+    facts::detection::table,
+    host::ReadFiles,
+    model::cluster::JoinKind,
+};
+
+/// What tells which runtimes a machine has.
+#[derive(Debug, Clone, Default)]
+pub struct Present {
+    /// Their programs are there, whoever has installed them.
+    pub installed: Vec<RuntimeKind>,
+    /// An earlier run of this program has installed or configured them.
+    pub ours: Vec<RuntimeKind>,
+}
+
+impl Present {
+    fn has(&self, kind: RuntimeKind) -> bool {
+        self.installed.contains(&kind)
+    }
+}
+
+/// The runtimes with a daemon whose programs are there. Many systems have Podman for the tools of administrators, so it
+/// is no sign that somebody wants GPUs in it.
+pub(super) fn installed(files: &dyn ReadFiles) -> Vec<RuntimeKind> {
+    // Of a machine that is known from a text nothing is known here: it counts as bare.
+    let is_there = |path: &String| files.exists(path.as_str().into()).unwrap_or(false);
+    let daemons = Daemon::ALL.into_iter().filter(|daemon| {
+        let mut rows = table().runtime.iter();
+        rows.any(|row| row.name == daemon.name() && row.binaries.iter().any(is_there))
+    });
+    daemons.map(Daemon::kind).collect()
+}
+
+/// The runtimes, and why these.
+pub(super) fn choose(join: JoinKind, present: &Present) -> (Vec<RuntimeKind>, String) {
+    use RuntimeKind::{Containerd, Crio, Docker};
+    let names = |kinds: &[RuntimeKind]| {
+        let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
+        names.join(" and ")
+    };
+    match join {
+        JoinKind::K3s | JoinKind::Rke2 => (
+            Vec::new(),
+            "no container runtime: k3s and RKE2 bring their own".to_owned(),
+        ),
+        JoinKind::Eks => (
+            Vec::new(),
+            "no container runtime: nodeadm configures the one of the image".to_owned(),
+        ),
+        JoinKind::Kubeadm | JoinKind::Command | JoinKind::Managed => {
+            let (kubelets, why) = match (present.has(Containerd), present.has(Crio)) {
+                (true, _) => (Containerd, "it is installed"),
+                (false, true) => (Crio, "it is installed"),
+                (false, false) => (Containerd, "the machine joins a cluster"),
+            };
+            let mut kinds = vec![kubelets];
+            if present.ours.contains(&Docker) && present.has(Docker) {
+                kinds.insert(0, Docker);
+            }
+            let why = format!("container runtime {}: {why}", names(&kinds));
+            (kinds, why)
+        }
+        JoinKind::None => {
+            // Docker brings containerd for itself; only who has configured it wants it beside Docker.
+            let counts = |kind: &RuntimeKind| {
+                *kind != Containerd || !present.has(Docker) || present.ours.contains(&Containerd)
+            };
+            let there: Vec<RuntimeKind> =
+                present.installed.iter().copied().filter(counts).collect();
+            if there.is_empty() {
+                let why =
+                    "container runtime docker: none is installed, and the machine joins no cluster";
+                return (vec![Docker], why.to_owned());
+            }
+            let why = match &there[..] {
+                [one] => format!("container runtime {}: it is installed", one.name()),
+                all => format!("container runtimes {}: they are installed", names(all)),
+            };
+            (there, why)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_stays_and_a_cluster_needs_containerd() {
+        use JoinKind::{Command, Eks, K3s, Kubeadm, Managed, None, Rke2};
+        use RuntimeKind::{Containerd, Crio, Docker};
+        for (join, installed, ours, wanted) in [
+            (None, &[][..], &[][..], &[Docker][..]),
+            (None, &[Containerd], &[], &[Containerd]),
+            (None, &[Crio], &[], &[Crio]),
+            // containerd came with Docker.
+            (None, &[Docker, Containerd], &[], &[Docker]),
+            (None, &[Docker, Containerd], &[Docker], &[Docker]),
+            // An earlier run has prepared both.
+            (
+                None,
+                &[Docker, Containerd],
+                &[Docker, Containerd],
+                &[Docker, Containerd],
+            ),
+            // Somebody has removed them since.
+            (None, &[], &[Docker, Containerd], &[Docker]),
+            (Kubeadm, &[], &[], &[Containerd]),
+            (Kubeadm, &[Docker, Containerd], &[], &[Containerd]),
+            (
+                Kubeadm,
+                &[Docker, Containerd],
+                &[Docker, Containerd],
+                &[Docker, Containerd],
+            ),
+            (Kubeadm, &[Crio], &[], &[Crio]),
+            (Managed, &[Containerd, Crio], &[], &[Containerd]),
+            (Command, &[], &[], &[Containerd]),
+            (K3s, &[Docker], &[Docker], &[]),
+            (Rke2, &[], &[], &[]),
+            (Eks, &[Containerd], &[], &[]),
+        ] {
+            let present = Present {
+                installed: installed.to_vec(),
+                ours: ours.to_vec(),
+            };
+            let (kinds, why) = choose(join, &present);
+            assert_eq!(kinds, wanted, "{join:?} {present:?}");
+            for kind in kinds {
+                assert!(why.contains(kind.name()), "{why}");
+            }
+        }
+    }
+}
