@@ -270,11 +270,11 @@ fn no_gpu(label: Option<String>) -> Failure {
 }
 
 /// What two machines must have in common to be one answer.
-fn installs(desired: &Desired) -> (Option<(Branch, String)>, Vec<&[PackageWish]>, usize) {
+fn installs(desired: &Desired) -> (Option<String>, Vec<&[PackageWish]>, usize) {
     let driver = desired.driver.as_ref();
     let groups = desired.package_groups().into_iter();
     (
-        driver.map(|driver| (driver.branch, title(driver))),
+        driver.map(title),
         groups.map(|(_, packages)| packages).collect(),
         desired.repositories.len(),
     )
