@@ -188,7 +188,12 @@ impl Service {
         };
         let mut answers = self.answers.clone();
         if let Some(attributes) = answers.pointer_mut("/instance/attributes") {
-            attributes["user-data"] = self.user_data.clone().into();
+            // What is a script is for Google's agent, and nothing for cloud-init.
+            let name = match self.user_data.starts_with("#!") {
+                true => "startup-script",
+                false => "user-data",
+            };
+            attributes[name] = self.user_data.clone().into();
         }
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
         let recursive = query
