@@ -62,7 +62,16 @@ pub fn join(bed: &Bed, machine: &Machine, cloud: Cloud, user_data: &str) -> Resu
     let path = bed.here("clouds").join(format!("{}.toml", cloud.name()));
     let text =
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let text = fill(&text, &BTreeMap::from([("mac", machine.mac()?)]))?;
+    // An instance type with a GPU would promise one to a machine that has none.
+    let machine_type = match machine.spec().pci.is_empty() {
+        true => "e2-standard-4",
+        false => "g2-standard-4",
+    };
+    let values = [
+        ("mac", machine.mac()?),
+        ("machine-type", machine_type.to_owned()),
+    ];
+    let text = fill(&text, &BTreeMap::from(values))?;
     let table: Table =
         toml::from_str(&text).with_context(|| format!("{} is not valid", path.display()))?;
     let root = machine.root();
