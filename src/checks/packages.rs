@@ -212,15 +212,15 @@ fn sources(files: &dyn ReadFiles) -> Result<Finding, StepError> {
         let flaws = backend.source_flaws(files)?;
         if let Some(first) = flaws.first() {
             let whys: Vec<&str> = flaws.iter().map(|flaw| flaw.why.as_str()).collect();
+            let (status, follows) = match flaws.iter().all(|flaw| flaw.skipped) {
+                true => (Verdict::Warn, "passes over a list of repositories"),
+                false => (Verdict::Fail, "installs and updates nothing"),
+            };
             return Ok(Finding {
                 remedy: Some(first.remedy.clone()),
                 ..say(
-                    Verdict::Fail,
-                    format!(
-                        "{} installs and updates nothing: {}",
-                        backend.name(),
-                        whys.join("; ")
-                    ),
+                    status,
+                    format!("{} {follows}: {}", backend.name(), whys.join("; ")),
                 )
             });
         }

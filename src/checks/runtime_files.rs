@@ -206,8 +206,8 @@ async fn docker(subject: &Subject<'_>) -> Result<Finding, StepError> {
     ))
 }
 
-/// What Docker's own program says against its file, with the flags of its unit; `None` where it says nothing, or
-/// cannot be asked.
+/// What Docker's own program says against its file alone; `None` where it says nothing, or cannot be asked. What the
+/// flags of its unit contradict is not seen.
 async fn validated(subject: &Subject<'_>, path: &Utf8Path) -> Option<String> {
     let version = subject.host.query(&docker::daemon_version()).await.ok()?;
     if !version.ok() || !docker::can_validate(&version.stdout) {
@@ -226,7 +226,7 @@ async fn validated(subject: &Subject<'_>, path: &Utf8Path) -> Option<String> {
     said.lines().next_back().map(|line| line.trim().to_owned())
 }
 
-fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
+async fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     let found = subject.state.crio_files()?;
     if found.is_empty() {
         return Ok(say(&CRIO, Verdict::Skip, "CRI-O has none"));
@@ -246,6 +246,12 @@ fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
         !programs || PATH.iter().any(|folder| there(folder))
     };
     let faults = crio::faults(&found, in_path);
+    let runtimes = subject.state.found_runtimes().await;
+    // Files that wait for CRI-O, as NVIDIA's toolkit writes them, break nothing yet.
+    let status = match runtimes.iter().any(|runtime| runtime.name == "crio") {
+        true => Verdict::Fail,
+        false => Verdict::Warn,
+    };
     let Some(first) = faults.first() else {
         return Ok(say(
             &CRIO,
@@ -256,7 +262,7 @@ fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     let whys: Vec<&str> = faults.iter().map(|fault| fault.why.as_str()).collect();
     Ok(Finding {
         remedy: Some(first.remedy.clone()),
-        ..say(&CRIO, Verdict::Fail, whys.join("; "))
+        ..say(&CRIO, status, whys.join("; "))
     })
 }
 
@@ -270,7 +276,7 @@ impl Check for RuntimeFiles {
         Ok(vec![
             containerd(subject).await?,
             docker(subject).await?,
-            crio_files(subject)?,
+            crio_files(subject).await?,
         ])
     }
 }

@@ -63,10 +63,10 @@ pub fn of_package(matrix: &Matrix, name: &str, version: &str) -> Option<Lacking>
     )
 }
 
-/// The part of a package's version that its maker gave: `1:4.5.2-1` gives `4.5.2`.
+/// The part of a package's version that its maker gave: `1:4.5.2-1` gives `4.5.2`, `1.19.1+ds-1` gives `1.19.1`.
 fn upstream(version: &str) -> &str {
     let version = version.split_once(':').map_or(version, |(_, rest)| rest);
-    version.split_once('-').map_or(version, |(first, _)| first)
+    version.split(['-', '+']).next().unwrap_or(version)
 }
 
 /// Sorts versions by their numbers, and a candidate (`1.19.1~rc.1`) before its release.
@@ -149,6 +149,7 @@ mod tests {
             ("nvidia-container-toolkit-base", "1.17.7", Some("1.19.1")),
             ("nvidia-container-toolkit", "1.19.1~rc.2-1", Some("1.19.1")),
             ("nvidia-container-toolkit", "1.19.1-1", None),
+            ("nvidia-container-toolkit", "1.19.1+ds-1", None),
             ("nvidia-container-toolkit", "1.20.0-1.el9", None),
             ("datacenter-gpu-manager-4-core", "1:4.5.2-1", Some("4.5.3")),
             ("datacenter-gpu-manager-4-core", "1:4.5.3-1", None),

@@ -12,7 +12,7 @@ use crate::{
         place::Place,
         profile::Profile,
         resolve::{self, Flags, Inputs, Resolution},
-        runtimes::{self, Present},
+        runtimes,
     },
     facts::Facts,
     host::{Host, ReadFiles, trusted::Trusted},
@@ -102,10 +102,7 @@ pub fn load(
         matrix,
         sources: &sources,
         reserved: &reserved,
-        present: &Present {
-            installed: runtimes::installed(files),
-            ours: ask.our_runtimes.clone(),
-        },
+        present: &runtimes::present(files, ask.our_runtimes.clone()).map_err(ConfigError::Files)?,
         flags: &ask.flags,
     })?;
     if let Some(cluster) = &mut resolution.desired.cluster {

@@ -3,7 +3,7 @@
 use crate::{
     config::desired::{Daemon, RuntimeKind},
     facts::detection::table,
-    host::ReadFiles,
+    host::{FilesError, ReadFiles},
     model::cluster::JoinKind,
 };
 
@@ -14,6 +14,8 @@ pub struct Present {
     pub installed: Vec<RuntimeKind>,
     /// An earlier run of this program has installed or configured them.
     pub ours: Vec<RuntimeKind>,
+    /// A kubelet has its configuration.
+    pub kubelet: bool,
 }
 
 impl Present {
@@ -22,16 +24,38 @@ impl Present {
     }
 }
 
-/// The runtimes with a daemon whose programs are there. Many systems have Podman for the tools of administrators, so it
-/// is no sign that somebody wants GPUs in it.
-pub(super) fn installed(files: &dyn ReadFiles) -> Vec<RuntimeKind> {
-    // Of a machine that is known from a text nothing is known here: it counts as bare.
-    let is_there = |path: &String| files.exists(path.as_str().into()).unwrap_or(false);
-    let daemons = Daemon::ALL.into_iter().filter(|daemon| {
-        let mut rows = table().runtime.iter();
-        rows.any(|row| row.name == daemon.name() && row.binaries.iter().any(is_there))
-    });
-    daemons.map(Daemon::kind).collect()
+/// The configuration that each kubelet has.
+const KUBELET: &str = "/var/lib/kubelet/config.yaml";
+
+/// What files tell: the runtimes with a daemon whose programs are there, and a kubelet. Many systems have Podman for the
+/// tools of administrators, so it is no sign that somebody wants GPUs in it.
+pub(super) fn present(
+    files: &dyn ReadFiles,
+    ours: Vec<RuntimeKind>,
+) -> Result<Present, FilesError> {
+    let is_there = |path: &str| match files.exists(path.into()) {
+        // Of a machine that is known from a text nothing is known here: it counts as bare.
+        Err(FilesError::NotTold { .. }) => Ok(false),
+        answer => answer,
+    };
+    let mut installed = Vec::new();
+    for daemon in Daemon::ALL {
+        let rows = table()
+            .runtime
+            .iter()
+            .filter(|row| row.name == daemon.name());
+        for path in rows.flat_map(|row| &row.binaries) {
+            if is_there(path)? {
+                installed.push(daemon.kind());
+                break;
+            }
+        }
+    }
+    Ok(Present {
+        installed,
+        ours,
+        kubelet: is_there(KUBELET)?,
+    })
 }
 
 /// The runtimes, and why these.
@@ -51,7 +75,10 @@ pub(super) fn choose(join: JoinKind, present: &Present) -> (Vec<RuntimeKind>, St
             "no container runtime: nodeadm configures the one of the image".to_owned(),
         ),
         JoinKind::Kubeadm | JoinKind::Command | JoinKind::Managed => {
+            let prepared = present.ours.contains(&Crio) && present.has(Crio);
             let (kubelets, why) = match (present.has(Containerd), present.has(Crio)) {
+                // What came later, as Docker's containerd, changes nothing.
+                _ if prepared => (Crio, "it is installed"),
                 (true, _) => (Containerd, "it is installed"),
                 (false, true) => (Crio, "it is installed"),
                 (false, false) => (Containerd, "the machine joins a cluster"),
@@ -64,9 +91,12 @@ pub(super) fn choose(join: JoinKind, present: &Present) -> (Vec<RuntimeKind>, St
             (kinds, why)
         }
         JoinKind::None => {
-            // Docker brings containerd for itself; only who has configured it wants it beside Docker.
+            // Docker brings containerd for itself; only who has configured it, or a kubelet, wants it beside Docker.
             let counts = |kind: &RuntimeKind| {
-                *kind != Containerd || !present.has(Docker) || present.ours.contains(&Containerd)
+                *kind != Containerd
+                    || !present.has(Docker)
+                    || present.kubelet
+                    || present.ours.contains(&Containerd)
             };
             let there: Vec<RuntimeKind> =
                 present.installed.iter().copied().filter(counts).collect();
@@ -117,6 +147,8 @@ mod tests {
                 &[Docker, Containerd],
             ),
             (Kubeadm, &[Crio], &[], &[Crio]),
+            // Docker has brought its containerd since.
+            (Kubeadm, &[Docker, Containerd, Crio], &[Crio], &[Crio]),
             (Managed, &[Containerd, Crio], &[], &[Containerd]),
             (Command, &[], &[], &[Containerd]),
             (K3s, &[Docker], &[Docker], &[]),
@@ -126,6 +158,7 @@ mod tests {
             let present = Present {
                 installed: installed.to_vec(),
                 ours: ours.to_vec(),
+                kubelet: false,
             };
             let (kinds, why) = choose(join, &present);
             assert_eq!(kinds, wanted, "{join:?} {present:?}");
@@ -133,5 +166,12 @@ mod tests {
                 assert!(why.contains(kind.name()), "{why}");
             }
         }
+        // Somebody else has made it a node, and it also has Docker.
+        let node = Present {
+            installed: vec![Docker, Containerd],
+            kubelet: true,
+            ..Present::default()
+        };
+        assert_eq!(choose(None, &node).0, [Docker, Containerd]);
     }
 }

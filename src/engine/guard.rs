@@ -83,6 +83,13 @@ pub async fn count_boot(tools: &Tools) -> Result<(), GuardError> {
     Ok(())
 }
 
+/// What people are told of a file that [`release`] has removed.
+pub(super) fn told(path: &Utf8PathBuf) -> String {
+    format!(
+        "removed `{path}`, which an earlier run of this program has left and of which no record is there any more"
+    )
+}
+
 /// Removes what keeps the driver from being loaded and is not in the journal, with the units beside it.
 pub(super) fn release(
     files: &dyn Files,

@@ -90,10 +90,7 @@ impl Session {
         let released = guard::release(&*self.tools.host.files, &before.standing)
             .map_err(|error| EngineError::Unfinished(JournalError::from(error)))?;
         for path in released {
-            let note = format!(
-                "removed `{path}`, which an earlier run of this program has left and of which no record is there any more"
-            );
-            self.tools.note(&mut notes, note);
+            self.tools.note(&mut notes, guard::told(&path));
         }
         if !self.tools.options.resumed || back.is_some() {
             for note in guard::allow(&ledger).await? {

@@ -86,13 +86,16 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
         seconds: 0.0,
     };
     if history.lines.is_empty() {
-        let left = without_record(&*tools.host.files).map_err(JournalError::from)?;
-        if left.is_empty() {
+        let (removed, left) = without_record(&*tools.host.files).map_err(JournalError::from)?;
+        for path in &removed {
+            tools.note(&mut report.notes, guard::told(path));
+        }
+        if left.is_empty() && removed.is_empty() {
             tools.note(
                 &mut report.notes,
                 "nothing was changed on this machine, so there is nothing to undo".to_owned(),
             );
-        } else {
+        } else if !left.is_empty() {
             report.exit = Exit::Partial;
             report.left = left;
         }
@@ -114,15 +117,17 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
 }
 
 /// What stands of this program on a machine whose record is lost. What keeps the driver from being loaded is removed.
-fn without_record(files: &dyn Files) -> Result<Vec<String>, FilesError> {
-    guard::release(files, &[])?;
+/// Returns what was removed, and what is left with the command that ends it.
+fn without_record(files: &dyn Files) -> Result<(Vec<Utf8PathBuf>, Vec<String>), FilesError> {
+    let removed = guard::release(files, &[])?;
     let say = |path: Utf8PathBuf| {
         format!(
             "`{path}`: this program wrote it, and the record of what it has changed is lost; to finish, run `rm {path}`; \
              packages are removed with the package manager"
         )
     };
-    Ok(units::named_ours(files)?.into_iter().map(say).collect())
+    let left = units::named_ours(files)?.into_iter().map(say).collect();
+    Ok((removed, left))
 }
 
 async fn undo_all(

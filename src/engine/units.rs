@@ -68,13 +68,15 @@ pub(super) fn release(
 }
 
 /// Folders with files of ours, whose names say whose they are.
-const FOLDERS: [&str; 6] = [
+const FOLDERS: [&str; 8] = [
     "/etc/dkms/framework.conf.d",
     "/etc/modprobe.d",
     "/etc/modules-load.d",
     "/etc/needrestart/conf.d",
     "/etc/sysctl.d",
     "/etc/systemd/system",
+    "/etc/systemd/system/containerd.service.d",
+    "/etc/systemd/system/nvidia-persistenced.service.d",
 ];
 
 /// The files by whose names they are ours, in the folders where such files have an effect.

@@ -1,13 +1,13 @@
 //! The configuration that container runtimes run with: Docker tells it itself. containerd's program tells what
 //! its files say, which is what the daemon runs with if it was started since.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Read, State, StateError};
 use crate::{
-    host::{ExecError, Output, Query},
+    host::{ExecError, FilesError, Output, Query},
     model::pattern,
     tools::{
         containerd::{
@@ -240,6 +240,11 @@ impl State {
             path: CONTAINERD_CONFIG.into(),
             text: files.read_text(Utf8Path::new(CONTAINERD_CONFIG))?,
         }];
+        // Names with `..` and links lead to one file by many paths.
+        let place = |path: &Utf8Path| -> Result<Utf8PathBuf, FilesError> {
+            Ok(files.resolve(path)?.unwrap_or_else(|| path.to_owned()))
+        };
+        let mut read = BTreeSet::from([place(Utf8Path::new(CONTAINERD_CONFIG))?]);
         let mut at = 0;
         while let Some(ConfigFile { path, text }) = found.get(at).cloned() {
             at += 1;
@@ -256,7 +261,7 @@ impl State {
                 for name in files.list(folder)? {
                     let path = folder.join(&name);
                     // A file that is imported twice is read once.
-                    if pattern::matches(names, &name) && found.iter().all(|one| one.path != path) {
+                    if pattern::matches(names, &name) && read.insert(place(&path)?) {
                         let text = files.read_text(&path)?;
                         found.push(ConfigFile { path, text });
                     }

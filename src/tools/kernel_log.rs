@@ -278,6 +278,8 @@ fn other(line: &str) -> Option<Message> {
         && ["no space", "failed to assign", "can't assign"]
             .iter()
             .any(|words| rest.contains(words))
+        // The driver works without its window of I/O ports.
+        && !rest.contains("[io")
     {
         let bar = number(rest).filter(|bar| *bar < 6)?;
         return Some(Message::NoWindow {
@@ -407,6 +409,10 @@ mod tests {
                         gpu: gpu("0000:01:00.0"),
                     },
                 ],
+            ),
+            (
+                "pci 0000:c1:00.0: BAR 5: failed to assign [io  size 0x0080]",
+                vec![],
             ),
             (
                 "nvidia 0000:01:00.0: probe with driver nvidia failed with error -1",

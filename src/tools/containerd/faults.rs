@@ -36,10 +36,11 @@ struct Parsed<'f> {
 }
 
 impl Parsed<'_> {
-    /// The table of the plugin with the runtimes.
+    /// The table of the plugin with the runtimes. containerd 2 keeps other keys below the older name, and reads runtimes
+    /// below the newer one.
     fn plugin(&self) -> Option<&Table> {
         let plugins = self.root.get("plugins")?.as_table()?;
-        (PLUGINS.iter()).find_map(|name| plugins.get(*name)?.as_table())
+        (PLUGINS.iter().rev()).find_map(|name| plugins.get(*name)?.as_table())
     }
 }
 
@@ -87,7 +88,11 @@ pub fn faults(files: &[ConfigFile], strays: &[ConfigFile], version: Option<Versi
     }
     let (runtimes, default) = merged(&parsed, version);
     found.extend(no_default(&runtimes, default, version));
-    for (name, runtime) in &runtimes {
+    // The built-in runc keeps its type from 2.0 on, whatever keys a file adds (`config dump` of 2.1.9 and 2.3.7; 1.7.24
+    // prints an empty one).
+    let keeps_type =
+        |name: &str| name == BUILT_IN && version.is_none_or(|version| !version.forgets_runc());
+    for (name, runtime) in runtimes.iter().filter(|(name, _)| !keeps_type(name)) {
         let of_type = runtime.keys.get("runtime_type").and_then(Value::as_str);
         if of_type.is_none_or(str::is_empty) {
             found.push(Fault {

@@ -520,6 +520,8 @@ pub fn contradictions(entries: &[SourceEntry]) -> Vec<String> {
 pub struct SourceFlaw {
     /// The files, with the line where there is one.
     pub why: String,
+    /// Whether the package manager passes over the file; otherwise it installs and updates nothing.
+    pub skipped: bool,
     /// What mends it.
     pub remedy: String,
 }

@@ -77,6 +77,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
             || first.starts_with("<html")
             || first.starts_with("<?xml");
         found.push(SourceFlaw {
+            skipped: false,
             why: match is_page {
                 true => format!("`{path}` is a web page and no list of packages (line {line})"),
                 false => format!("line {line} of `{path}` is no entry of apt"),
@@ -101,6 +102,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
                 })
         });
         found.push(SourceFlaw {
+            skipped: false,
             why: format!(
                 "entries contradict each other (`Signed-By`): {}",
                 contradicting.join("; ")

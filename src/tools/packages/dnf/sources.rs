@@ -91,6 +91,8 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
             let line = at + 1;
             let is_page = text.trim_start().starts_with('<');
             found.push(SourceFlaw {
+                // dnf 4, dnf/conf/read.py: "failed loading …, skipping".
+                skipped: true,
                 why: match is_page {
                     true => format!("`{path}` is a web page and no list of repositories (line {line})"),
                     false => format!("line {line} of `{path}` is no section and no option"),
