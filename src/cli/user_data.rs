@@ -181,7 +181,7 @@ fn named<'a>(form: &Form, assignment: &'a str) -> Result<(&'static str, &'a str)
     } else if name == "sha256" && !is_digest(value) || name == "digest" && !is_digest(value) {
         Some("a SHA-256 has 64 digits of 0-9 and a-f")
     } else if name == "address" && !value.starts_with("https://") && !value.starts_with("http://") {
-        Some("it is no `https://` address")
+        Some("it begins with neither `https://` nor `http://`")
     } else {
         None
     };

@@ -99,7 +99,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         Some(kinds) => (kinds.clone(), None),
         None => {
             let join = config.cluster.join.unwrap_or_default();
-            // One that the profile does not know is left alone.
+            // A runtime that the profile does not know is left alone.
             let is_served = |kind: &RuntimeKind| {
                 let mut rows = profile.runtime.iter();
                 rows.any(|row| row.kind == *kind && row.releases.contains(&release.version_id))

@@ -35,8 +35,8 @@ pub(super) fn link(unit: &str) -> Utf8PathBuf {
     path("multi-user.target.wants").join(unit)
 }
 
-/// Removes what keeps the driver from being loaded, and the units (their names are given) that would take that back, where
-/// no change in the journal tells of it: the record is lost, so no run will end it. Returns the files.
+/// Removes what keeps the driver from being loaded, and the units with these names that would take that back. What a change
+/// in the journal tells of stays: its run will end it. Returns the files that were removed.
 pub(super) fn release(
     files: &dyn Files,
     units: &[&str],

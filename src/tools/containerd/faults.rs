@@ -295,16 +295,9 @@ fn no_default(
 
 #[cfg(test)]
 mod tests {
+    use super::super::layout::fixtures::{ROOT, file};
     use super::{ConfigFile, Fault, Version, faults};
 
-    fn file(path: &str, text: &str) -> ConfigFile {
-        ConfigFile {
-            path: path.into(),
-            text: Some(text.to_owned()),
-        }
-    }
-
-    const ROOT: &str = "/etc/containerd/config.toml";
     const DROP_IN: &str = "/etc/containerd/conf.d/99-nvidia.toml";
 
     /// A runtime of a file of version 2.

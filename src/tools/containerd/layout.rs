@@ -398,7 +398,16 @@ fn entry(files: &[Parsed<'_>], at: usize, runtime: &Runtime<'_>) -> Value {
 
 #[cfg(test)]
 pub(crate) mod fixtures {
-    use super::Runtime;
+    use super::{ConfigFile, Runtime};
+
+    pub(in crate::tools::containerd) const ROOT: &str = "/etc/containerd/config.toml";
+
+    pub(in crate::tools::containerd) fn file(path: &str, text: &str) -> ConfigFile {
+        ConfigFile {
+            path: path.into(),
+            text: Some(text.to_owned()),
+        }
+    }
 
     pub(crate) const NVIDIA: Runtime<'_> = Runtime {
         name: "nvidia",
@@ -413,16 +422,10 @@ pub(crate) mod fixtures {
 
 #[cfg(test)]
 mod tests {
-    use super::{fixtures::NVIDIA, *};
-
-    fn file(path: &str, text: &str) -> ConfigFile {
-        ConfigFile {
-            path: path.into(),
-            text: Some(text.to_owned()),
-        }
-    }
-
-    const ROOT: &str = "/etc/containerd/config.toml";
+    use super::{
+        fixtures::{NVIDIA, ROOT, file},
+        *,
+    };
 
     #[test]
     fn a_file_that_cannot_be_read_is_named() {
