@@ -265,6 +265,10 @@ impl Applier {
         settings: &RuntimeSettings,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
+        // The daemon reads its files when the machine boots.
+        if self.unit_state(&settings.unit).await?.is_not_booted() {
+            return Ok(());
+        }
         match settings.kind {
             Daemon::Docker => {
                 let reloaded = self

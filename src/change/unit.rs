@@ -6,6 +6,7 @@ use super::{Afterwards, Applier, ChangeError, Reverted, Sink, Undo, agents};
 use crate::{
     error::one_line,
     host::{ExecError, Output},
+    state::units::without_systemd,
     tools::{
         initramfs,
         systemctl::{self, UnitState},
@@ -26,20 +27,22 @@ impl Applier {
     pub(super) async fn unit_state(&self, unit: &str) -> Result<UnitState, ChangeError> {
         let query = systemctl::show(unit);
         let what = || format!("ask for the state of `{unit}`");
-        let output = self
-            .host
-            .reader()
-            .query(&query)
-            .await
-            .and_then(|output| output.success(query.cmd()))
-            .map_err(|source| ChangeError::Tool {
-                what: what(),
-                source,
-            })?;
-        systemctl::parse_show(&output.stdout).ok_or_else(|| ChangeError::Unreadable {
+        let tool = |source| ChangeError::Tool {
             what: what(),
-            why: format!("`{}` is not a unit state", output.stdout.trim()),
-        })
+            source,
+        };
+        let unread = |why| ChangeError::Unreadable { what: what(), why };
+        let output = self.host.reader().query(&query).await.map_err(tool)?;
+        // In a chroot it ends with 0, and says nothing.
+        if let Some(state) = systemctl::parse_show(&output.stdout).filter(|_| output.ok()) {
+            return Ok(state);
+        }
+        let guessed = without_systemd(&self.host, unit).await;
+        if let Some(state) = guessed.map_err(|error| unread(one_line(&error)))? {
+            return Ok(state);
+        }
+        let said = output.success(query.cmd()).map_err(tool)?.stdout;
+        Err(unread(format!("`{}` is not a unit state", said.trim())))
     }
 
     pub(super) async fn capture_unit(&self, unit: &str, start: bool) -> Result<Undo, ChangeError> {
@@ -107,6 +110,9 @@ impl Applier {
         unit: &str,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
+        if self.unit_state(unit).await?.is_not_booted() {
+            return Ok(());
+        }
         let query = systemctl::needs_reload(unit);
         let what = "ask whether unit files changed";
         let output = self
@@ -144,7 +150,14 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         let what = format!("{verb} `{unit}`");
         let reset = systemctl::act("reset-failed", unit);
-        if self.unit_state(unit).await?.active == "failed" {
+        let before = self.unit_state(unit).await?;
+        if before.is_not_booted() {
+            sink.note(&format!(
+                "`{unit}` starts when the machine boots: no systemd runs here"
+            ));
+            return Ok(());
+        }
+        if before.active == "failed" {
             // Otherwise systemd's start limit may refuse a unit that has failed often.
             self.tool(&what, &reset, sink).await?;
         }

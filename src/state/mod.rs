@@ -22,7 +22,7 @@ mod packages;
 mod processes;
 mod runtimes;
 mod snapshot;
-mod units;
+pub(crate) mod units;
 
 use std::{
     collections::BTreeMap,

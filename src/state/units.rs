@@ -2,8 +2,38 @@
 
 use std::sync::{Arc, PoisonError};
 
+use camino::Utf8Path;
+
 use super::{Read, State, StateError};
-use crate::tools::systemctl::{self, UnitState};
+use crate::{
+    host::{Host, Kind},
+    tools::systemctl::{self, UnitState},
+};
+
+/// How a unit is loaded whose package has left its file empty.
+const EMPTY: &str = "empty";
+
+/// The state of a unit as its files tell it, where no systemd runs that could be asked: in a container, or in the chroot of
+/// an image's builder. `None` where one runs.
+///
+/// # Errors
+/// When its files cannot be read.
+pub async fn without_systemd(host: &Host, name: &str) -> Result<Option<UnitState>, StateError> {
+    let files = &*host.files;
+    if files.exists(systemctl::BOOTED.into())? {
+        return Ok(None);
+    }
+    for folder in systemctl::FOLDERS {
+        let load = match files.stat(&Utf8Path::new(folder).join(name))? {
+            None => continue,
+            Some(stat) if stat.kind == Kind::Link("/dev/null".into()) => "masked",
+            Some(_) => "loaded",
+        };
+        let file = host.reader().query(&systemctl::is_enabled(name)).await?;
+        return Ok(Some(UnitState::not_booted(load, &file.stdout)));
+    }
+    Ok(Some(UnitState::not_booted("not-found", "")))
+}
 
 impl State {
     /// The state of a unit; `None` if there is no such unit.
@@ -20,18 +50,36 @@ impl State {
 
     async fn ask_unit(&self, name: &str) -> Read<Option<UnitState>> {
         let query = systemctl::show(name);
-        let output = self
-            .host
-            .reader()
-            .query(&query)
-            .await?
-            .success(query.cmd())?;
-        let state =
-            systemctl::parse_show(&output.stdout).ok_or_else(|| StateError::Unexpected {
-                what: format!("`{}`", query.cmd().line()),
-                why: format!("no unit state in {:?}", output.stdout),
-            })?;
+        let output = self.host.reader().query(&query).await?;
+        // In a chroot it ends with 0, and says nothing.
+        let mut state = match systemctl::parse_show(&output.stdout).filter(|_| output.ok()) {
+            Some(state) => state,
+            None => match without_systemd(&self.host, name).await? {
+                Some(state) => state,
+                None => {
+                    let output = output.success(query.cmd())?;
+                    return Err(StateError::Unexpected {
+                        what: format!("`{}`", query.cmd().line()),
+                        why: format!("no unit state in {:?}", output.stdout),
+                    });
+                }
+            },
+        };
+        if state.load == "masked" && !self.has_mask(name)? {
+            EMPTY.clone_into(&mut state.load);
+        }
         Ok(state.exists().then_some(state))
+    }
+
+    /// Whether somebody has masked a unit. systemd also calls a unit masked whose file is empty, as a power cut leaves it;
+    /// the repair of its package fills that.
+    fn has_mask(&self, name: &str) -> Read<bool> {
+        for folder in ["/etc/systemd/system", "/run/systemd/system"] {
+            if (self.host.files.stat(&Utf8Path::new(folder).join(name))?).is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether what a unit has started goes on when the unit ends.
@@ -54,7 +102,50 @@ mod tests {
     use crate::{
         host::fake,
         steps::fixtures::{facts, state},
+        tools::systemctl,
     };
+
+    #[tokio::test]
+    async fn without_systemd_the_files_tell_what_the_next_boot_does() {
+        let (host, fakes) = fake::host();
+        // systemctl(1) in a chroot: only what reads files answers.
+        fakes.exec.on("systemctl", |cmd, _| {
+            fake::ok(match cmd.args.first().map(String::as_str) {
+                Some("is-enabled") => "enabled\n",
+                _ => "",
+            })
+        });
+        fakes
+            .files
+            .put("/lib/systemd/system/docker.service", "[Service]\n");
+        fakes
+            .files
+            .put_link("/etc/systemd/system/crio.service", "/dev/null");
+        let state = state(&host, facts());
+        let docker = state.unit("docker.service").await.expect("an answer");
+        let docker = docker.expect("a unit");
+        assert!(docker.is_not_booted() && docker.is_up() && !docker.is_active());
+        let masked = state.unit("crio.service").await.expect("an answer");
+        assert_eq!(masked.expect("a unit").load, "masked");
+        assert_eq!(state.unit("other.service").await.expect("an answer"), None);
+    }
+
+    #[tokio::test]
+    async fn an_empty_file_of_a_package_is_no_mask() {
+        let (host, fakes) = fake::host();
+        fakes.exec.on("systemctl", |_, _| {
+            fake::ok("LoadState=masked\nActiveState=inactive\nUnitFileState=masked\n")
+        });
+        fakes.files.put("/usr/lib/systemd/system/a.service", "");
+        fakes
+            .files
+            .put_link("/etc/systemd/system/b.service", "/dev/null");
+        let state = state(&host, facts());
+        for (unit, load) in [("a.service", "empty"), ("b.service", "masked")] {
+            let found = state.unit(unit).await.expect("an answer");
+            assert_eq!(found.expect("a unit").load, load);
+        }
+    }
 
     #[tokio::test]
     async fn each_unit_is_asked_about_once() {
@@ -75,6 +166,7 @@ mod tests {
             assert_eq!(state.unit("other.service").await.expect("an answer"), None);
         }
         assert_eq!(fakes.exec.log().len(), 2);
+        fakes.files.put_folder(systemctl::BOOTED, 0o755);
         fakes.exec.on("systemctl", |_, _| fake::ok("nonsense"));
         let error = state.next().unit("docker.service").await.unwrap_err();
         assert!(error.to_string().contains("no unit state"), "{error}");

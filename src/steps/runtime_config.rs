@@ -77,6 +77,11 @@ fn decide(
                     .to_owned(),
             };
         }
+        Effective::Silent(_) if state.not_booted && state.lacking.is_empty() => {
+            return Assessment::AwaitingBoot {
+                why: format!("{name} reads its configuration when it starts: no systemd runs here"),
+            };
+        }
         Effective::Silent(words) => format!("{name} does not answer: {words}"),
         Effective::Known {
             runtimes, default, ..
@@ -298,6 +303,7 @@ mod tests {
             unread: false,
             cdi: false,
             stops: Vec::new(),
+            not_booted: false,
         }
     }
 

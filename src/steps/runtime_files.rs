@@ -41,6 +41,8 @@ pub(super) struct RuntimeState {
     pub(super) cdi: bool,
     /// Containers that a restart of Docker, which takes up CDI, would stop.
     pub(super) stops: Vec<String>,
+    /// No systemd runs that could start the daemon, as in the chroot of an image's builder.
+    pub(super) not_booted: bool,
 }
 
 /// A configuration file that its daemon does not read.
@@ -67,6 +69,7 @@ impl RuntimeState {
             unread: false,
             cdi: false,
             stops: Vec::new(),
+            not_booted: false,
         }
     }
 }
@@ -77,11 +80,16 @@ pub(super) async fn detect(
     daemon: Daemon,
     wish: &RuntimeWish,
 ) -> Result<RuntimeState, StepError> {
-    match daemon {
-        Daemon::Docker => detect_docker(cx, wish).await,
-        Daemon::Containerd => detect_containerd(cx, wish).await,
-        Daemon::Crio => detect_crio(cx, wish).await,
+    let mut state = match daemon {
+        Daemon::Docker => detect_docker(cx, wish).await?,
+        Daemon::Containerd => detect_containerd(cx, wish).await?,
+        Daemon::Crio => detect_crio(cx, wish).await?,
+    };
+    if let (Effective::Silent(_), Some(unit)) = (&state.effective, &wish.unit) {
+        let unit = cx.state.unit(unit).await?;
+        state.not_booted = unit.is_some_and(|unit| unit.is_not_booted());
     }
+    Ok(state)
 }
 
 async fn detect_docker(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepError> {

@@ -105,7 +105,7 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
             ),
         };
     }
-    let running = (state.unit.as_ref()).is_some_and(|unit| unit.is_enabled() && unit.is_active());
+    let running = (state.unit.as_ref()).is_some_and(UnitState::is_up);
 
     let comparison = compare(desired.packages.manager, &wish.packages, &state.installed);
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
@@ -144,9 +144,9 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
     }
     if changes.is_empty() {
         Assessment::Satisfied {
-            why: match &wish.unit {
-                Some(unit) => format!("{what}; `{unit}` is enabled and active"),
-                None => format!("{what}; it needs no daemon"),
+            why: match (&wish.unit, &state.unit) {
+                (Some(name), Some(unit)) => format!("{what}; `{name}` is {unit}"),
+                _ => what,
             },
         }
     } else {

@@ -151,6 +151,7 @@ fn commands(value: &str) -> Vec<Cmd> {
         kmod::field("version", value),
         podman::has_image(value),
         systemctl::show(value),
+        systemctl::is_enabled(value),
         systemctl::once(value),
         systemctl::command(value),
         systemctl::kill_mode(value),

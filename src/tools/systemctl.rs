@@ -44,7 +44,34 @@ pub struct UnitState {
     pub result: String,
 }
 
+/// What a unit does where no systemd runs.
+const NOT_BOOTED: &str = "not started, because no systemd runs here";
+
 impl UnitState {
+    /// The state of a unit where no systemd runs, as in the chroot of an image's builder; `file` is the answer to
+    /// [`is_enabled`].
+    #[must_use]
+    pub fn not_booted(load: &str, file: &str) -> Self {
+        Self {
+            load: load.to_owned(),
+            active: NOT_BOOTED.to_owned(),
+            file: file.trim().to_owned(),
+            result: String::new(),
+        }
+    }
+
+    /// Whether no systemd runs that could start it.
+    #[must_use]
+    pub fn is_not_booted(&self) -> bool {
+        self.active == NOT_BOOTED
+    }
+
+    /// Whether it is enabled and runs; where no systemd runs, whether the next boot starts it.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.is_enabled() && (self.is_active() || self.is_not_booted())
+    }
+
     /// Whether the unit exists.
     #[must_use]
     pub fn exists(&self) -> bool {
@@ -120,6 +147,12 @@ pub fn parse_show(text: &str) -> Option<UnitState> {
         file: value("UnitFileState")?,
         result: value("Result").unwrap_or_default(),
     })
+}
+
+/// Asks whether a unit starts at boot. systemctl reads files for it, so it answers without systemd, too.
+#[must_use]
+pub fn is_enabled(unit: &str) -> Query {
+    Query::new("systemctl", ["is-enabled", "--", unit])
 }
 
 /// What a unit that runs once is doing.

@@ -28,6 +28,38 @@ async fn a_unit_goes_back_to_what_it_was() {
 }
 
 #[tokio::test]
+async fn without_systemd_a_unit_is_enabled_and_not_started() {
+    let machine = TestMachine::new();
+    (machine.fakes.files).put("/lib/systemd/system/x.service", "[Service]\n");
+    // systemctl(1) in a chroot: what needs a manager ends with 0, and does nothing.
+    machine.fakes.exec.on("systemctl", |cmd, _| {
+        ok(match cmd.args.first().map(String::as_str) {
+            Some("is-enabled") => "disabled\n",
+            _ => "",
+        })
+    });
+    machine.apply(&enable("x.service")).await.unwrap();
+    machine
+        .apply(&Change::RestartUnit {
+            unit: "x.service".into(),
+        })
+        .await
+        .unwrap();
+    let log = machine.fakes.exec.log();
+    let verbs = log.iter().filter_map(|cmd| cmd.args.first());
+    let verbs: Vec<&str> = (verbs.map(String::as_str))
+        .filter(|verb| !matches!(*verb, "show" | "is-enabled"))
+        .collect();
+    assert_eq!(verbs, ["enable"]);
+    assert!(
+        machine
+            .sink
+            .text()
+            .contains("starts when the machine boots")
+    );
+}
+
+#[tokio::test]
 async fn a_unit_that_ran_before_runs_again() {
     let machine = TestMachine::new();
     machine.units.put("x.service", "disabled", "active");
