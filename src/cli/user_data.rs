@@ -123,6 +123,7 @@ pub(super) fn run(world: &mut World<'_>, args: &args::UserData) -> Result<Exit, 
     }
     let block = Block::of(&text);
     let mut settings = block.settings(&text);
+    let marks = placeholders(&settings);
     for assignment in &args.set {
         settings = set(&settings, assignment)?;
     }
@@ -132,16 +133,16 @@ pub(super) fn run(world: &mut World<'_>, args: &args::UserData) -> Result<Exit, 
             text = text.replace(lines, "");
         }
     }
-    check(
+    let warnings = check(
         world,
         args.os.as_deref().unwrap_or(form.os),
-        &Block::of(&text).settings(&text),
+        &filled(&Block::of(&text).settings(&text), &marks),
     )?;
     if let Some(file) = &args.token_file {
         text = with_token(world, file, &text)?;
     }
-    let left: Vec<String> = left(&form, &text);
-    prepare::warn(world, &left);
+    prepare::warn(world, &warnings);
+    prepare::warn(world, &left(&form, &marks, &text));
     // It is the user's own text, with the token that was asked for, and marks that look like logins.
     print::text(world.out.openly(), &text)?;
     Ok(Exit::Ok)
@@ -332,8 +333,9 @@ fn put(settings: &str, key: &str, value: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Checks the settings as a machine with this system would. Values that are still to be filled in count as right.
-fn check(world: &World<'_>, system: &str, settings: &str) -> Result<(), Failure> {
+/// Checks the settings as a machine with this system would, and returns the warnings. Nobody has named a GPU, so what
+/// depends on one is not checked.
+fn check(world: &World<'_>, system: &str, settings: &str) -> Result<Vec<String>, Failure> {
     let matrix = matrix(world)?;
     let os = compat::os_named(system)?;
     let facts = trial::without_gpu(&matrix, &os);
@@ -348,23 +350,21 @@ fn check(world: &World<'_>, system: &str, settings: &str) -> Result<(), Failure>
         ..Ask::default()
     };
     let nothing = trial::nothing();
-    let named = trial::with_settings(&filled(settings));
-    load::load(&*nothing.files, &*named.files, &ask, &facts, &matrix)?;
-    Ok(())
+    let named = trial::with_settings(settings);
+    let resolution = load::load(&*nothing.files, &*named.files, &ask, &facts, &matrix)?;
+    Ok(resolution.warnings)
 }
 
-/// The settings with an example for what is still to be filled in.
-fn filled(settings: &str) -> String {
+/// The settings with an example for each mark that is still to be filled in.
+fn filled(settings: &str, marks: &[String]) -> String {
     let digest = format!("sha256:{}", "0".repeat(64));
     let settings = settings.replace("@sha256:DIGEST@", &digest);
-    placeholders(&settings)
-        .into_iter()
-        .fold(settings.clone(), |text, one| {
-            text.replace(&one, one.trim_matches('@'))
-        })
+    marks.iter().fold(settings, |text, mark| {
+        text.replace(mark, mark.trim_matches('@'))
+    })
 }
 
-/// What is to be filled in between `@` signs in the settings.
+/// The marks of a form's settings: what is to be filled in, between `@` signs.
 fn placeholders(settings: &str) -> Vec<String> {
     let lines = settings.lines().filter(|line| !line.starts_with('#'));
     let marked = lines.flat_map(|line| line.split('@').skip(1).step_by(2));
@@ -372,13 +372,13 @@ fn placeholders(settings: &str) -> Vec<String> {
 }
 
 /// What is still to be filled in, and how.
-fn left(form: &Form, text: &str) -> Vec<String> {
+fn left(form: &Form, marks: &[String], text: &str) -> Vec<String> {
     let settings = Block::of(text).settings(text);
     let mut left = Vec::new();
-    for line in settings.lines() {
+    for line in settings.lines().filter(|line| !line.starts_with('#')) {
         let key = line.split('=').next().unwrap_or_default().trim();
-        let of_line = placeholders(line).into_iter();
-        left.extend(of_line.map(|one| (one, format!("`--set cluster.{key}=…`"))));
+        let of_line = marks.iter().filter(|mark| line.contains(mark.as_str()));
+        left.extend(of_line.map(|one| (one.clone(), format!("`--set cluster.{key}=…`"))));
     }
     let is_left = |placeholder: &str| filled_in(text, placeholder, "") != text;
     if is_left(TOKEN) {

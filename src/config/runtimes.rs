@@ -102,7 +102,7 @@ pub(super) fn choose(join: JoinKind, present: &Present) -> (Vec<RuntimeKind>, St
                 present.installed.iter().copied().filter(counts).collect();
             if there.is_empty() {
                 let why =
-                    "container runtime docker: none is installed, and the machine joins no cluster";
+                    "container runtime docker: the default where the machine joins no cluster";
                 return (vec![Docker], why.to_owned());
             }
             let why = match &there[..] {

@@ -144,7 +144,7 @@ fn debian_by_default() {
     assert_eq!(kinds, [RuntimeKind::Docker]);
     assert_eq!(
         resolution.reasons,
-        ["container runtime docker: none is installed, and the machine joins no cluster"]
+        ["container runtime docker: the default where the machine joins no cluster"]
     );
     assert!(resolution.warnings.is_empty());
 }

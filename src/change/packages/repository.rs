@@ -6,6 +6,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use crate::{
     change::{Applier, ChangeError, FileAfter, RepositoryError, Undo, file},
     config::desired::Repository,
+    error::one_line,
     host::{FilesError, ReadFiles, trusted::unusable},
     model::packages::KEY_FILE,
     tools::{
@@ -231,12 +232,18 @@ impl Applier {
         for path in &repository.key_files {
             let bytes = files.read(path)?.unwrap_or_default();
             if !has_accepted_key(repository, &bytes) {
-                let keys = openpgp::parse(&bytes).map_or_else(|_| Vec::new(), |file| file.keys);
-                return Err(RepositoryError::KeyMismatch {
-                    repository: repository.name.clone(),
-                    url: path.to_string(),
-                    found: keys.into_iter().map(|key| key.fingerprint).collect(),
-                    accepted: repository.fingerprints.clone(),
+                return Err(match openpgp::parse(&bytes) {
+                    Ok(file) => RepositoryError::KeyMismatch {
+                        repository: repository.name.clone(),
+                        url: path.to_string(),
+                        found: file.keys.into_iter().map(|key| key.fingerprint).collect(),
+                        accepted: repository.fingerprints.clone(),
+                    },
+                    Err(source) => {
+                        let why = one_line(&source);
+                        let why = format!("the key file `{path}` cannot be used: {why}");
+                        incomplete(repository, why)
+                    }
                 }
                 .into());
             }
