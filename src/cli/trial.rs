@@ -270,13 +270,15 @@ fn no_gpu(label: Option<String>) -> Failure {
 }
 
 /// What two machines must have in common to be one answer.
-fn installs(desired: &Desired) -> (Option<String>, Vec<&[PackageWish]>, usize) {
+fn installs(desired: &Desired) -> (Option<String>, Vec<&[PackageWish]>, Vec<&str>) {
     let driver = desired.driver.as_ref();
     let groups = desired.package_groups().into_iter();
     (
         driver.map(title),
         groups.map(|(_, packages)| packages).collect(),
-        desired.repositories.len(),
+        (desired.repositories.iter())
+            .map(|repository| repository.name.as_str())
+            .collect(),
     )
 }
 

@@ -100,7 +100,7 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
                  beside it would have other containers"
             ),
             hint: format!(
-                "{}; or take \"docker\" out of `runtime.use`",
+                "{}; or leave \"docker\" out of `runtime.use`",
                 docker::SNAP_REMEDY
             ),
         };
@@ -146,7 +146,7 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
         Assessment::Satisfied {
             why: match (&wish.unit, &state.unit) {
                 (Some(name), Some(unit)) => format!("{what}; `{name}` is {unit}"),
-                _ => what,
+                _ => format!("{what}; it needs no daemon"),
             },
         }
     } else {

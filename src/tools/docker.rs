@@ -315,8 +315,8 @@ impl Info {
     }
 }
 
-/// Where a Docker that is a snap is, and has been used.
-const SNAP: [&str; 2] = ["/snap/docker", "/var/snap/docker"];
+/// Where a Docker that is a snap is, and what it uses. What a snap that was removed has left counts for nothing.
+const SNAP: [&str; 2] = ["/snap/docker", "/var/snap/docker/current"];
 
 /// The configuration file of a Docker that is a snap (canonical/docker-snap).
 pub const SNAP_CONFIG: &str = "/var/snap/docker/current/config/daemon.json";
