@@ -101,6 +101,7 @@ const NEEDS: &[(&str, &[&str])] = &[
             "runtime.containerd",
             "runtime.containerd-nvidia",
             "runtime.podman",
+            "rt.toolkit.files",
             "cdi",
             "validation.devices",
         ],

@@ -46,6 +46,20 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
     if let Some(owner) = OWNERS.iter().find(|owner| owner.name == name) {
         let whose =
             format!("the kubelet uses the containerd of {name} (`{socket}`, by {known_by})");
+        // A restart writes the configuration anew, from the template.
+        if let Some(template) = found.template.as_deref().filter(|_| toolkit) {
+            return with(
+                Verdict::Fail,
+                format!(
+                    "{whose}, whose template `{template}` leaves the nvidia runtime out: {name} does not find it at a \
+                     restart either"
+                ),
+                format!(
+                    "begin `{template}` with `{{{{ template \"base\" . }}}}` in place of what it repeats, or remove it; then {}",
+                    owner.remedy
+                ),
+            );
+        }
         return match (found.nvidia, toolkit) {
             (Some(true), _) => pass(format!("{whose}, which knows the nvidia runtime")),
             // The toolkit comes first: its own step says so.
@@ -170,6 +184,7 @@ mod tests {
             known_by: "the kubelet's command line".to_owned(),
             runs,
             nvidia,
+            template: None,
         }
     }
 
@@ -202,6 +217,13 @@ mod tests {
         ] {
             assert_eq!(said(&found, toolkit).0, status, "{found:?}");
         }
+        let own = KubeletRuntime {
+            template: Some("/etc/config.toml.tmpl".to_owned()),
+            ..runtime("k3s", true, Some(false))
+        };
+        let (status, why, remedy) = said(&own, true);
+        assert!(status == Verdict::Fail && why.contains("leaves the nvidia runtime out"));
+        assert!(remedy.contains("{{ template \"base\" . }}"), "{remedy}");
         assert_eq!(decide(None, true, None).status, Verdict::Skip);
         let containerd = runtime("containerd", true, None);
         assert_eq!(decide(Some(&containerd), true, None).status, Verdict::Pass);

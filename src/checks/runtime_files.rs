@@ -1,32 +1,46 @@
-//! The family of runtime files: what the daemons of containers refuse, by their files, which are read as the daemons
-//! read them. Where programs may be run, Docker's own validation has the last word.
+//! The family of runtime files: what the daemons of containers and NVIDIA's toolkit refuse, by their files, which are read
+//! as they read them. Where programs may be run, Docker's own validation has the last word.
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     check::{Check, Finding, Subject, Verdict},
+    host::ReadFiles,
     model::id::Id,
     state::{Effective, StateError},
     step::StepError,
     tools::{
+        cdi,
         containerd::{
-            faults::{Fault, faults},
+            faults::{Fault, Program, faults, programs},
             layout::ConfigFile,
         },
-        crio, docker,
+        crio, docker, toolkit,
     },
 };
 
 const CONTAINERD: Id = Id::new("rt.containerd.files");
 const DOCKER: Id = Id::new("rt.docker.files");
 const CRIO: Id = Id::new("rt.crio.files");
+const TOOLKIT: Id = Id::new("rt.toolkit.files");
 
 /// Docker's configuration file.
 const DAEMON_JSON: &str = "/etc/docker/daemon.json";
 
 /// The folder of containerd's files.
 const FOLDER: &str = "/etc/containerd";
+
+/// The folders of libraries below a root, and the library by which the toolkit finds the driver.
+const IN_ROOT: [&str; 6] = [
+    "lib64",
+    "lib",
+    "usr/lib64",
+    "usr/lib",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+];
+const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// Where daemons look for programs that are named without a path: systemd's default.
 const PATH: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
@@ -38,6 +52,7 @@ fn title(id: &Id) -> &'static str {
     match id.as_str() {
         "rt.containerd.files" => "Files of containerd",
         "rt.docker.files" => "Files of Docker",
+        "rt.toolkit.files" => "Files of the container toolkit",
         _ => "Files of CRI-O",
     }
 }
@@ -90,7 +105,34 @@ pub(super) async fn of_containerd(subject: &Subject<'_>) -> Result<Option<Vec<Fa
     };
     let strays = strays(subject, &files)?;
     let version = state.containerd_version().await;
-    Ok(Some(faults(&files, &strays, version)))
+    let mut found = faults(&files, &strays, version);
+    // What containerd does not read names no program.
+    if found.iter().any(|fault| fault.refused) {
+        return Ok(Some(found));
+    }
+    for one in programs(&files, version) {
+        let Program {
+            runtime,
+            program,
+            path,
+            default,
+        } = one;
+        if is_missing(subject.host.files(), &program)? {
+            let follows = match default {
+                true => "and is the default one: no pod starts",
+                false => "so no container of it starts",
+            };
+            found.push(Fault {
+                why: format!(
+                    "runtime `{runtime}` of containerd names `{program}` (`{path}`), which is not there, {follows}"
+                ),
+                remedy: program_remedy(&program, "containerd"),
+                path,
+                refused: false,
+            });
+        }
+    }
+    Ok(Some(found))
 }
 
 async fn containerd(subject: &Subject<'_>) -> Result<Finding, StepError> {
@@ -144,24 +186,29 @@ async fn docker(subject: &Subject<'_>) -> Result<Finding, StepError> {
     }
     let found = subject.state.found_runtimes().await;
     let installed = found.iter().any(|runtime| runtime.name == "docker");
-    let path = Utf8Path::new(DAEMON_JSON);
-    let Some(text) = files.read_text(path)? else {
+    // A unit can name another file than the usual one.
+    let other = docker::other_config(files, docker::UNIT, DAEMON_JSON)?
+        .filter(|other| other.config.starts_with('/'));
+    let path = Utf8Path::new(other.as_ref().map_or(DAEMON_JSON, |other| &other.config));
+    let flags = docker::unit_flags(files, docker::UNIT)?;
+    let text = files.read_text(path)?;
+    if text.is_none() && flags.iter().all(|flag| flag.key != "runtimes") {
         let why = match installed {
             true => "it has none",
             false => "Docker is not installed",
         };
         return Ok(say(&DOCKER, Verdict::Skip, why));
-    };
+    }
     let lenient = match subject.state.docker().await {
         Ok(Effective::Known { lenient, .. }) => *lenient,
         _ => false,
     };
     // A file that waits for Docker breaks nothing yet.
-    let broken = |why: &str| match installed {
+    let broken = |why: &str, remedy: Option<String>| match installed {
         true => Finding {
-            remedy: Some(format!(
-                "correct `{path}`, then run `systemctl restart docker`"
-            )),
+            remedy: Some(remedy.unwrap_or_else(|| {
+                format!("correct `{path}`, then run `systemctl restart docker`")
+            })),
             ..say(
                 &DOCKER,
                 Verdict::Fail,
@@ -177,33 +224,113 @@ async fn docker(subject: &Subject<'_>) -> Result<Finding, StepError> {
             )
         },
     };
-    if let Err(flaw) = docker::check_config(&text) {
+    let text = text.unwrap_or_default();
+    let flaw = docker::check_config(&text).err();
+    // Without a file there is nothing to read.
+    if let Some(flaw) = flaw.filter(|_| files.exists(path).unwrap_or(true)) {
         return Ok(match flaw.forgiven {
-            false => broken(&flaw.why),
+            false => broken(&flaw.why, None),
             true if lenient => say(&DOCKER, Verdict::Pass, "it can be read"),
             true => Finding {
                 status: Verdict::Warn,
-                ..broken(&format!(
-                    "{}, which Docker before 23 does not read",
-                    flaw.why
-                ))
+                ..broken(
+                    &format!("{}, which Docker before 23 does not read", flaw.why),
+                    None,
+                )
             },
         });
     }
-    if let Some(why) = validated(subject, path).await {
-        return Ok(broken(&why));
+    if let Some(flag) = docker::conflict(&text, &flags) {
+        let docker::UnitFlag {
+            key, path: unit, ..
+        } = flag;
+        return Ok(broken(
+            &format!("`{key}` is in it, and is a flag of the command line in `{unit}`, too"),
+            Some(format!(
+                "take `{key}` out of `{path}`, or the flag out of `{unit}` (`systemctl edit docker`: an empty \
+                 `ExecStart=`, then the command without it); then run `systemctl daemon-reload` and `systemctl \
+                 restart docker`"
+            )),
+        ));
     }
-    let default = docker::missing_default(&text);
-    if let Some(name) = default {
-        return Ok(broken(&format!(
-            "its `default-runtime` is `{name}`, which it does not configure"
-        )));
+    if let Some((key, meant)) = docker::mistyped(&text) {
+        return Ok(broken(
+            &format!("`{key}` is no key of Docker; it means `{meant}`"),
+            None,
+        ));
+    }
+    if let Some(why) = validated(subject, path).await {
+        return Ok(broken(&why, None));
+    }
+    let runtimes = docker::runtimes(&text, &flags);
+    let default = docker::default_runtime(&text, &flags);
+    let lost = |name: &String| !docker::is_built_in(name) && !runtimes.contains_key(name);
+    if let Some(name) = default.as_ref().filter(|name| lost(name)) {
+        return Ok(broken(
+            &format!("its `default-runtime` is `{name}`, which it does not configure"),
+            None,
+        ));
+    }
+    for (name, program) in &runtimes {
+        let Some(program) = program else { continue };
+        if is_missing(files, program)? {
+            let follows = match default.as_ref() == Some(name) {
+                true => "and is the default one: no container starts",
+                false => "so no container of it starts",
+            };
+            let status = match installed {
+                true => Verdict::Fail,
+                false => Verdict::Warn,
+            };
+            return Ok(Finding {
+                remedy: Some(program_remedy(program, "docker")),
+                ..say(
+                    &DOCKER,
+                    status,
+                    format!(
+                        "runtime `{name}` of Docker names `{program}`, which is not there, {follows}"
+                    ),
+                )
+            });
+        }
     }
     Ok(say(
         &DOCKER,
         Verdict::Pass,
-        "it can be read, and its default runtime is there",
+        "it can be read, and its runtimes are there",
     ))
+}
+
+/// Whether a program that a configuration names is not on this machine. A tree without programs does not tell.
+fn is_missing(files: &dyn ReadFiles, program: &str) -> Result<bool, StepError> {
+    let mut any = false;
+    for folder in PATH {
+        any |= !files.list(Utf8Path::new(folder))?.is_empty();
+    }
+    if !any {
+        return Ok(false);
+    }
+    if program.contains('/') {
+        // Where a daemon looks for a path that does not begin at the root is not known.
+        return Ok(program.starts_with('/') && !files.exists(Utf8Path::new(program))?);
+    }
+    for folder in PATH {
+        if files.exists(&Utf8Path::new(folder).join(program))? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// What mends a runtime whose program is not there.
+fn program_remedy(program: &str, unit: &str) -> String {
+    let package = match toolkit::comes_with(program, toolkit::RUNTIME) {
+        true => "install `nvidia-container-toolkit`, which brings it",
+        false => {
+            "name the program that is there (of NVIDIA's packages: `/usr/bin/nvidia-container-runtime`)"
+        }
+    };
+    format!("{package}, or take the runtime out; then run `systemctl restart {unit}`")
 }
 
 /// What Docker's own program says against its file alone; `None` where it says nothing, or cannot be asked. What the
@@ -245,7 +372,19 @@ async fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
         // A tree without programs does not tell.
         !programs || PATH.iter().any(|folder| there(folder))
     };
-    let faults = crio::faults(&found, in_path);
+    let mut faults = crio::faults(&found, in_path);
+    if faults.is_empty() {
+        for (name, program) in crio::programs(&found) {
+            if is_missing(files, &program)? {
+                faults.push(crio::Fault {
+                    why: format!(
+                        "runtime `{name}` of CRI-O names `{program}`, which is not there: no container of it starts"
+                    ),
+                    remedy: program_remedy(&program, "crio"),
+                });
+            }
+        }
+    }
     let runtimes = subject.state.found_runtimes().await;
     // Files that wait for CRI-O, as NVIDIA's toolkit writes them, break nothing yet.
     let status = match runtimes.iter().any(|runtime| runtime.name == "crio") {
@@ -266,10 +405,151 @@ async fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     })
 }
 
+/// The first toolkit that takes devices into containers by CDI where it is not told otherwise, and for which nobody has
+/// reported what `no-cgroups` does (release notes of 1.18.0).
+const BY_CDI: (u64, u64) = (1, 18);
+
+/// The version of the toolkit's packages, as far as it matters here.
+async fn toolkit_version(subject: &Subject<'_>) -> Option<(u64, u64)> {
+    let found = subject
+        .state
+        .packages_like(&[toolkit::PACKAGES])
+        .await
+        .ok()?;
+    let (_, version) = found.first()?;
+    let version = version
+        .split_once(':')
+        .map_or(version.as_str(), |(_, rest)| rest);
+    let mut numbers = version
+        .split(['.', '-', '~'])
+        .map_while(|part| part.parse().ok());
+    Some((numbers.next()?, numbers.next()?))
+}
+
+/// What the toolkit's configuration says that is not so on this machine: then containers get no GPU, whatever their
+/// runtime.
+async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
+    let files = subject.host.files();
+    let path = toolkit::CONFIG;
+    let Some(text) = files.read_text(Utf8Path::new(path))? else {
+        return Ok(say(&TOOLKIT, Verdict::Skip, "it has none"));
+    };
+    let faulty = |status, why: String, remedy: String| Finding {
+        remedy: Some(remedy),
+        ..say(&TOOLKIT, status, why)
+    };
+    let config = match toolkit::parse_config(&text) {
+        Ok(config) => config,
+        Err(why) => {
+            return Ok(faulty(
+                Verdict::Fail,
+                format!("`{path}` is no TOML ({why}), so no container gets a GPU"),
+                format!("correct `{path}`"),
+            ));
+        }
+    };
+    // NVIDIA/nvidia-docker issue 1711, NVIDIA/nvidia-container-toolkit issue 154.
+    if let Some(root) = &config.root {
+        let mut has_driver = false;
+        for folder in IN_ROOT {
+            let library = Utf8Path::new(root).join(folder).join(LIBRARY);
+            has_driver |= files.stat(&library)?.is_some();
+        }
+        let driver = subject.state.driver().await;
+        let is_elsewhere = driver.library_version.is_some() || driver.package_version.is_some();
+        if !has_driver && is_elsewhere {
+            return Ok(faulty(
+                Verdict::Fail,
+                format!(
+                    "`root = \"{root}\"` in `{path}`: the container toolkit looks for the driver there, where it is not, so no \
+                     container gets a GPU (`load library failed: {LIBRARY}`)"
+                ),
+                format!("comment out `root` in `{path}`: the driver is on the machine itself"),
+            ));
+        }
+    }
+    if let Some(ldconfig) = &config.ldconfig {
+        let mut there = false;
+        for name in toolkit::both_names(ldconfig) {
+            there |= files.stat(Utf8Path::new(&name))?.is_some();
+        }
+        let folder = Utf8Path::new(ldconfig)
+            .parent()
+            .unwrap_or(Utf8Path::new("/"));
+        // A tree without programs does not tell.
+        if !there && !files.list(folder)?.is_empty() {
+            return Ok(faulty(
+                Verdict::Fail,
+                format!(
+                    "`ldconfig = \"@{ldconfig}\"` in `{path}` names a program that is not there, so no container gets a GPU"
+                ),
+                format!("set `ldconfig = \"@/sbin/ldconfig\"` in `{path}`"),
+            ));
+        }
+    }
+    let found = subject.state.found_runtimes().await;
+    let daemon = (found.iter())
+        .find(|runtime| ["docker", "containerd", "crio"].contains(&runtime.name.as_str()));
+    // NVIDIA/nvidia-container-toolkit issues 381 and 580.
+    if let (true, Some(daemon)) = (config.no_cgroups, daemon) {
+        let is_legacy = config.mode.as_deref() == Some("legacy")
+            || toolkit_version(subject)
+                .await
+                .is_some_and(|version| version < BY_CDI);
+        let status = match is_legacy {
+            true => Verdict::Fail,
+            false => Verdict::Warn,
+        };
+        return Ok(faulty(
+            status,
+            format!(
+                "`no-cgroups = true` in `{path}` is for daemons without root: containers of {} do not get access to the devices \
+                 (`Failed to initialize NVML: Unknown Error`)",
+                daemon.name
+            ),
+            format!(
+                "set `no-cgroups = false` in `{path}`, unless all containers are those of users; then start the \
+                 containers again"
+            ),
+        ));
+    }
+    // NVIDIA/nvidia-container-toolkit issue 63.
+    if config.mode.as_deref() == Some("cdi") {
+        let folders = match config.spec_folders.is_empty() {
+            true => cdi::FOLDERS.map(str::to_owned).to_vec(),
+            false => config.spec_folders,
+        };
+        let mut any = false;
+        for folder in &folders {
+            any |= (files.list(Utf8Path::new(folder))?.iter())
+                .any(|name| cdi::is_read(Utf8Path::new(name)));
+        }
+        if !any {
+            return Ok(faulty(
+                match subject.state.is_of_this_machine() {
+                    true => Verdict::Fail,
+                    false => Verdict::Warn,
+                },
+                format!(
+                    "`mode = \"cdi\"` in `{path}`, and no specification is in {}: containers with a GPU do not start \
+                     (`unresolvable CDI devices`)",
+                    folders.join(" or ")
+                ),
+                "run `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`".to_owned(),
+            ));
+        }
+    }
+    Ok(say(
+        &TOOLKIT,
+        Verdict::Pass,
+        "they can be read, and name what is there",
+    ))
+}
+
 #[async_trait]
 impl Check for RuntimeFiles {
     fn ids(&self) -> &[Id] {
-        const { &[CONTAINERD, DOCKER, CRIO] }
+        const { &[CONTAINERD, DOCKER, CRIO, TOOLKIT] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
@@ -277,6 +557,7 @@ impl Check for RuntimeFiles {
             containerd(subject).await?,
             docker(subject).await?,
             crio_files(subject).await?,
+            toolkit_files(subject).await?,
         ])
     }
 }

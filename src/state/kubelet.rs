@@ -34,6 +34,9 @@ pub struct KubeletRuntime {
     /// Whether the configuration of such a containerd has the nvidia runtime.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvidia: Option<bool>,
+    /// A template of that configuration, written by somebody, which leaves out the nvidia runtime.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
 }
 
 impl State {
@@ -126,7 +129,26 @@ impl State {
             known_by: by.to_owned(),
             runs,
             nvidia,
+            template: owner
+                .map(|owner| self.template(owner))
+                .transpose()?
+                .flatten(),
         })
+    }
+
+    /// The template from which it writes its configuration, if that leaves out the nvidia runtime: it is neither based on
+    /// the one that is built in, nor lists the runtimes that were found, nor names that one.
+    fn template(&self, owner: &Owner) -> Result<Option<String>, StateError> {
+        for path in owner.templates {
+            // The first one that is there counts.
+            if let Some(text) = self.host.files.read_text(Utf8Path::new(path))? {
+                let has = |words: &str| text.contains(words);
+                let is_whole =
+                    has("template \"base\"") || has("ExtraRuntimes") || toolkit::is_named_in(&text);
+                return Ok((!is_whole).then(|| (*path).to_owned()));
+            }
+        }
+        Ok(None)
     }
 
     /// Whether its containerd knows the nvidia runtime, by the files that it was started with.
@@ -187,8 +209,10 @@ mod tests {
                     known_by,
                     runs,
                     nvidia,
+                    template,
                 } = found;
-                format!("{name} {socket} by {known_by}, {runs} {nvidia:?}")
+                let template = template.map_or_else(String::new, |path| format!(" {path}"));
+                format!("{name} {socket} by {known_by}, {runs} {nvidia:?}{template}")
             },
         )
     }
@@ -282,6 +306,35 @@ mod tests {
             })),
             "microk8s /var/snap/microk8s/common/run/containerd.sock by microk8s runs, true Some(false)"
         );
+    }
+
+    #[test]
+    fn a_template_that_leaves_the_runtime_out_is_told() {
+        const FOLDER: &str = "/var/lib/rancher/k3s/agent/etc/containerd";
+        let template = |files: &[(&str, &str)]| {
+            let found = found(|fakes| {
+                for (name, text) in files {
+                    fakes.files.put(&format!("{FOLDER}/{name}"), *text);
+                }
+            });
+            found.expect("k3s is there").template
+        };
+        let path = |name: &str| Some(format!("{FOLDER}/{name}"));
+        let (old, new) = ("config.toml.tmpl", "config-v3.toml.tmpl");
+        let base = "{{ template \"base\" . }}\n[x]\n";
+        assert_eq!(template(&[("config.toml", "version = 3\n")]), None);
+        assert_eq!(template(&[(old, "version = 2\n")]), path(old));
+        assert_eq!(template(&[(old, base)]), None);
+        assert_eq!(
+            template(&[(old, "{{ range $k, $v := .ExtraRuntimes }}\n")]),
+            None
+        );
+        assert_eq!(
+            template(&[(old, "BinaryName = \"/usr/bin/nvidia-container-runtime\"\n")]),
+            None
+        );
+        // The newer one counts.
+        assert_eq!(template(&[(old, base), (new, "version = 3\n")]), path(new));
     }
 
     /// Their containerd would be configured, and the agent of k3s started again, on the word of any user.

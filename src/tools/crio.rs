@@ -91,6 +91,18 @@ pub struct ConfigFile {
     pub text: String,
 }
 
+/// The programs of the runtimes, as all files say together; a file that is no TOML says nothing.
+#[must_use]
+pub fn programs(files: &[ConfigFile]) -> BTreeMap<String, String> {
+    let parsed = files.iter().filter_map(|file| parse(&file.text).ok());
+    let mut found = BTreeMap::new();
+    for config in parsed {
+        found.extend(config.programs());
+    }
+    found.retain(|_, program| !program.is_empty());
+    found
+}
+
 /// A runtime that CRI-O has to know.
 #[derive(Debug, Clone, Copy)]
 pub struct Runtime<'a> {
@@ -419,5 +431,11 @@ mod tests {
         )];
         assert!(of(&default, true)[0].contains("default runtime of CRI-O is `nvidia`"));
         assert!(of(&[file("x.conf", "[crio\n")], true)[0].contains("no TOML"));
+        let later = file(
+            "99.conf",
+            "[crio.runtime.runtimes.nvidia]\nruntime_path = '/opt/nvidia'\n",
+        );
+        let programs = super::programs(&[file("10.conf", nvidia), later]);
+        assert_eq!(programs["nvidia"], "/opt/nvidia");
     }
 }

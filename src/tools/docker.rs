@@ -143,6 +143,268 @@ pub fn other_config(
     Ok(found.filter(|found| found.config != usual))
 }
 
+/// A flag with which a unit starts the daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnitFlag {
+    /// The key of the configuration file that means the same.
+    pub key: String,
+    /// Its value; empty where the flag has none.
+    pub value: String,
+    /// The file in which the command line is.
+    pub path: Utf8PathBuf,
+}
+
+/// Flags whose keys have other names. Source: moby/moby, `cmd/dockerd/config.go` and `config_unix.go`.
+const FLAG_KEYS: [(&str, &str); 23] = [
+    ("D", "debug"),
+    ("G", "group"),
+    ("H", "hosts"),
+    ("b", "bridge"),
+    ("l", "log-level"),
+    ("p", "pidfile"),
+    ("s", "storage-driver"),
+    ("add-runtime", "runtimes"),
+    ("authorization-plugin", "authorization-plugins"),
+    ("cdi-spec-dir", "cdi-spec-dirs"),
+    ("default-address-pool", "default-address-pools"),
+    ("default-network-opt", "default-network-opts"),
+    ("default-ulimit", "default-ulimits"),
+    ("dns-opt", "dns-opts"),
+    ("exec-opt", "exec-opts"),
+    ("feature", "features"),
+    ("host", "hosts"),
+    ("insecure-registry", "insecure-registries"),
+    ("label", "labels"),
+    ("log-opt", "log-opts"),
+    ("node-generic-resource", "node-generic-resources"),
+    ("registry-mirror", "registry-mirrors"),
+    ("storage-opt", "storage-opts"),
+];
+
+/// The flags with which a unit starts the daemon, by its files: the last command line counts, and variables have the
+/// values of the unit and of the files that it names. None are known where another program starts the daemon.
+///
+/// # Errors
+/// When an existing file cannot be read.
+pub fn unit_flags(files: &dyn ReadFiles, unit: &str) -> Result<Vec<UnitFlag>, FilesError> {
+    let mut command: Option<(Utf8PathBuf, String)> = None;
+    let (mut environment, mut named) = (BTreeMap::new(), Vec::new());
+    let assign = |environment: &mut BTreeMap<String, String>, text: &str| {
+        if let Some((key, value)) = text.split_once('=') {
+            environment.insert(key.trim().to_owned(), value.to_owned());
+        }
+    };
+    for path in unit_files(files, unit)? {
+        let text = files.read(&path)?.unwrap_or_default();
+        // A backslash at its end continues a line, systemd.syntax(7).
+        let text = String::from_utf8_lossy(&text).replace("\\\n", " ");
+        for line in text.lines().map(str::trim) {
+            let Some((key, value)) = line.split_once('=') else {
+                continue;
+            };
+            match (key, value.trim()) {
+                ("ExecStart", "") => command = None,
+                ("ExecStart", value) => command = Some((path.clone(), value.to_owned())),
+                ("Environment", value) => {
+                    for word in words(value) {
+                        assign(&mut environment, &word);
+                    }
+                }
+                ("EnvironmentFile", "") => named.clear(),
+                ("EnvironmentFile", value) => named.push(value.trim_start_matches('-').to_owned()),
+                _ => {}
+            }
+        }
+    }
+    // Specifiers and patterns of systemd are not followed.
+    for path in named.iter().filter(|path| path.starts_with('/')) {
+        let text = files.read(Utf8Path::new(path))?.unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).replace("\\\n", " ");
+        for line in text
+            .lines()
+            .filter(|line| !line.trim_start().starts_with(['#', ';']))
+        {
+            let whole = line.split_once('=').map(|(key, value)| {
+                let value = value.trim().trim_matches(['"', '\'']);
+                format!("{key}={value}")
+            });
+            assign(&mut environment, &whole.unwrap_or_default());
+        }
+    }
+    let Some((path, command)) = command else {
+        return Ok(Vec::new());
+    };
+    let value_of = |name: &str| environment.get(name).map_or("", String::as_str);
+    let mut all = Vec::new();
+    for word in words(&command) {
+        match word.strip_prefix('$') {
+            // `${NAME}` is one word, and `$NAME` is as many as it has, systemd.service(5).
+            Some(name) => match name
+                .strip_prefix('{')
+                .and_then(|name| name.strip_suffix('}'))
+            {
+                Some(name) => all.push(value_of(name).to_owned()),
+                None => all.extend(words(value_of(name))),
+            },
+            None => all.push(word),
+        }
+    }
+    let is_daemon = |program: &String| {
+        let program = program.trim_start_matches(['-', '@', ':', '+', '!']);
+        program.rsplit('/').next() == Some("dockerd")
+    };
+    if !all.first().is_some_and(is_daemon) {
+        return Ok(Vec::new());
+    }
+    let mut found = Vec::new();
+    for (at, word) in all.iter().enumerate().skip(1) {
+        let short = word.strip_prefix('-').filter(|rest| !rest.starts_with('-'));
+        let Some(name) = short.or_else(|| word.strip_prefix("--")) else {
+            continue;
+        };
+        let (name, value) = match (name.split_once('='), short) {
+            (Some((name, value)), _) => (name, Some(value)),
+            // `-Hfd://` is one word, too.
+            (None, Some(name)) if name.len() > 1 && name.is_char_boundary(1) => {
+                (&name[..1], Some(&name[1..]))
+            }
+            (None, _) => (name, None),
+        };
+        let next = all.get(at + 1).filter(|next| !next.starts_with('-'));
+        let key = (FLAG_KEYS.iter())
+            .find(|(flag, _)| *flag == name)
+            .map_or(name, |(_, key)| key);
+        found.push(UnitFlag {
+            key: key.to_owned(),
+            value: value
+                .or(next.map(String::as_str))
+                .unwrap_or_default()
+                .to_owned(),
+            path: path.clone(),
+        });
+    }
+    Ok(found)
+}
+
+/// The words of a line, which may be quoted.
+fn words(line: &str) -> Vec<String> {
+    let (mut found, mut word, mut quote): (Vec<String>, Option<String>, Option<char>) =
+        (Vec::new(), None, None);
+    for c in line.chars() {
+        match quote {
+            Some(end) if c == end => quote = None,
+            None if c == '"' || c == '\'' => {
+                quote = Some(c);
+                word.get_or_insert_default();
+            }
+            None if c.is_whitespace() => found.extend(word.take()),
+            _ => word.get_or_insert_default().push(c),
+        }
+    }
+    found.extend(word);
+    found
+}
+
+/// Keys whose tables the daemon takes whole; the keys within others stand for themselves. Source: moby/moby,
+/// `daemon/config/config.go`, `flatOptions`.
+const WHOLE: [&str; 7] = [
+    "builder",
+    "cluster-store-opts",
+    "default-network-opts",
+    "default-ulimits",
+    "features",
+    "log-opts",
+    "runtimes",
+];
+
+/// The keys of a configuration file, as the daemon compares them with its flags.
+fn keys(file: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    for (key, value) in file.as_object().into_iter().flatten() {
+        match value.as_object() {
+            Some(table) if !WHOLE.contains(&key.as_str()) => found.extend(table.keys().cloned()),
+            _ => found.push(key.clone()),
+        }
+    }
+    found
+}
+
+fn parsed(text: &str) -> Option<Value> {
+    serde_json::from_str(text.trim_start_matches(BYTE_ORDER_MARK)).ok()
+}
+
+/// The first key that a configuration file has, and the command line of the unit, too: the daemon does not start, even
+/// if both say the same. Runtimes are united. Source: moby/moby, `findConfigurationConflicts` and `skipDuplicates`.
+#[must_use]
+pub fn conflict<'f>(text: &str, flags: &'f [UnitFlag]) -> Option<&'f UnitFlag> {
+    let keys = keys(&parsed(text)?);
+    (flags.iter()).find(|flag| flag.key != "runtimes" && keys.contains(&flag.key))
+}
+
+/// Keys of Docker's configuration file that people set. Source: moby/moby, `cmd/dockerd/config.go` and
+/// `config_unix.go`: the names of its flags, and of what they are called in the file.
+const KEYS: [&str; 40] = [
+    "bip",
+    "bridge",
+    "cdi-spec-dirs",
+    "cgroup-parent",
+    "containerd",
+    "data-root",
+    "debug",
+    "default-address-pools",
+    "default-cgroupns-mode",
+    "default-runtime",
+    "default-shm-size",
+    "default-ulimits",
+    "dns",
+    "dns-opts",
+    "dns-search",
+    "exec-opts",
+    "exec-root",
+    "experimental",
+    "features",
+    "group",
+    "hosts",
+    "insecure-registries",
+    "ipv6",
+    "labels",
+    "live-restore",
+    "log-driver",
+    "log-level",
+    "log-opts",
+    "max-concurrent-downloads",
+    "max-concurrent-uploads",
+    "metrics-addr",
+    "mtu",
+    "node-generic-resources",
+    "registry-mirrors",
+    "runtimes",
+    "selinux-enabled",
+    "storage-driver",
+    "storage-opts",
+    "userland-proxy",
+    "userns-remap",
+];
+
+/// A key that no Docker knows, because it is mistyped, and the one that is meant: with such a one the daemon does not
+/// start. A key that looks like none may be one of a Docker that is newer than this program.
+#[must_use]
+pub fn mistyped(text: &str) -> Option<(String, &'static str)> {
+    // The name of a flag is passed over in the file.
+    let is_flag = |key: &String| FLAG_KEYS.iter().any(|(flag, _)| flag == key);
+    (keys(&parsed(text)?).into_iter().filter(|key| !is_flag(key))).find_map(|key| {
+        let plain = key.to_ascii_lowercase().replace(['_', ' '], "-");
+        let meant = KEYS.into_iter().find(|known| {
+            plain == *known
+                || plain.strip_suffix('s') == Some(known)
+                || known.strip_suffix('s') == Some(&plain)
+        });
+        meant
+            .filter(|meant| *meant != key)
+            .map(|meant| (key, meant))
+    })
+}
+
 /// The value of the option in a line that is no comment.
 fn config_in(line: &str) -> Option<&str> {
     let line = line.trim_start();
@@ -338,19 +600,40 @@ pub fn snap(files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
     Ok(None)
 }
 
-/// The default runtime that a configuration file names and does not configure. runc is built in, and so are
-/// shims, whose names have dots.
+/// The runtimes of the configuration file and of the flags: their names, and their programs where one is named.
 #[must_use]
-pub fn missing_default(text: &str) -> Option<String> {
-    let file: Value = serde_json::from_str(text.trim_start_matches(BYTE_ORDER_MARK)).ok()?;
-    let name = file.get("default-runtime")?.as_str()?;
-    let is_there = name == "runc"
-        || name.is_empty()
-        || name.contains('.')
-        || file
-            .get("runtimes")
-            .is_some_and(|all| all.get(name).is_some());
-    (!is_there).then(|| name.to_owned())
+pub fn runtimes(text: &str, flags: &[UnitFlag]) -> BTreeMap<String, Option<String>> {
+    let file = parsed(text).unwrap_or_default();
+    let of_file = file.get("runtimes").and_then(Value::as_object);
+    let mut found: BTreeMap<String, Option<String>> = (of_file.into_iter().flatten())
+        .map(|(name, runtime)| {
+            let path = runtime.get("path").and_then(Value::as_str);
+            (name.clone(), path.map(str::to_owned))
+        })
+        .collect();
+    for flag in flags.iter().filter(|flag| flag.key == "runtimes") {
+        if let Some((name, path)) = flag.value.split_once('=') {
+            found.insert(name.to_owned(), Some(path.to_owned()));
+        }
+    }
+    found
+}
+
+/// The default runtime by the configuration file, or else by the flags.
+#[must_use]
+pub fn default_runtime(text: &str, flags: &[UnitFlag]) -> Option<String> {
+    let of_file =
+        parsed(text).and_then(|file| Some(file.get("default-runtime")?.as_str()?.to_owned()));
+    let of_flag = flags.iter().find(|flag| flag.key == "default-runtime");
+    of_file
+        .or_else(|| of_flag.map(|flag| flag.value.clone()))
+        .filter(|name| !name.is_empty())
+}
+
+/// Whether Docker has a runtime without configuration: runc is built in, and so are shims, whose names have dots.
+#[must_use]
+pub fn is_built_in(runtime: &str) -> bool {
+    runtime == "runc" || runtime.contains('.')
 }
 
 /// The keys that make Docker know a runtime; those that the file has already are left out.
@@ -399,7 +682,11 @@ pub struct Runtime<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{check_config, flags, parse_info, validate};
+    use super::{
+        UnitFlag, check_config, conflict, default_runtime, flags, mistyped, parse_info, runtimes,
+        unit_flags, validate,
+    };
+    use crate::host::fake::FakeFiles;
 
     #[test]
     fn a_broken_configuration_is_told_with_its_place() {
@@ -416,6 +703,101 @@ mod tests {
             let flaw = check_config(text).expect_err("broken");
             assert!(flaw.why.contains(place), "{flaw:?}");
             assert_eq!(flaw.forgiven, forgiven, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_flags_of_the_unit_are_those_of_its_last_command_line() {
+        let files = FakeFiles::new();
+        files.put(
+            "/lib/systemd/system/docker.service",
+            "[Service]\nEnvironmentFile=-/etc/default/docker\nExecStart=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS\n",
+        );
+        files.put(
+            "/etc/default/docker",
+            "# a comment\nDOCKER_OPTS=\"--storage-driver=overlay2 --add-runtime nvidia=/usr/bin/n\"\n",
+        );
+        let found = || {
+            let flags = unit_flags(&files, "docker.service").unwrap();
+            let told = |flag: &UnitFlag| format!("{}={}", flag.key, flag.value);
+            flags.iter().map(told).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            found(),
+            [
+                "hosts=fd://",
+                "storage-driver=overlay2",
+                "runtimes=nvidia=/usr/bin/n"
+            ]
+        );
+        files.put(
+            "/etc/systemd/system/docker.service.d/override.conf",
+            "[Service]\nExecStart=\nExecStart=/usr/bin/dockerd \\\n  -D -l warn \\\n  --exec-opt=\"native.cgroupdriver=systemd\"\n",
+        );
+        assert_eq!(
+            found(),
+            [
+                "debug=",
+                "log-level=warn",
+                "exec-opts=native.cgroupdriver=systemd"
+            ]
+        );
+        // A wrapper decides by itself.
+        files.put(
+            "/etc/systemd/system/docker.service.d/zz.conf",
+            "[Service]\nExecStart=\nExecStart=/usr/bin/snap run docker.dockerd -D\n",
+        );
+        assert!(found().is_empty());
+    }
+
+    #[test]
+    fn what_the_file_and_the_flags_both_say_is_a_conflict() {
+        let flag = |key: &str, value: &str| UnitFlag {
+            key: key.to_owned(),
+            value: value.to_owned(),
+            path: "/etc/systemd/system/docker.service.d/override.conf".into(),
+        };
+        let flags = [
+            flag("runtimes", "nvidia=/usr/bin/n"),
+            flag("hosts", "fd://"),
+        ];
+        for (text, key) in [
+            (r#"{"hosts": ["fd://"]}"#, Some("hosts")),
+            (r#"{"runtimes": {"nvidia": {"path": "n"}}}"#, None),
+            (r#"{"proxies": {"hosts": "x"}}"#, Some("hosts")),
+            (r#"{"log-opts": {"hosts": "x"}}"#, None),
+            ("{}", None),
+            ("{", None),
+        ] {
+            let found = conflict(text, &flags).map(|flag| flag.key.as_str());
+            assert_eq!(found, key, "{text}");
+        }
+        let named = runtimes(r#"{"runtimes": {"kata": {"runtimeType": "x"}}}"#, &flags);
+        assert_eq!(named["kata"], None);
+        assert_eq!(named["nvidia"].as_deref(), Some("/usr/bin/n"));
+        let default = |text: &str, flags: &[UnitFlag]| default_runtime(text, flags);
+        assert_eq!(
+            default("{}", &[flag("default-runtime", "n")]).as_deref(),
+            Some("n")
+        );
+        assert_eq!(
+            default(r#"{"default-runtime": "m"}"#, &[]).as_deref(),
+            Some("m")
+        );
+    }
+
+    #[test]
+    fn a_mistyped_key_is_told_from_one_that_is_new() {
+        for (text, meant) in [
+            (r#"{"default_runtime": "nvidia"}"#, Some("default-runtime")),
+            (r#"{"default-runtimes": "nvidia"}"#, Some("default-runtime")),
+            (r#"{"Debug": true}"#, Some("debug")),
+            // The name of a flag is no key, and no error either.
+            (r#"{"label": ["a=b"]}"#, None),
+            (r#"{"insecure-registries": [], "a-key-of-2030": 1}"#, None),
+        ] {
+            let found = mistyped(text).map(|(_, meant)| meant);
+            assert_eq!(found, meant, "{text}");
         }
     }
 

@@ -93,12 +93,14 @@ pub struct Owner {
     pub configs: &'static [&'static str],
     /// It writes its configuration at each start, with the nvidia runtime if the toolkit is there then.
     pub detects: bool,
+    /// The files that replace the template of its configuration; the first one that is there counts.
+    pub templates: &'static [&'static str],
     /// What makes its containerd know the nvidia runtime, for people.
     pub remedy: &'static str,
 }
 
 /// Sources: k3s-io/k3s, `pkg/agent/containerd/runtimes.go` (it looks for `/usr/bin/nvidia-container-runtime` when
-/// it starts) and `config_linux.go`; RKE2 contains the same agent; k0s, `docs/runtime.md`; MicroK8s,
+/// it starts), `config.go` (`templateGenerations`) and `config_linux.go`; RKE2 contains the same agent; k0s, `docs/runtime.md`; MicroK8s,
 /// <https://canonical.com/microk8s/docs/configuring-services>, and `microk8s-resources/default-args`.
 pub const OWNERS: [Owner; 4] = [
     Owner {
@@ -108,6 +110,10 @@ pub const OWNERS: [Owner; 4] = [
         socket: "/run/k3s/containerd/containerd.sock",
         configs: &["/var/lib/rancher/rke2/agent/etc/containerd/config.toml"],
         detects: true,
+        templates: &[
+            "/var/lib/rancher/rke2/agent/etc/containerd/config-v3.toml.tmpl",
+            "/var/lib/rancher/rke2/agent/etc/containerd/config.toml.tmpl",
+        ],
         remedy: "run `systemctl restart rke2-agent` (on a server: rke2-server) when its pods may pause",
     },
     Owner {
@@ -117,6 +123,10 @@ pub const OWNERS: [Owner; 4] = [
         socket: "/run/k3s/containerd/containerd.sock",
         configs: &["/var/lib/rancher/k3s/agent/etc/containerd/config.toml"],
         detects: true,
+        templates: &[
+            "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl",
+            "/var/lib/rancher/k3s/agent/etc/containerd/config.toml.tmpl",
+        ],
         remedy: "run `systemctl restart k3s-agent` (on a server: k3s) when its pods may pause",
     },
     Owner {
@@ -126,6 +136,7 @@ pub const OWNERS: [Owner; 4] = [
         socket: "/run/k0s/containerd.sock",
         configs: &["/etc/k0s/containerd.d/*.toml", "/etc/k0s/containerd.toml"],
         detects: false,
+        templates: &[],
         remedy: "add the runtime in a file of the folder `/etc/k0s/containerd.d`, from k0s 1.27.1 on, or in \
                  `/etc/k0s/containerd.toml`, and restart k0s when its pods may pause",
     },
@@ -136,6 +147,7 @@ pub const OWNERS: [Owner; 4] = [
         socket: "/var/snap/microk8s/common/run/containerd.sock",
         configs: &["/var/snap/microk8s/current/args/containerd-template.toml"],
         detects: false,
+        templates: &[],
         remedy: "add the runtime to `/var/snap/microk8s/current/args/containerd-template.toml`, then run \
                  `microk8s stop` and `microk8s start`",
     },

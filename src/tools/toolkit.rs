@@ -1,5 +1,7 @@
 //! NVIDIA's container toolkit.
 
+use toml::{Table, Value};
+
 /// The name of its runtime, by which Docker finds it.
 pub const RUNTIME_NAME: &str = "nvidia-container-runtime";
 
@@ -8,6 +10,64 @@ pub const RUNTIME: &str = "/usr/bin/nvidia-container-runtime";
 
 /// What the names of the packages begin with that bring it.
 pub const PACKAGES: &str = "nvidia-container-toolkit";
+
+/// Its configuration. Sources: NVIDIA/nvidia-container-toolkit, `internal/config`, and its issues that are named below.
+pub const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
+
+/// What this program reads of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Config {
+    /// The folder below which it looks for the driver; `None` if that is the machine's own root.
+    pub root: Option<String>,
+    /// The host's program that makes the library cache of a container; `None` if it is one of the image.
+    pub ldconfig: Option<String>,
+    /// Containers are not allowed to use the devices: for daemons without root alone.
+    pub no_cgroups: bool,
+    /// How devices get into a container.
+    pub mode: Option<String>,
+    /// The folders in which it looks for specifications.
+    pub spec_folders: Vec<String>,
+}
+
+/// Reads [`CONFIG`].
+///
+/// # Errors
+/// Where and why it is no TOML, in one line.
+pub fn parse_config(text: &str) -> Result<Config, String> {
+    super::containerd::check_config(text)?;
+    let root: Table = toml::from_str(text).map_err(|error| error.message().to_owned())?;
+    let table = |name: &str| root.get(name).and_then(Value::as_table);
+    let (cli, runtime) = (
+        table("nvidia-container-cli"),
+        table("nvidia-container-runtime"),
+    );
+    let text_of = |table: Option<&Table>, key: &str| {
+        let value = table?.get(key)?.as_str()?;
+        Some(value.to_owned()).filter(|value| !value.is_empty())
+    };
+    let modes =
+        runtime.and_then(|table| table.get("modes")?.get("cdi")?.get("spec-dirs")?.as_array());
+    Ok(Config {
+        root: text_of(cli, "root").filter(|root| root != "/" && root.starts_with('/')),
+        ldconfig: (text_of(cli, "ldconfig"))
+            .and_then(|path| path.strip_prefix('@').map(str::to_owned))
+            .filter(|path| path.starts_with('/')),
+        no_cgroups: cli.and_then(|table| table.get("no-cgroups")?.as_bool()) == Some(true),
+        mode: text_of(runtime, "mode"),
+        spec_folders: (modes.into_iter().flatten())
+            .filter_map(|folder| folder.as_str().map(str::to_owned))
+            .filter(|folder| folder.starts_with('/'))
+            .collect(),
+    })
+}
+
+/// The two names of the program that makes library caches: Ubuntu's `ldconfig` is a wrapper of `ldconfig.real`, and the
+/// toolkit takes the one that is there (`NormalizeLDConfigPath`; older ones do not: NVIDIA/nvidia-docker issue 587).
+#[must_use]
+pub fn both_names(ldconfig: &str) -> [String; 2] {
+    let plain = ldconfig.strip_suffix(".real").unwrap_or(ldconfig);
+    [plain.to_owned(), format!("{plain}.real")]
+}
 
 /// Whether a configuration of a container runtime names a runtime of the toolkit, outside of comments: the packages', or
 /// that of NVIDIA's GPU Operator, which is elsewhere.
@@ -38,7 +98,29 @@ fn effective(configuration: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_named_in, needs_packages};
+    use super::{Config, both_names, is_named_in, needs_packages, parse_config};
+
+    #[test]
+    fn its_configuration_is_read() {
+        let text = "disable-require = false\n[nvidia-container-cli]\nroot = \"/run/nvidia/driver\"\n\
+                    ldconfig = \"@/sbin/ldconfig.real\"\nno-cgroups = true\n[nvidia-container-runtime]\n\
+                    mode = \"auto\"\n[nvidia-container-runtime.modes.cdi]\nspec-dirs = [\"/etc/cdi\"]\n";
+        let wanted = Config {
+            root: Some("/run/nvidia/driver".to_owned()),
+            ldconfig: Some("/sbin/ldconfig.real".to_owned()),
+            no_cgroups: true,
+            mode: Some("auto".to_owned()),
+            spec_folders: vec!["/etc/cdi".to_owned()],
+        };
+        assert_eq!(parse_config(text), Ok(wanted));
+        assert_eq!(parse_config("#root = 1\n"), Ok(Config::default()));
+        let why = parse_config("[nvidia-container-cli]\nno-cgroups = True\n").unwrap_err();
+        assert!(why.contains("line 2"), "{why}");
+        assert_eq!(
+            both_names("/sbin/ldconfig.real"),
+            ["/sbin/ldconfig", "/sbin/ldconfig.real"]
+        );
+    }
 
     #[test]
     fn another_program_of_the_same_name_needs_no_package() {

@@ -4,7 +4,8 @@
 //! Sources: containerd, `cmd/containerd/server/config/config.go` (versions, imports, merging) and
 //! `internal/cri/config/config.go` (`ValidateRuntimeConfig`: the default runtime must be there);
 //! NVIDIA/aicr issue 1688 and NVIDIA/gpu-operator issue 2646 (a file that is imported may not be of a higher version
-//! than the root file).
+//! than the root file); containerd/containerd issue 5237 (before 2.0 a file without `version` is of version 1, in which
+//! plugins have short names); containerd, `RELEASES.md`, "Deprecated features" (types of runtimes that 2.0 lacks).
 
 use std::collections::BTreeMap;
 
@@ -40,9 +41,12 @@ impl Parsed<'_> {
     /// below the newer one.
     fn plugin(&self) -> Option<&Table> {
         let plugins = self.root.get("plugins")?.as_table()?;
-        (PLUGINS.iter().rev()).find_map(|name| plugins.get(*name)?.as_table())
+        (super::ids(&self.root).rev()).find_map(|name| plugins.get(name)?.as_table())
     }
 }
+
+/// Types of runtimes that containerd lacks from 2.0 on.
+const REMOVED: [&str; 2] = ["io.containerd.runtime.v1.linux", "io.containerd.runc.v1"];
 
 /// A runtime, as all files say together, and the file that spoke last.
 #[derive(Clone)]
@@ -72,11 +76,7 @@ pub fn faults(files: &[ConfigFile], strays: &[ConfigFile], version: Option<Versi
                 ),
                 refused: true,
             }),
-            Ok(()) => parsed.extend(toml::from_str::<Table>(text).ok().map(|root| Parsed {
-                path: &file.path,
-                format: root.get("version").and_then(Value::as_integer),
-                root,
-            })),
+            Ok(()) => parsed.extend(parse(file)),
         }
     }
     if !found.is_empty() {
@@ -94,6 +94,25 @@ pub fn faults(files: &[ConfigFile], strays: &[ConfigFile], version: Option<Versi
         |name: &str| name == BUILT_IN && version.is_none_or(|version| !version.forgets_runc());
     for (name, runtime) in runtimes.iter().filter(|(name, _)| !keeps_type(name)) {
         let of_type = runtime.keys.get("runtime_type").and_then(Value::as_str);
+        let removed = of_type.filter(|name| REMOVED.contains(name));
+        if let (Some(name_of_type), Some(version)) =
+            (removed, version.filter(|version| *version >= Version(2, 0)))
+        {
+            found.push(Fault {
+                path: runtime.path.to_owned(),
+                why: format!(
+                    "runtime `{name}` is of type `{name_of_type}` (`{}`), which containerd {version} lacks: no container of \
+                     it starts",
+                    runtime.path
+                ),
+                remedy: format!(
+                    "set `runtime_type = \"io.containerd.runc.v2\"` in its table in `{}`, with its program as `BinaryName` \
+                     in its `options`; then run `systemctl restart containerd`",
+                    runtime.path
+                ),
+                refused: false,
+            });
+        }
         if of_type.is_none_or(str::is_empty) {
             found.push(Fault {
                 path: runtime.path.to_owned(),
@@ -177,9 +196,94 @@ pub fn faults(files: &[ConfigFile], strays: &[ConfigFile], version: Option<Versi
     found
 }
 
+fn parse(file: &ConfigFile) -> Option<Parsed<'_>> {
+    let root = toml::from_str::<Table>(file.text.as_deref()?).ok()?;
+    Some(Parsed {
+        path: &file.path,
+        format: root.get("version").and_then(Value::as_integer),
+        root,
+    })
+}
+
+/// A runtime and the program that it names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// The name of the runtime.
+    pub runtime: String,
+    /// Its program.
+    pub program: String,
+    /// The file that spoke last.
+    pub path: Utf8PathBuf,
+    /// Whether containers get this runtime that ask for none.
+    pub default: bool,
+}
+
+/// The programs that the runtimes name, as all files say together.
+#[must_use]
+pub fn programs(files: &[ConfigFile], version: Option<Version>) -> Vec<Program> {
+    let parsed: Vec<Parsed<'_>> = files.iter().filter_map(parse).collect();
+    let (runtimes, default) = merged(&parsed, version);
+    (runtimes.into_iter())
+        .filter_map(|(name, runtime)| {
+            let program = runtime.keys.get("options")?.get("BinaryName")?.as_str()?;
+            (!program.is_empty()).then(|| Program {
+                program: program.to_owned(),
+                path: runtime.path.to_owned(),
+                default: default
+                    .as_ref()
+                    .is_some_and(|(default, _)| *default == name),
+                runtime: name,
+            })
+        })
+        .collect()
+}
+
 /// The versions of the files against containerd and against each other.
 fn versions(files: &[Parsed<'_>], version: Option<Version>) -> Option<Fault> {
     let root = files.first()?;
+    let odd =
+        (files.iter()).find(|file| file.format.is_none() && file.root.contains_key("version"));
+    if let Some(file) = odd {
+        return Some(Fault {
+            path: file.path.to_owned(),
+            why: format!(
+                "`version` in `{}` is no number, so containerd does not start",
+                file.path
+            ),
+            remedy: format!(
+                "write `version = 2` without quotes in `{}`, then run `systemctl restart containerd`",
+                file.path
+            ),
+            refused: true,
+        });
+    }
+    // Below 2.0 one version counts for all files.
+    let is_first = files
+        .iter()
+        .all(|file| file.format.is_none_or(|format| format < 2));
+    let unread = (files.iter()).find(|file| {
+        let plugins = file.root.get("plugins").and_then(Value::as_table);
+        plugins.is_some_and(|plugins| plugins.contains_key(PLUGINS[0]))
+    });
+    if let (true, Some(version), Some(file)) = (
+        is_first,
+        version.filter(|version| *version < Version(2, 0)),
+        unread,
+    ) {
+        return Some(Fault {
+            path: file.path.to_owned(),
+            why: format!(
+                "`{}` has no `version`, so containerd {version} takes it for one of version 1 and does not see \
+                 `plugins.\"{}\"`: its runtimes are not there",
+                file.path, PLUGINS[0]
+            ),
+            remedy: format!(
+                "write `version = 2` as the first line of `{}`, then run `systemctl restart containerd`",
+                root.path
+            ),
+            refused: false,
+        });
+    }
     for file in files {
         let Some(format) = file.format else { continue };
         if let Some(version) = version.filter(|version| format > version.format()) {
@@ -296,7 +400,7 @@ fn no_default(
 #[cfg(test)]
 mod tests {
     use super::super::layout::fixtures::{ROOT, file};
-    use super::{ConfigFile, Fault, Version, faults};
+    use super::{ConfigFile, Fault, Version, faults, programs};
 
     const DROP_IN: &str = "/etc/containerd/conf.d/99-nvidia.toml";
 
@@ -421,6 +525,46 @@ mod tests {
         assert_eq!(fault.path, DROP_IN);
         assert!(fault.why.contains("runtime `nvidia` has no `runtime_type`"));
         assert!(!fault.refused);
+    }
+
+    #[test]
+    fn files_of_the_first_version_are_read_as_such() {
+        let unversioned = old("nvidia", TYPE).replace("version = 2\n", "");
+        let files = [file(ROOT, &unversioned)];
+        let fault = only(faults(&files, &[], Some(Version(1, 7))));
+        assert!(fault.why.contains("has no `version`"), "{}", fault.why);
+        assert!(fault.remedy.contains("version = 2"), "{}", fault.remedy);
+        // 2.0 and newer know it by its long name, too; and another file can name the version of all.
+        assert_eq!(faults(&files, &[], Some(Version(2, 1))), []);
+        let both = [files[0].clone(), file(DROP_IN, &old("runc", TYPE))];
+        assert!(
+            faults(&both, &[], Some(Version(1, 7)))
+                .iter()
+                .all(|fault| !fault.why.contains("has no `version`"))
+        );
+        let text = "version = '2'\n";
+        let fault = only(faults(&[file(ROOT, text)], &[], None));
+        assert!(fault.refused && fault.why.contains("is no number"));
+        let linux = "[plugins.cri.containerd.runtimes.nvidia]\nruntime_type = 'io.containerd.runtime.v1.linux'\n";
+        let fault = only(faults(&[file(ROOT, linux)], &[], Some(Version(2, 1))));
+        assert!(
+            fault.why.contains("which containerd 2.1 lacks"),
+            "{}",
+            fault.why
+        );
+    }
+
+    #[test]
+    fn the_programs_of_the_runtimes_are_those_of_all_files_together() {
+        let plugin = "plugins.'io.containerd.grpc.v1.cri'.containerd";
+        let options = format!("[{plugin}.runtimes.nvidia.options]\nBinaryName = '/opt/nvidia'\n");
+        let root = format!("version = 2\n[{plugin}]\ndefault_runtime_name = 'nvidia'\n{options}");
+        let found = programs(&[file(ROOT, &root)], None);
+        let [one] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert!(one.default && one.program == "/opt/nvidia" && one.runtime == "nvidia");
+        assert_eq!(programs(&[file(ROOT, "version = 2\n[x\n")], None), []);
     }
 
     #[test]

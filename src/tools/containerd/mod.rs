@@ -46,6 +46,16 @@ pub fn config_dump() -> Query {
 /// Plugin ids of the CRI's runtime part: configuration version 2, then 3 and newer.
 const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
 
+/// The id of that plugin in files of version 1, which have no `version`, or 1.
+const FIRST_PLUGIN: &str = "cri";
+
+/// The ids by which a file names the plugin with the runtimes.
+fn ids(root: &Table) -> impl DoubleEndedIterator<Item = &'static str> {
+    let version = root.get("version").and_then(toml::Value::as_integer);
+    let first = version.is_none_or(|version| version < 2);
+    (first.then_some(FIRST_PLUGIN).into_iter()).chain(PLUGINS)
+}
+
 /// Reads the answer to [`config_dump`].
 ///
 /// # Errors
@@ -58,16 +68,16 @@ pub fn parse_config(text: &str) -> Result<CriConfig, String> {
         .is_some_and(|list| {
             list.iter().any(|name| {
                 name.as_str()
-                    .is_some_and(|name| name == "cri" || PLUGINS.contains(&name))
+                    .is_some_and(|name| name == FIRST_PLUGIN || PLUGINS.contains(&name))
             })
         });
-    let containerd = PLUGINS.iter().find_map(|plugin| {
+    let containerd = ids(&root).find_map(|plugin| {
         root.get("plugins")?
             .get(plugin)?
             .get("containerd")?
             .as_table()
     });
-    let has_plugin = (PLUGINS.iter()).any(|plugin| {
+    let has_plugin = ids(&root).any(|plugin| {
         root.get("plugins")
             .is_some_and(|all| all.get(plugin).is_some())
     });
