@@ -7,17 +7,20 @@ use async_trait::async_trait;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::{matrix::Matrix, security},
+    config::desired::Purpose,
+    facts::Os,
     host::ReadFiles,
     model::{id::Id, version::DriverVersion},
     state::{DriverPart, Origin},
     step::StepError,
-    tools::packages::Manager,
+    tools::packages::{Manager, Refusal, SourceEntry},
 };
 
 const CONSISTENCY: Id = Id::new("os.pkg.consistency");
 const SECURITY: Id = Id::new("rt.pkg.security");
 const SOURCES: Id = Id::new("os.pkg.sources");
 const TITLE: &str = "Origin of the driver packages";
+const SOURCES_TITLE: &str = "Package sources";
 
 /// See the module.
 pub struct Packages;
@@ -199,22 +202,89 @@ fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> 
     }
 }
 
-/// What keeps the package manager from reading its sources at all.
-fn sources(files: &dyn ReadFiles) -> Result<Finding, StepError> {
-    let say = |status, why: String| Finding::new(SOURCES, "Package sources", status, why);
-    let mut told = false;
-    for manager in Manager::ALL {
-        let backend = manager.backend();
-        if !backend.is_used_on(files)? {
-            continue;
+/// NVIDIA's repositories of CUDA, below which each system has a folder of its own.
+const CUDA_REPOSITORIES: &str = "/compute/cuda/repos/";
+
+/// Docker's repositories; a system is a folder, and a release of it a suite.
+const DOCKER_REPOSITORIES: &str = "download.docker.com/linux/";
+
+/// The name that NVIDIA's repositories have for a system; `None` where several would do, or where there is none.
+fn folder_of(os: &Os) -> Option<String> {
+    let version = os.version_id.as_deref()?;
+    let major = version.split('.').next()?;
+    Some(match os.id.as_str() {
+        "ubuntu" => format!("ubuntu{}", version.replace('.', "")),
+        "debian" => format!("debian{major}"),
+        "almalinux" | "centos" | "ol" | "rhel" | "rocky" => format!("rhel{major}"),
+        "amzn" => format!("amzn{version}"),
+        _ => return None,
+    })
+}
+
+/// The first source of another release than the machine's: its packages do not fit.
+fn foreign(entries: &[SourceEntry], os: &Os) -> Option<(String, String)> {
+    let name = os.pretty_name.as_deref().unwrap_or(&os.id);
+    (entries.iter().filter(|entry| entry.enabled)).find_map(|entry| {
+        let SourceEntry {
+            file, uri, suite, ..
+        } = entry;
+        if let Some((_, rest)) = uri.split_once(CUDA_REPOSITORIES) {
+            let (found, wanted) = (rest.split('/').next()?, folder_of(os)?);
+            // Those with their own name are no release: `wsl-ubuntu`, `cross-linux-sbsa`.
+            let is_release = found.ends_with(|c: char| c.is_ascii_digit());
+            return (is_release && found != wanted).then(|| {
+                (
+                    format!("`{file}` names NVIDIA's repository `{found}`, and this machine is {name}: `{wanted}`"),
+                    format!("remove that entry from `{file}`, or name `{wanted}` there"),
+                )
+            });
         }
-        told = true;
-        let flaws = backend.source_flaws(files)?;
+        let (_, rest) = uri.split_once(DOCKER_REPOSITORIES)?;
+        let codename = os.version_codename.as_deref()?;
+        (rest.split('/').next()? == os.id && !suite.contains('/') && suite != codename).then(|| {
+            (
+                format!("`{file}` names Docker's packages of `{suite}`, and this machine is {name} (`{codename}`)"),
+                format!("name `{codename}` in `{file}`"),
+            )
+        })
+    })
+}
+
+/// What keeps the package manager from reading its sources, and which of them are those of another release.
+fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding, StepError> {
+    let say = |status, why: String| Finding::new(SOURCES, SOURCES_TITLE, status, why);
+    let mut used = Vec::new();
+    for manager in Manager::ALL {
+        if manager.backend().is_used_on(files)? {
+            used.push(manager);
+        }
+    }
+    let told = !used.is_empty();
+    // The files of a tree without a database tell something all the same.
+    let managers = match told {
+        true => used,
+        false => Manager::ALL.to_vec(),
+    };
+    for manager in managers {
+        let backend = manager.backend();
+        let mut flaws = backend.source_flaws(files)?;
+        flaws.sort_by_key(|flaw| flaw.follows);
         if let Some(first) = flaws.first() {
             let whys: Vec<&str> = flaws.iter().map(|flaw| flaw.why.as_str()).collect();
-            let (status, follows) = match flaws.iter().all(|flaw| flaw.skipped) {
-                true => (Verdict::Warn, "passes over a list of repositories"),
-                false => (Verdict::Fail, "installs and updates nothing"),
+            let (status, follows) = match first.follows {
+                Refusal::All => (Verdict::Fail, "installs and updates nothing"),
+                Refusal::Source => (
+                    Verdict::Fail,
+                    "refuses a repository, so that each update ends with an error",
+                ),
+                Refusal::Lacking => (
+                    match live {
+                        true => Verdict::Fail,
+                        false => Verdict::Unknown,
+                    },
+                    "refuses a repository without its key, so that each update ends with an error",
+                ),
+                Refusal::File => (Verdict::Warn, "passes over a list of repositories"),
             };
             return Ok(Finding {
                 remedy: Some(first.remedy.clone()),
@@ -222,6 +292,13 @@ fn sources(files: &dyn ReadFiles) -> Result<Finding, StepError> {
                     status,
                     format!("{} {follows}: {}", backend.name(), whys.join("; ")),
                 )
+            });
+        }
+        let entries = backend.entries(files)?;
+        if let Some((why, remedy)) = os.and_then(|os| foreign(&entries, os)) {
+            return Ok(Finding {
+                remedy: Some(remedy),
+                ..say(Verdict::Warn, why)
             });
         }
     }
@@ -232,6 +309,89 @@ fn sources(files: &dyn ReadFiles) -> Result<Finding, StepError> {
             "no package manager that is known here is used".to_owned(),
         ),
     })
+}
+
+/// The lines by which somebody keeps wanted packages from being installed that are not there.
+async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
+    let Some(desired) = subject.desired else {
+        return Ok(None);
+    };
+    let manager = desired.packages.manager;
+    let exclusions = manager.backend().exclusions(subject.host.files())?;
+    if exclusions.is_empty() {
+        return Ok(None);
+    }
+    let database = match subject.state.database(manager).await {
+        Ok(database) => database.unwrap_or_default(),
+        // Its own finding says why it cannot be read.
+        Err(_) => &[],
+    };
+    let is_there =
+        |name: &str| (database.iter()).any(|package| package.id == name && package.is_unpacked());
+    let groups = desired.package_groups();
+    let wanted = (groups.iter())
+        .filter(|(purpose, _)| *purpose != Purpose::Holds)
+        .flat_map(|(_, packages)| *packages)
+        .map(|wish| wish.name.as_str());
+    let missing: Vec<&str> = wanted.filter(|name| !is_there(name)).collect();
+    let lines: Vec<String> = (exclusions.iter())
+        .filter(|one| missing.iter().any(|name| one.hides(name)))
+        .map(ToString::to_string)
+        .collect();
+    let names: Vec<&str> = (missing.into_iter())
+        .filter(|name| exclusions.iter().any(|one| one.hides(name)))
+        .collect();
+    if lines.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Finding {
+        remedy: Some(
+            "if nobody needs this, take the packages out of it: the package manager does not see them".to_owned(),
+        ),
+        ..Finding::new(
+            SOURCES,
+            SOURCES_TITLE,
+            Verdict::Warn,
+            format!("{}: {} cannot be installed", lines.join("; "), list(&names)),
+        )
+    }))
+}
+
+/// Packages of the driver that are there and not configured: each transaction tries it again, and ends with an error.
+async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
+    let parts = subject.state.driver_parts().await.unwrap_or_default();
+    let is_part =
+        |name: &str| name.contains("nvidia") || parts.iter().any(|part| part.name == name);
+    for manager in Manager::ALL {
+        let backend = manager.backend();
+        let Some(remedy) = backend.configures() else {
+            continue;
+        };
+        let database = subject.state.database(manager).await?;
+        let found: Vec<String> = (database.unwrap_or_default().iter())
+            .filter(|package| package.needs_repair() && is_part(&package.name))
+            .map(|package| format!("{} {}", package.name, package.version))
+            .collect();
+        if !found.is_empty() {
+            return Ok(Some(Finding {
+                observed: Some("not configured".to_owned()),
+                expected: Some("configured".to_owned()),
+                remedy: Some(remedy.to_owned()),
+                ..Finding::new(
+                    CONSISTENCY,
+                    TITLE,
+                    Verdict::Fail,
+                    format!(
+                        "packages of the driver are there and not configured, so each transaction of {} ends with an \
+                         error: {}",
+                        backend.name(),
+                        found.join(", ")
+                    ),
+                )
+            }));
+        }
+    }
+    Ok(None)
 }
 
 #[async_trait]
@@ -245,18 +405,88 @@ impl Check for Packages {
             .flat_map(|row| &row.packages)
             .map(String::as_str)
             .collect();
+        let consistent = decide(&detect(subject).await);
+        // Several versions explain it.
+        let unconfigured = match consistent.status {
+            Verdict::Fail => None,
+            _ => unconfigured(subject).await?,
+        };
+        let mut sources = sources(
+            subject.host.files(),
+            subject.facts.os.as_ref(),
+            subject.state.is_of_this_machine(),
+        )?;
+        if !matches!(sources.status, Verdict::Fail | Verdict::Warn) {
+            sources = kept_away(subject).await?.unwrap_or(sources);
+        }
         Ok(vec![
-            decide(&detect(subject).await),
+            unconfigured.unwrap_or(consistent),
             secure(subject.matrix, subject.state.packages_like(&names).await),
-            sources(subject.host.files())?,
+            sources,
         ])
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{PackagesState, decide, secure, variant};
-    use crate::{check::Verdict, state::DriverPart, steps::fixtures::matrix};
+    use super::{PackagesState, decide, secure, sources, variant};
+    use crate::{
+        check::Verdict, facts::Os, host::fake::FakeFiles, state::DriverPart,
+        steps::fixtures::matrix,
+    };
+
+    #[test]
+    fn sources_of_another_release_are_named() {
+        let os = |id: &str, version: &str, codename: &str| Os {
+            id: id.to_owned(),
+            version_id: Some(version.to_owned()),
+            id_like: Vec::new(),
+            version_codename: Some(codename.to_owned()),
+            pretty_name: None,
+        };
+        let cuda = |folder: &str| {
+            format!(
+                "deb https://developer.download.nvidia.com/compute/cuda/repos/{folder}/x86_64/ /\n"
+            )
+        };
+        let docker = "deb https://download.docker.com/linux/ubuntu jammy stable\n".to_owned();
+        let noble = os("ubuntu", "24.04", "noble");
+        for (text, os, words) in [
+            (cuda("ubuntu2204"), &noble, Some("`ubuntu2404`")),
+            (cuda("ubuntu2404"), &noble, None),
+            (cuda("wsl-ubuntu"), &noble, None),
+            (
+                cuda("ubuntu2204"),
+                &os("debian", "12", "bookworm"),
+                Some("`debian12`"),
+            ),
+            (cuda("ubuntu2204"), &os("pop", "22.04", "jammy"), None),
+            (docker.clone(), &noble, Some("Docker's packages of `jammy`")),
+            (docker, &os("ubuntu", "22.04", "jammy"), None),
+        ] {
+            let files = FakeFiles::new();
+            files.put(
+                "/var/lib/dpkg/status",
+                "Package: a\nStatus: install ok installed\nVersion: 1\n",
+            );
+            files.put("/etc/apt/sources.list.d/a.list", text.as_str());
+            let finding = sources(&files, Some(os), false).unwrap();
+            let wanted = match words {
+                Some(_) => Verdict::Warn,
+                None => Verdict::Pass,
+            };
+            assert_eq!(finding.status, wanted, "{text}: {}", finding.why);
+            assert!(
+                finding.why.contains(words.unwrap_or_default()),
+                "{}",
+                finding.why
+            );
+        }
+        // The files of dnf are judged in a tree without a database, too.
+        let files = FakeFiles::new();
+        files.put("/etc/yum.repos.d/cuda.repo", "<!DOCTYPE html>\n");
+        assert_eq!(sources(&files, None, false).unwrap().status, Verdict::Warn);
+    }
 
     #[test]
     fn a_toolkit_that_lacks_security_fixes_is_told_with_the_version_to_install() {

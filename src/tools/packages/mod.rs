@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 pub use fault::Fault;
 pub use types::{
     Action, ArchiveError, Commands, Condition, Contents, Estimate, Exclusion, Further, HalfDone,
-    LowerBounds, Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure,
-    SourceFlaw, TransactionRequest, contradictions,
+    LowerBounds, Manifest, Mark, Offer, Package, Refusal, Removals, Settings, SourceEntry,
+    SourceFailure, SourceFlaw, TransactionRequest, contradictions,
 };
 
 use crate::{
@@ -104,6 +104,11 @@ pub trait Backend: Debug + Send + Sync {
     /// When an existing file cannot be read.
     fn source_flaws(&self, _files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
         Ok(Vec::new())
+    }
+
+    /// What mends a package that is there and not configured, for people; `None` if packages are not configured.
+    fn configures(&self) -> Option<&'static str> {
+        None
     }
 
     /// The program that must be run to read the database; `None` if files are read.

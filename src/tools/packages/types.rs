@@ -515,13 +515,26 @@ pub fn contradictions(entries: &[SourceEntry]) -> Vec<String> {
         .collect()
 }
 
-/// What keeps a package manager from reading its sources at all.
+/// What is wrong with the sources of a package manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceFlaw {
     /// The files, with the line where there is one.
     pub why: String,
-    /// Whether the package manager passes over the file; otherwise it installs and updates nothing.
-    pub skipped: bool,
+    /// What the package manager does.
+    pub follows: Refusal,
     /// What mends it.
     pub remedy: String,
+}
+
+/// What a package manager does with a flaw of its sources, the worst first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Refusal {
+    /// It installs and updates nothing.
+    All,
+    /// It takes nothing from one source, and its update ends with an error.
+    Source,
+    /// The same, if a file that is not here is not on the machine: a tree may lack it.
+    Lacking,
+    /// It passes over a file.
+    File,
 }

@@ -144,6 +144,13 @@ impl Backend for Apt {
         Ok(lists::are_complete(&names, &sources::read(files)?))
     }
 
+    fn configures(&self) -> Option<&'static str> {
+        Some(
+            "run `dpkg --configure -a`; where a module does not build, `/var/lib/dkms/nvidia/VERSION/build/make.log` says \
+             why: install a driver that builds for this kernel, or the headers of the kernel",
+        )
+    }
+
     fn source_flaws(&self, files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
         sources::flaws(files)
     }

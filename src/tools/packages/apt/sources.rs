@@ -5,7 +5,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     host::{FilesError, Kind, ReadFiles, Stat},
-    tools::packages::{SourceEntry, SourceFlaw, contradictions},
+    tools::packages::{Refusal, SourceEntry, SourceFlaw, contradictions},
 };
 
 /// The old single file.
@@ -70,6 +70,13 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
     let mut found = Vec::new();
     for (path, text) in texts(files)? {
         let Some(line) = unread(&path, &text) else {
+            if let Some((line, why)) = incomplete(&path, &text) {
+                found.push(SourceFlaw {
+                    follows: Refusal::All,
+                    why: format!("the entry in line {line} of `{path}` {why}"),
+                    remedy: format!("complete or remove that entry of `{path}`"),
+                });
+            }
             continue;
         };
         let first = text.trim_start().to_ascii_lowercase();
@@ -77,7 +84,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
             || first.starts_with("<html")
             || first.starts_with("<?xml");
         found.push(SourceFlaw {
-            skipped: false,
+            follows: Refusal::All,
             why: match is_page {
                 true => format!("`{path}` is a web page and no list of packages (line {line})"),
                 false => format!("line {line} of `{path}` is no entry of apt"),
@@ -102,7 +109,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
                 })
         });
         found.push(SourceFlaw {
-            skipped: false,
+            follows: Refusal::All,
             why: format!(
                 "entries contradict each other (`Signed-By`): {}",
                 contradicting.join("; ")
@@ -113,7 +120,118 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
             },
         });
     }
+    found.extend(keyless(files, &entries)?);
     Ok(found)
+}
+
+/// The keyrings that entries name, and in which there is no key.
+fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceFlaw>, FilesError> {
+    let mut seen: Vec<&str> = Vec::new();
+    let mut found = Vec::new();
+    for entry in entries.iter().filter(|entry| !entry.skips_verification) {
+        let keys = entry.signed_by.as_deref().unwrap_or_default();
+        // The key itself, and its fingerprint, begin otherwise.
+        for key in keys
+            .split([',', ' ', '\n'])
+            .filter(|key| key.starts_with('/'))
+        {
+            if seen.contains(&key) {
+                continue;
+            }
+            seen.push(key);
+            let path = Utf8Path::new(key);
+            let flaw = match files.read(path)? {
+                // A folder without keyrings does not tell.
+                None => {
+                    let folder = path.parent().unwrap_or(path);
+                    (!files.list(folder)?.is_empty()).then_some((Refusal::Lacking, "is not there"))
+                }
+                Some(bytes) if bytes.trim_ascii().is_empty() => Some((Refusal::Source, "is empty")),
+                Some(bytes) if bytes.trim_ascii().starts_with(b"<") => {
+                    Some((Refusal::Source, "is a web page and no key"))
+                }
+                Some(_) => None,
+            };
+            let SourceEntry { file, written, .. } = entry;
+            if let Some((follows, why)) = flaw {
+                found.push(SourceFlaw {
+                    follows,
+                    why: format!("`{key}`, which `{file}` names as the key of {written}, {why}"),
+                    remedy: format!(
+                        "write the repository's key to `{key}` again (`curl -f`, then `gpg --dearmor`), or remove its entry \
+                         from `{file}`"
+                    ),
+                });
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The line of the first entry that lacks something, and what. Source: apt, `apt-pkg/sourcelist.cc`, `ParseLine` and
+/// `ParseStanza`.
+fn incomplete(file: &Utf8Path, text: &str) -> Option<(usize, &'static str)> {
+    const NO_COMPONENT: &str = "has no component, and its suite does not end with `/`";
+    const COMPONENT: &str = "has a component, although its suite is a path";
+    let of_suite = |suite: &str, any: bool| match (suite.ends_with('/'), any) {
+        (false, false) => Some(NO_COMPONENT),
+        (true, true) => Some(COMPONENT),
+        _ => None,
+    };
+    if file.extension() == Some("list") {
+        return (text.lines().enumerate()).find_map(|(at, line)| {
+            let entry = one_line(file, line)?;
+            Some((
+                at + 1,
+                of_suite(&entry.suite, !entry.components.is_empty())?,
+            ))
+        });
+    }
+    let mut first = None;
+    let mut fields: Vec<(String, String)> = Vec::new();
+    for (at, line) in text.lines().chain([""]).enumerate() {
+        if line.starts_with('#') {
+            continue;
+        }
+        if !line.trim().is_empty() {
+            first = first.or(Some(at + 1));
+            match line.split_once(':') {
+                Some((key, value)) if !line.starts_with([' ', '\t']) => {
+                    fields.push((key.trim().to_ascii_lowercase(), value.trim().to_owned()));
+                }
+                _ => {
+                    if let Some((_, value)) = fields.last_mut() {
+                        value.push_str(line);
+                    }
+                }
+            }
+            continue;
+        }
+        let Some(line) = first.take() else { continue };
+        let fields = std::mem::take(&mut fields);
+        let field = |key: &str| {
+            let found = fields.iter().find(|(name, _)| name == key);
+            found.map_or("", |(_, value)| value.as_str())
+        };
+        if !field("enabled").is_empty() && !is_yes(Some(field("enabled"))) {
+            continue;
+        }
+        for (key, why) in [
+            ("types", "has no `Types`"),
+            ("uris", "has no `URIs`"),
+            ("suites", "has no `Suites`"),
+        ] {
+            if field(key).trim().is_empty() {
+                return Some((line, why));
+            }
+        }
+        let any = !field("components").trim().is_empty();
+        let flaw = (field("suites").split_whitespace()).find_map(|suite| of_suite(suite, any));
+        if let Some(why) = flaw {
+            return Some((line, why));
+        }
+    }
+    None
 }
 
 /// The first line of a file that apt does not understand.
@@ -345,6 +463,79 @@ mod tests {
     }
 
     #[test]
+    fn entries_that_lack_something_stop_apt() {
+        for (name, text, line, words) in [
+            ("x.list", "\ndeb http://a x\n", 2, "no component"),
+            ("x.list", "deb http://a stable/ main\n", 1, "is a path"),
+            (
+                "x.sources",
+                "# ours\nTypes: deb\nURIs: http://a\n\n",
+                2,
+                "no `Suites`",
+            ),
+            (
+                "x.sources",
+                "Types: deb\nURIs: http://a\nSuites: x\nComponents: main\n\nURIs: http://a\nSuites: /\n",
+                6,
+                "no `Types`",
+            ),
+            (
+                "x.sources",
+                "Types: deb\nURIs: http://a\nSuites: x\n",
+                1,
+                "no component",
+            ),
+        ] {
+            let (found, why) = super::incomplete(name.into(), text).expect(text);
+            assert!(
+                found == line && why.contains(words),
+                "{text}: {found} {why}"
+            );
+        }
+        for (name, text) in [
+            (
+                "x.list",
+                "deb http://a x main # y\n#deb http://a\ndeb [a=b] http://a /\n",
+            ),
+            (
+                "x.sources",
+                "Types: deb\nURIs: http://a\nSuites:\n x\nComponents: main\nSigned-By:\n -----BEGIN\n .\n",
+            ),
+            ("x.sources", "Enabled: no\nTypes: deb\n"),
+        ] {
+            assert_eq!(super::incomplete(name.into(), text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_keyring_without_a_key_is_named() {
+        let files = FakeFiles::new();
+        let line = |key: &str| format!("deb [signed-by=/usr/share/keyrings/{key}] https://a/ /\n");
+        files.put("/etc/apt/sources.list.d/a.list", line("a.gpg"));
+        let found = || super::flaws(&files).unwrap();
+        // Nothing is known of the folder.
+        assert_eq!(found(), []);
+        files.put("/usr/share/keyrings/other.gpg", "\u{1}");
+        let whys = |found: Vec<super::SourceFlaw>| {
+            let [one] = &found[..] else {
+                panic!("{found:?}");
+            };
+            assert_ne!(one.follows, super::Refusal::All);
+            one.why.clone()
+        };
+        assert!(
+            whys(found()).contains("/etc/apt/sources.list.d/a.list")
+                && whys(found()).ends_with("is not there")
+        );
+        files.put("/usr/share/keyrings/a.gpg", "");
+        assert!(whys(found()).ends_with("is empty"));
+        files.put("/usr/share/keyrings/a.gpg", "<!DOCTYPE html>\n");
+        assert!(whys(found()).ends_with("no key"));
+        files.put("/usr/share/keyrings/a.gpg", "\u{1}");
+        assert_eq!(found(), []);
+    }
+
+    #[test]
     fn files_that_apt_ignores_are_not_read() {
         let files = FakeFiles::new();
         let line = "deb http://a x main\n";
@@ -450,8 +641,9 @@ mod tests {
         );
         put(
             "good.sources",
-            "Types: deb\nURIs: https://b.example\nSuites: x\nSigned-By:\n -----BEGIN\n .\n",
+            "Types: deb\nURIs: https://b.example\nSuites: x\nComponents: main\nSigned-By:\n -----BEGIN\n .\n",
         );
+        fakes.files.put("/k.gpg", "\u{1}");
         put("page.list.save", "<html>");
         assert!(of().is_empty(), "{:?}", of());
         put("page.list", "<!DOCTYPE html>\n<html>\n");

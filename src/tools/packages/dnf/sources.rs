@@ -4,7 +4,7 @@ use camino::Utf8Path;
 
 use crate::{
     host::{FilesError, ReadFiles},
-    tools::packages::{ArchiveError, Further, SourceEntry, SourceFlaw},
+    tools::packages::{ArchiveError, Further, Refusal, SourceEntry, SourceFlaw},
 };
 
 /// The folder of the files; dnf reads `*.repo`.
@@ -92,7 +92,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
             let is_page = text.trim_start().starts_with('<');
             found.push(SourceFlaw {
                 // dnf 4, dnf/conf/read.py: "failed loading …, skipping".
-                skipped: true,
+                follows: Refusal::File,
                 why: match is_page {
                     true => format!("`{path}` is a web page and no list of repositories (line {line})"),
                     false => format!("line {line} of `{path}` is no section and no option"),
