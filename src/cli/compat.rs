@@ -49,7 +49,19 @@ pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure>
         ));
     }
     let system = match &args.os {
-        Some(name) => Some((name, system(world, name)?)),
+        Some(name) => match system(world, name) {
+            Ok(rows) => Some((name, rows)),
+            // A driver and a GPU go together or not wherever they are; only its packages are not known there.
+            Err(failure) if args.driver.is_some() && failure.report().exit() == Exit::Blocked => {
+                let why = format!(
+                    "`install` does not support {name}, and which drivers its packages have is not known: the answer is about \
+                     the driver alone"
+                );
+                prepare::warn(world, &[why]);
+                None
+            }
+            Err(failure) => return Err(failure),
+        },
         None => None,
     };
     let question = Question {
