@@ -257,7 +257,12 @@ fn is_like(asked: &str, own: &str) -> bool {
 fn is_of(row: &Series, words: &[String]) -> bool {
     let name: Vec<&str> = row.word.split(' ').collect();
     words.windows(name.len()).enumerate().any(|(at, window)| {
-        let number = || words.get(at + name.len())?.parse::<u32>().ok();
+        // Laptop models and the like add letters: `K2100M`, `40HX`.
+        let number = || {
+            let word = words.get(at + name.len())?;
+            let digits = word.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+            digits.parse::<u32>().ok()
+        };
         window == name
             && match (row.first, row.last) {
                 (Some(first), Some(last)) => {
@@ -379,6 +384,10 @@ mod tests {
             ("TITAN V", "volta", "7.0"),
             ("RTX 5070", "blackwell", "12.0"),
             ("hopper", "hopper", "9.0"),
+            ("NVIDIA RTX 2000 Ada Generation", "ada", "8.9"),
+            ("RTX 4000 SFF Ada", "ada", "8.9"),
+            ("CMP 40HX", "turing", "7.5"),
+            ("P102-100", "pascal", "6.1"),
         ] {
             let found = matrix.meanings(name).unwrap();
             assert_eq!(found.len(), 1, "{name}");
@@ -390,6 +399,19 @@ mod tests {
             assert_eq!(own.as_deref(), Some(capability), "{name}");
         }
         assert!(named("ampere").len() > 1);
+        for (name, architecture) in [
+            ("Quadro K2100M", "kepler"),
+            ("K620", "maxwell"),
+            ("Quadro M2000", "maxwell"),
+            ("GTX 970M", "maxwell"),
+            ("GTX 675M", "fermi"),
+            ("GTX 675MX", "kepler"),
+        ] {
+            let found = matrix.meanings(name).unwrap();
+            let board = matrix.board(found[0].gpu.as_ref().unwrap());
+            let own = board.architecture.map(|row| row.name.as_str());
+            assert_eq!(own, Some(architecture), "{name}");
+        }
         let found = matrix.meanings("GTX 580").unwrap();
         let board = matrix.board(found[0].gpu.as_ref().unwrap());
         assert_eq!(
@@ -407,7 +429,7 @@ mod tests {
             unknown.nearest.iter().any(|name| name.starts_with("L40")),
             "{unknown}"
         );
-        for name in ["", "NVIDIA", "Voodoo", "H300X"] {
+        for name in ["", "NVIDIA", "Voodoo", "H300X", "Tesla M2090"] {
             assert!(matrix.meanings(name).is_err(), "{name}");
         }
     }
