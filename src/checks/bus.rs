@@ -16,6 +16,9 @@ use crate::{
 const REVFF: Id = Id::new("pci.gpu.revff");
 const TITLE: &str = "GPUs that answer on the bus";
 
+/// The revision of a device that does not answer.
+const GONE: &str = "0xff";
+
 /// See the module.
 pub struct Bus;
 
@@ -39,8 +42,18 @@ fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<(&'f GpuFact, Answer)>, StepE
         if subject.state.is_reserved(gpu.pci_address)? {
             continue;
         }
-        let path = Utf8PathBuf::from(format!("{DEVICES}/{}/config", gpu.pci_address));
-        found.push((gpu, answer(subject.host.files().read(&path))));
+        let files = subject.host.files();
+        let folder = Utf8PathBuf::from(format!("{DEVICES}/{}", gpu.pci_address));
+        let mut answered = answer(files.read(&folder.join("config")));
+        // The kernel read the revision when it found the device; a recorded tree may have nothing else.
+        if answered == Answer::Absent
+            && files
+                .read_text(&folder.join("revision"))?
+                .is_some_and(|text| text.trim() == GONE)
+        {
+            answered = Answer::Gone;
+        }
+        found.push((gpu, answered));
     }
     Ok(found)
 }
