@@ -144,8 +144,12 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         );
     }
     // A reboot helps only where the module on disk is that of the libraries.
-    let remedy = match &state.next {
-        Some(next) if next == loaded => format!(
+    let remedy = match (&state.next, &state.owner) {
+        (Some(next), Some(owner)) if next == loaded => format!(
+            "the parts of the driver must be of one version, and are those of {}: {}",
+            owner.name, owner.remedy
+        ),
+        (Some(next), None) if next == loaded => format!(
             "bring all packages of the driver to one version in one transaction, then reboot; a reboot alone \
              does not help, because the module on disk is {next}, too"
         ),
@@ -245,6 +249,24 @@ mod tests {
         assert!(old(Some("525.85.12")).starts_with("reboot:"));
         assert!(old(None).starts_with("reboot:"));
         assert!(old(Some("520.56.06")).starts_with("bring all packages"));
+    }
+
+    #[test]
+    fn what_mends_an_image_is_another_image() {
+        let ml = Some("/usr/lib64/libnvidia-ml.so.575.51.02");
+        let mut state = state(Some("570.144"), ml, Some("/usr/lib64/libcuda.so.575.51.02"));
+        state.owner = Some(crate::state::Owner {
+            name: "an image of OSTree",
+            evidence: String::new(),
+            why: "",
+            remedy: "update to another image",
+        });
+        let mut with = |next: &str| {
+            state.next = Some(next.to_owned());
+            decide(&state, None).remedy.unwrap()
+        };
+        assert!(with("570.144").ends_with("an image of OSTree: update to another image"));
+        assert!(with("575.51.02").starts_with("reboot:"));
     }
 
     #[test]

@@ -57,6 +57,9 @@ pub(crate) struct OwnerRow {
     /// One of them is enough.
     #[serde(default)]
     pub files: Vec<String>,
+    /// Modules of the kernel; one that is loaded is enough.
+    #[serde(default)]
+    pub modules: Vec<String>,
     pub why: String,
     pub remedy: String,
 }
@@ -126,7 +129,8 @@ mod tests {
     #[test]
     fn every_owner_has_a_mark() {
         for row in &table().owner {
-            assert!(!row.os.is_empty() || !row.files.is_empty(), "{}", row.name);
+            let marks = [&row.os, &row.files, &row.modules];
+            assert!(marks.iter().any(|marks| !marks.is_empty()), "{}", row.name);
         }
     }
 

@@ -6,6 +6,7 @@ use super::StateError;
 use crate::{
     facts::{Facts, detection::table},
     host::ReadFiles,
+    tools::kmod,
 };
 
 /// Somebody who manages the driver of the machine.
@@ -29,6 +30,10 @@ const DGX: &str = "/etc/dgx-release";
 /// # Errors
 /// When a file cannot be read.
 pub fn owner(files: &dyn ReadFiles, facts: &Facts) -> Result<Option<Owner>, StateError> {
+    let loaded = files
+        .read_text(Utf8Path::new(kmod::MODULES))?
+        .unwrap_or_default();
+    let loaded = kmod::parse_loaded(&loaded);
     for row in &table().owner {
         let mut evidence = None;
         for file in &row.files {
@@ -40,6 +45,12 @@ pub fn owner(files: &dyn ReadFiles, facts: &Facts) -> Result<Option<Owner>, Stat
         if let Some(os) = (facts.os.as_ref()).filter(|os| row.os.contains(&os.id)) {
             let version = os.version_id.as_deref().unwrap_or_default();
             evidence = Some(format!("{} {version}", os.id).trim().to_owned());
+        }
+        if let Some(module) = loaded
+            .iter()
+            .find(|module| row.modules.contains(&module.name))
+        {
+            evidence = Some(format!("module `{}` is loaded", module.name));
         }
         let Some(mut evidence) = evidence else {
             continue;
@@ -116,7 +127,30 @@ mod tests {
             told(&[("/run/nvidia/validations/driver-ready", "")], None),
             None
         );
+        let (name, evidence) = told(
+            &[("/proc/modules", "nvidia_vgpu_vfio 1 0 - Live 0x0\n")],
+            None,
+        )
+        .unwrap();
+        assert_eq!(
+            (name, &*evidence),
+            (
+                "NVIDIA's vGPU manager",
+                "module `nvidia_vgpu_vfio` is loaded"
+            )
+        );
+        assert_eq!(
+            told(&[("/proc/modules", "nvidia 1 0 - Live 0x0\n")], None),
+            None
+        );
+        for (file, name) in [
+            ("/etc/nv_tegra_release", "NVIDIA's JetPack"),
+            ("/run/ostree-booted", "an image of OSTree"),
+        ] {
+            assert_eq!(told(&[(file, "")], None).unwrap().0, name);
+        }
         for (id, name) in [
+            ("nixos", "NixOS"),
             ("cos", "Container-Optimized OS"),
             ("flatcar", "Flatcar Container Linux"),
             ("talos", "Talos Linux"),
