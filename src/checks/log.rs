@@ -12,10 +12,10 @@ use crate::{
         id::Id,
         pci::PciAddress,
     },
-    state::KernelLog,
+    state::{KernelLog, Owner, owner},
     step::StepError,
     tools::{
-        kernel_log::{Message, Recovery},
+        kernel_log::{self, Kind, Message, Recovery},
         xid::{self, Act},
     },
 };
@@ -33,22 +33,26 @@ pub struct Log;
 fn title(id: &Id) -> &'static str {
     match id.as_str() {
         "log.xid" => "Errors of the driver (Xid)",
-        "log.fell-off-bus" => "GPUs that fell off the bus",
+        "log.fell-off-bus" => "GPUs and the PCI bus",
         "log.sxid" => "Errors of NVSwitches (SXid)",
         _ => "Start of the GPUs",
     }
 }
 
 /// What the log is held against.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Board<'f> {
     /// The GPUs on the bus.
-    pub(super) gpus: &'f [GpuFact],
+    gpus: &'f [GpuFact],
     /// This program can install a driver here.
-    pub(super) installs: bool,
+    installs: bool,
+    /// A driver is there, and is not loaded.
+    idle: bool,
+    /// Who manages the driver, where it is somebody else.
+    owner: Option<Owner>,
 }
 
-fn decide(log: &KernelLog, board: Board<'_>) -> Vec<Finding> {
+fn decide(log: &KernelLog, board: &Board<'_>) -> Vec<Finding> {
     let all = |status, why: &str| {
         let one = |id: Id| Finding::new(id.clone(), title(&id), status, why);
         [XID, SXID, FELL, INIT].map(one).to_vec()
@@ -62,7 +66,7 @@ fn decide(log: &KernelLog, board: Board<'_>) -> Vec<Finding> {
         KernelLog::Known { messages, source } => vec![
             xids(messages, source),
             sxids(messages, source),
-            fallen(messages, source),
+            fallen(messages, source, board),
             init(messages, source, board),
         ],
     }
@@ -295,42 +299,75 @@ fn named(gpus: impl Iterator<Item = Option<PciAddress>>) -> String {
     format!("the GPU at {}", gpus.join(", "))
 }
 
-fn fallen(messages: &[Message], source: &str) -> Finding {
-    let say = |status, why: String| Finding::new(FELL, title(&FELL), status, why);
-    let fallen: Vec<Option<PciAddress>> = messages
-        .iter()
+/// The GPUs that the log says have fallen off the bus; `None` for one that it does not name.
+pub(super) fn off_the_bus(messages: &[Message]) -> Vec<Option<PciAddress>> {
+    (messages.iter())
         .filter_map(|message| match message {
             Message::FellOffBus { gpu } | Message::Xid { gpu, code: 79, .. } => Some(*gpu),
             _ => None,
         })
-        .collect();
-    if fallen.is_empty() {
-        return say(Verdict::Pass, format!("none since boot, says {source}"));
+        .collect()
+}
+
+fn fallen(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
+    let say = |status, why: String| Finding::new(FELL, title(&FELL), status, why);
+    let fallen = off_the_bus(messages);
+    if !fallen.is_empty() {
+        return Finding {
+            observed: Some("`fallen off the bus` in the kernel's log".to_owned()),
+            expected: Some("no such line".to_owned()),
+            remedy: Some(POWER.to_owned()),
+            ..say(
+                Verdict::Fail,
+                format!("{} fell off the bus since boot", named(fallen.into_iter())),
+            )
+        };
     }
-    Finding {
-        observed: Some("`fallen off the bus` in the kernel's log".to_owned()),
-        expected: Some("no such line".to_owned()),
-        remedy: Some(POWER.to_owned()),
-        ..say(
-            Verdict::Fail,
-            format!("{} fell off the bus since boot", named(fallen.into_iter())),
-        )
+    let of_gpus = kernel_log::rows(messages).find_map(|(row, places)| {
+        let status = match row.kind {
+            Kind::Bus => Verdict::Fail,
+            Kind::Iommu => Verdict::Warn,
+            Kind::Load | Kind::Start => return None,
+        };
+        // The bus has other devices.
+        let of_ours: Vec<_> = (places.into_iter()).filter(|at| board.has(*at)).collect();
+        (!of_ours.is_empty()).then_some((status, row, of_ours))
+    });
+    if let Some((status, row, places)) = of_gpus {
+        let gpus = named(places.into_iter().map(Some));
+        return Finding {
+            expected: Some("no such line".to_owned()),
+            remedy: Some(row.remedy.clone()),
+            ..say(status, row.why.replace("{}", &gpus))
+        };
     }
+    say(Verdict::Pass, format!("none since boot, says {source}"))
 }
 
 /// Why the driver refused a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refusal {
     /// The words of the log.
-    pub(super) observed: &'static str,
+    observed: &'static str,
     /// The reason.
     pub(super) why: String,
     /// What helps.
     pub(super) remedy: String,
 }
 
+impl Refusal {
+    /// One that files tell, and not the log.
+    pub(super) fn new(why: String, remedy: String) -> Self {
+        Self {
+            observed: "",
+            why,
+            remedy,
+        }
+    }
+}
+
 /// How modules of another flavour come to this machine.
-fn other_modules(flavour: Flavour, board: Board<'_>) -> String {
+fn other_modules(flavour: Flavour, board: &Board<'_>) -> String {
     match board.installs {
         true => format!(
             "install the {flavour} kernel modules: `gpu-bootstrap install --set driver.flavour={flavour}`"
@@ -342,14 +379,14 @@ fn other_modules(flavour: Flavour, board: Board<'_>) -> String {
 /// The reason that the log has for GPUs that the driver does not drive; the deepest comes first. What it says
 /// about modules is believed only where the board can be so: registers that cannot be read look the
 /// same.
-pub(super) fn refusal(messages: &[Message], board: Board<'_>) -> Option<Refusal> {
+pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal> {
     let windows: Vec<(Option<PciAddress>, u32)> = (messages.iter())
         .filter_map(|message| match message {
             Message::NoWindow { gpu, bar } => Some((*gpu, *bar)),
             _ => None,
         })
         // The kernel says so of every device.
-        .filter(|(at, _)| at.is_none_or(|at| board.gpus.iter().any(|gpu| gpu.pci_address == at)))
+        .filter(|(at, _)| at.is_none_or(|at| board.has(at)))
         .collect();
     if let Some((_, bar)) = windows.first() {
         return Some(Refusal {
@@ -440,22 +477,64 @@ pub(super) fn refusal(messages: &[Message], board: Board<'_>) -> Option<Refusal>
                         },
                     ),
             },
-            Message::NoFirmware { file } => Refusal {
-                observed: "firmware that could not be loaded",
-                why: format!(
-                    "the firmware that the driver loads into the GPU{} is not on disk",
-                    (file.as_ref()).map_or(String::new(), |file| format!(" (`/lib/firmware/{file}`)"))
-                ),
-                remedy: "install the package of the driver's firmware at the version of the loaded \
-                         module"
-                    .to_owned(),
-            },
+            Message::NoFirmware { file, code } => firmware(file.as_deref(), *code, board),
             _ => return None,
         })
     })
 }
 
-fn init(messages: &[Message], source: &str, board: Board<'_>) -> Finding {
+/// Why the firmware that the driver loads into GPUs was not loaded.
+fn firmware(file: Option<&str>, code: Option<u32>, board: &Board<'_>) -> Refusal {
+    let path = file.map_or(String::new(), |file| format!(" (`/lib/firmware/{file}`)"));
+    let observed = "firmware that could not be loaded";
+    match (code, &board.owner) {
+        (Some(code), _) => Refusal {
+            observed,
+            why: format!(
+                "the firmware that the driver loads into the GPU{path} could not be read (error {code})"
+            ),
+            remedy: "run `nvidia-smi`, which starts the GPU again; if that fails, too, reboot, and install the \
+                     package of the driver's firmware anew"
+                .to_owned(),
+        },
+        (None, Some(owner)) => Refusal {
+            observed,
+            why: format!(
+                "the firmware that the driver loads into the GPU{path} is not where the kernel looks for it"
+            ),
+            remedy: format!(
+                "the driver is that of {}, which brings its firmware: start what loads its driver again, and look \
+                 at its log; `/sys/module/firmware_class/parameters/path` names the folder that the kernel reads",
+                owner.name
+            ),
+        },
+        (None, None) => Refusal {
+            observed,
+            why: format!("the firmware that the driver loads into the GPU{path} is not on disk"),
+            remedy: "install the package of the driver's firmware at the version of the loaded module"
+                .to_owned(),
+        },
+    }
+}
+
+/// What the table says about GPUs without a driver: why the module was not loaded, or why it did not start
+/// a GPU.
+pub(super) fn reason(messages: &[Message], board: &Board<'_>) -> Option<Refusal> {
+    kernel_log::rows(messages).find_map(|(row, places)| {
+        let believed = match row.kind {
+            Kind::Load => board.idle,
+            Kind::Start => places.is_empty() || places.iter().any(|at| board.has(*at)),
+            Kind::Bus | Kind::Iommu => false,
+        };
+        believed.then(|| Refusal {
+            observed: "a line that says why",
+            why: row.why.clone(),
+            remedy: row.remedy.clone(),
+        })
+    })
+}
+
+fn init(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
     let say = |status, why: String| Finding::new(INIT, title(&INIT), status, why);
     let failed = |observed: &str, why: String, remedy: &str| Finding {
         observed: Some(observed.to_owned()),
@@ -474,26 +553,34 @@ fn init(messages: &[Message], source: &str, board: Board<'_>) -> Finding {
             _ => None,
         })
         .collect();
-    if !down.is_empty() {
-        return failed(
-            "`RmInitAdapter failed`",
-            format!("the driver could not start {}", named(down.into_iter())),
-            "run `dmesg | grep NVRM` to see the code; after a change of the driver, reboot",
-        );
-    }
     let refused: Vec<Option<PciAddress>> = (messages.iter())
         .filter_map(|message| match message {
             Message::ProbeFailed { gpu } => Some(*gpu),
             _ => None,
         })
-        .filter(|at| at.is_none_or(|at| board.gpus.iter().any(|gpu| gpu.pci_address == at)))
+        .filter(|at| at.is_none_or(|at| board.has(at)))
         .collect();
-    if !refused.is_empty() {
-        return failed(
+    let (observed, what, remedy) = if !down.is_empty() {
+        (
+            "`RmInitAdapter failed`",
+            format!("the driver could not start {}", named(down.into_iter())),
+            "reboot; if the GPU does not start then, switch the machine off and on, and check its power, seat and \
+             slot; `dmesg | grep NVRM` has the code for its vendor",
+        )
+    } else if !refused.is_empty() {
+        (
             "`probe … failed with error`",
             format!("the driver refused {}", named(refused.into_iter())),
             "run `dmesg | grep -i nvidia` to see the lines before it, which say why",
-        );
+        )
+    } else {
+        ("", String::new(), "")
+    };
+    if !what.is_empty() {
+        return match reason(messages, board) {
+            Some(reason) => failed(observed, format!("{what}: {}", reason.why), &reason.remedy),
+            None => failed(observed, what, remedy),
+        };
     }
     if messages.contains(&Message::OtherVersion) {
         // A program from before an upgrade says so, too, and is gone with its end.
@@ -519,22 +606,36 @@ impl Check for Log {
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        Ok(decide(subject.state.kernel_log().await, Board::of(subject)))
+        let board = Board::of(subject).await?;
+        Ok(decide(subject.state.kernel_log().await, &board))
     }
 }
 
 impl<'f> Board<'f> {
-    pub(super) fn of(subject: &Subject<'f>) -> Self {
-        Self {
+    pub(super) async fn of(subject: &Subject<'f>) -> Result<Self, StepError> {
+        let owner = owner(subject.host.files(), subject.facts)?;
+        let found = subject.state.driver().await;
+        let there = owner.is_some()
+            || found.module_version.is_some()
+            || found.package_version.is_some()
+            || found.library_version.is_some();
+        Ok(Self {
             gpus: &subject.facts.gpus,
             installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
-        }
+            idle: there && matches!(subject.state.loaded_driver(), Ok(None)),
+            owner,
+        })
+    }
+
+    /// Whether a GPU is at this address.
+    fn has(&self, at: PciAddress) -> bool {
+        self.gpus.iter().any(|gpu| gpu.pci_address == at)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Board, decide};
+    use super::{Board, decide, reason};
     use crate::{
         check::{Finding, Verdict},
         facts::GpuFact,
@@ -548,8 +649,13 @@ mod tests {
             messages: messages.to_vec(),
             source: "`journalctl`".to_owned(),
         };
-        let installs = true;
-        decide(&log, Board { gpus, installs })
+        let board = Board {
+            gpus,
+            installs: true,
+            idle: false,
+            owner: None,
+        };
+        decide(&log, &board)
     }
 
     fn of(messages: &[Message]) -> Vec<Finding> {
@@ -728,7 +834,13 @@ mod tests {
                 "only branch 470 drives",
             ),
             (
-                vec![failed.clone(), Message::NoFirmware { file: None }],
+                vec![
+                    failed.clone(),
+                    Message::NoFirmware {
+                        file: None,
+                        code: None,
+                    },
+                ],
                 Verdict::Fail,
                 "firmware",
             ),
@@ -747,6 +859,124 @@ mod tests {
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
         }
+    }
+
+    #[test]
+    fn the_table_says_why_a_gpu_did_not_start() {
+        let failed = "NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x24:0x1c:1436)\n";
+        for (line, why, remedy) in [
+            (
+                "NVRM: GPU 0000:18:00.0: GPU does not have the necessary power cables connected.\n",
+                "could not start the GPU at 0000:18:00.0: its power cables are not connected",
+                "connect all power cables",
+            ),
+            (
+                "NVRM: _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP\n",
+                "a state that only a reset ends",
+                "off and on",
+            ),
+            (
+                "pci 0000:18:00.0: Unable to change power state from D3cold to D0, device inaccessible\n",
+                "does not answer after it was switched off to save power",
+                "off and on",
+            ),
+            (
+                "nvidia 0000:18:00.0: swiotlb buffer is full (sz: 524288 bytes)\n",
+                "too small (swiotlb)",
+                "larger `swiotlb=`",
+            ),
+            ("", "could not start the GPU at 0000:18:00.0", "reboot"),
+            // Another device is no reason.
+            (
+                "pci 0000:99:00.0: Unable to change power state from D3cold to D0, device inaccessible\n",
+                "could not start the GPU at 0000:18:00.0",
+                "reboot",
+            ),
+        ] {
+            let finding = said(&format!("{line}{failed}")).remove(3);
+            assert_eq!(finding.status, Verdict::Fail, "{line}");
+            assert!(finding.why.ends_with(why), "{}", finding.why);
+            assert!(
+                finding.remedy.is_some_and(|text| text.contains(remedy)),
+                "{line}"
+            );
+            // A GPU that works is not judged by what was before.
+            assert_eq!(said(line).remove(3).status, Verdict::Pass, "{line}");
+        }
+    }
+
+    #[test]
+    fn modules_that_the_kernel_refused_count_where_none_is_loaded() {
+        let facts = fixtures::facts();
+        let rejected = kernel_log::read(["Loading of module with unavailable key is rejected"]);
+        let board = |idle| Board {
+            gpus: &facts.gpus,
+            installs: true,
+            idle,
+            owner: None,
+        };
+        let reason = reason(&rejected, &board(true)).unwrap();
+        assert!(reason.why.contains("Secure Boot"), "{}", reason.why);
+        assert!(reason.remedy.contains("mokutil"), "{}", reason.remedy);
+        assert_eq!(super::reason(&rejected, &board(false)), None);
+    }
+
+    #[test]
+    fn errors_of_the_bus_are_those_of_the_gpus() {
+        for (line, verdict, words) in [
+            (
+                "nvidia 0000:18:00.0: AER: can't recover (no error_detected callback)",
+                Verdict::Fail,
+                "an error of the GPU at 0000:18:00.0",
+            ),
+            (
+                "nvidia 0000:18:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0003 address=0x8]",
+                Verdict::Warn,
+                "the IOMMU refused accesses of the GPU at 0000:18:00.0",
+            ),
+            (
+                "snd_hda_intel 0000:18:00.1: AER: can't recover (no error_detected callback)",
+                Verdict::Pass,
+                "none since boot",
+            ),
+        ] {
+            let finding = said(line).remove(2);
+            assert_eq!(finding.status, verdict, "{line}");
+            assert!(finding.why.contains(words), "{}", finding.why);
+            assert_eq!(finding.remedy.is_some(), verdict != Verdict::Pass);
+        }
+    }
+
+    #[test]
+    fn firmware_that_is_there_is_not_said_to_be_missing() {
+        let line = |code| {
+            format!(
+                "nvidia 0000:18:00.0: Direct firmware load for nvidia/570.172.08/gsp_ga10x.bin failed with error -{code}"
+            )
+        };
+        let why = |code| said(&line(code)).remove(3).why;
+        assert!(why(2).contains("is not on disk"), "{}", why(2));
+        assert!(why(4).contains("could not be read (error 4)"), "{}", why(4));
+        let owner = crate::state::Owner {
+            name: "NVIDIA's GPU Operator",
+            evidence: String::new(),
+            why: "",
+            remedy: "",
+        };
+        let board = Board {
+            gpus: &[],
+            installs: false,
+            idle: false,
+            owner: Some(owner),
+        };
+        let messages = kernel_log::read([line(2).as_str()]);
+        let refusal = super::refusal(&messages, &board).unwrap();
+        assert!(
+            refusal.remedy.contains("GPU Operator"),
+            "{}",
+            refusal.remedy
+        );
+        assert!(!refusal.remedy.contains("package"), "{}", refusal.remedy);
     }
 
     #[test]
@@ -792,9 +1022,11 @@ mod tests {
         ] {
             let findings = decide(
                 &log,
-                Board {
+                &Board {
                     gpus: &[],
                     installs: true,
+                    idle: false,
+                    owner: None,
                 },
             );
             assert_eq!(findings.len(), 4);

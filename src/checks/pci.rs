@@ -2,6 +2,7 @@
 //! any driver, so read it first if a GPU is missing.
 
 use async_trait::async_trait;
+use camino::Utf8Path;
 
 use super::{
     log,
@@ -10,15 +11,17 @@ use super::{
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::{Facts, GpuFact, PciFact},
-    model::{gpu::ArchitectureEvidence, id::Id},
-    state::{KernelLog, is_nova, is_reserved},
+    model::{gpu::ArchitectureEvidence, id::Id, pci::PciAddress},
+    state::{KernelLog, is_nova, is_reserved, nvidia_module},
     step::StepError,
     steps::promise::{self, Promise},
+    tools::{dkms, kmod},
 };
 
 const PRESENT: Id = Id::new("pci.gpu.present");
 const IDENTITY: Id = Id::new("pci.gpu.identity");
 const BOUND: Id = Id::new("pci.driver-bound");
+const FELL: Id = Id::new("log.fell-off-bus");
 
 /// The driver that containers need.
 const DRIVER: &str = "nvidia";
@@ -50,6 +53,30 @@ fn foreign(gpu: &PciFact) -> String {
     format!("{vendor}{name} [{}] at {}", gpu.pci_id, gpu.pci_address)
 }
 
+/// The NVSwitches of one baseboard of 8 GPUs, by architecture (NVIDIA's fabric manager user guide: HGX-2 has six, HGX
+/// A100 six, HGX H100 and H200 four).
+const BASEBOARDS: [(&str, usize); 3] = [("volta", 6), ("ampere", 6), ("hopper", 4)];
+
+/// A baseboard with fewer GPUs than its NVSwitches join. A virtual machine may have all switches and some of the
+/// GPUs.
+fn incomplete(facts: &Facts) -> Option<String> {
+    let architecture = facts.gpus.first()?.architecture.as_ref()?;
+    let (_, each) = (BASEBOARDS.iter()).find(|(name, _)| *name == architecture.as_str())?;
+    let switches = facts.nvswitches.len();
+    let whole = switches / each * 8;
+    let on_metal = facts.virtualization.as_deref() == Some("none");
+    (on_metal && switches % each == 0 && facts.gpus.len() < whole).then(|| {
+        format!(
+            "the {switches} NVSwitches of the baseboard join {}, but only {} on the PCI bus",
+            gpus(whole),
+            match facts.gpus.len() {
+                1 => "1 GPU is".to_owned(),
+                count => format!("{count} GPUs are"),
+            }
+        )
+    })
+}
+
 fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Finding {
     let count = facts.gpus.len();
     let is_wsl = facts.virtualization.as_deref() == Some("wsl");
@@ -65,12 +92,21 @@ fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Findi
     let (status, why, remedy) = if count > 0 {
         let names: Vec<String> = facts.gpus.iter().map(label).collect();
         let names = names.join("; ");
-        match promise.and_then(|promise| promise.broken()) {
-            None => (Verdict::Pass, names, None),
-            Some(broken) => (
+        match (promise.and_then(|promise| promise.broken()), incomplete(facts)) {
+            (None, None) => (Verdict::Pass, names, None),
+            (Some(broken), _) => (
                 Verdict::Fail,
                 format!("{broken}: {names}"),
                 Some(promise::REMEDY.to_owned()),
+            ),
+            (None, Some(broken)) => (
+                Verdict::Fail,
+                format!("{broken}: {names}"),
+                Some(
+                    "switch the machine off and on; if the GPU stays away, check its power and seat, and ask \
+                     the vendor of the hardware"
+                        .to_owned(),
+                ),
             ),
         }
     } else if is_wsl {
@@ -193,6 +229,8 @@ struct Means {
     loaded: bool,
     /// This program can install a driver here.
     installs: bool,
+    /// Some of the GPUs have fallen off the bus: they do not answer any driver.
+    fell: Vec<PciAddress>,
 }
 
 fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
@@ -263,6 +301,11 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
     let is_vgpu = none.iter().any(|gpu| gpu.vgpu);
     let in_tree = |driver: &&&str| **driver == "nouveau" || is_nova(driver);
     let other = others.iter().find(|driver| !in_tree(driver));
+    // What has fallen off the bus needs no other driver.
+    let because = (!none.is_empty()
+        && others.is_empty()
+        && (none.iter()).all(|gpu| means.fell.contains(&gpu.pci_address)))
+    .then_some(FELL);
     let remedy = if all_reserved {
         Some(
             "run `grep -r vfio /etc/modprobe.d /proc/cmdline` to see what reserves them; prepare \
@@ -276,6 +319,13 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
         ))
     } else if !others.is_empty() && means.installs {
         Some(format!("{INSTALL}: it denies the drivers of the kernel"))
+    } else if let Some(other) = others.first() {
+        let module = if is_nova(other) { "nova_core" } else { other };
+        Some(format!(
+            "deny the driver of the kernel (`blacklist {module}` in a file of `/etc/modprobe.d`), make the initramfs \
+             anew, and reboot: then NVIDIA's driver can have the GPU{}",
+            fits(found).map_or(String::new(), |fits| format!("; {fits}"))
+        ))
     } else if is_vgpu {
         Some("install the GRID guest driver that matches the hypervisor's vGPU release".to_owned())
     } else if let Some(refusal) = refusal {
@@ -287,20 +337,68 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
     } else if means.installs {
         Some(INSTALL.to_owned())
     } else {
-        let first = found.iter().find(|(_, driver)| *driver != Some(DRIVER));
-        first.map(|(gpu, _)| {
-            format!(
-                "run `gpu-bootstrap compat --gpu {}` to see which driver fits, and install it as \
-                 this system does",
-                gpu.pci_id
-            )
-        })
+        fits(found)
     };
     Finding {
         observed,
         remedy,
+        because,
         ..say(status, whys.join("; "))
     }
+}
+
+/// Which driver to install where this program installs none.
+fn fits(found: &[Bound<'_>]) -> Option<String> {
+    let (gpu, _) = found.iter().find(|(_, driver)| *driver != Some(DRIVER))?;
+    Some(format!(
+        "run `gpu-bootstrap compat --gpu {}` to see which driver fits, and install it as this system does",
+        gpu.pci_id
+    ))
+}
+
+/// Why the running kernel has no module of NVIDIA's driver, where another kernel has one, or DKMS did not build
+/// it.
+fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepError> {
+    let files = subject.host.files();
+    let Some(running) = &subject.facts.kernel.running else {
+        return Ok(None);
+    };
+    let running = running.to_string();
+    let module = |kernel: &str| -> Result<Option<bool>, StepError> {
+        let list = files.read_text(&kmod::list_of(kernel))?;
+        Ok(list.map(|list| nvidia_module(&list).is_some()))
+    };
+    // An absent list tells nothing.
+    if module(&running)? != Some(false) {
+        return Ok(None);
+    }
+    let why = format!("the running kernel {running} has no module of NVIDIA's driver");
+    let id = (subject.facts.gpus.first()).map_or(String::new(), |gpu| gpu.pci_id.to_string());
+    for version in files.list(&Utf8Path::new(dkms::TREE).join("nvidia"))? {
+        let log = format!("{}/nvidia/{version}/build/make.log", dkms::TREE);
+        // DKMS moves it away when it has built.
+        if files.exists(Utf8Path::new(&log))? {
+            return Ok(Some(log::Refusal::new(
+                format!("{why}, because DKMS did not build {version}"),
+                format!(
+                    "read the end of `{log}`; install the headers of this kernel, or a driver that builds for it \
+                     (`gpu-bootstrap compat --gpu {id} --kernel {running}`)"
+                ),
+            )));
+        }
+    }
+    for kernel in files.list(Utf8Path::new(kmod::FOLDER))? {
+        if kernel != running && module(&kernel)? == Some(true) {
+            return Ok(Some(log::Refusal::new(
+                format!("{why}; {kernel} has one"),
+                format!(
+                    "install the driver's module for {running} (with DKMS `dkms autoinstall`, which needs the \
+                     headers of this kernel), or boot {kernel}"
+                ),
+            )));
+        }
+    }
+    Ok(None)
 }
 
 #[async_trait]
@@ -318,17 +416,23 @@ impl Check for Pci {
                 .map_or(!subject.prepared, |desired| desired.preflight.allow_no_gpu),
             image: subject.desired.is_some_and(|desired| desired.image),
         };
-        let means = Means {
-            // A driver whose version cannot be read is loaded; the version is not the subject here.
-            loaded: !matches!(subject.state.loaded_driver(), Ok(None)),
+        // A driver whose version cannot be read is loaded; the version is not the subject here.
+        let loaded = !matches!(subject.state.loaded_driver(), Ok(None));
+        let mut means = Means {
+            loaded,
             installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
-            refusal: match subject.state.kernel_log().await {
-                KernelLog::Known { messages, .. } => {
-                    log::refusal(messages, log::Board::of(subject))
-                }
-                _ => None,
-            },
+            refusal: None,
+            fell: Vec::new(),
         };
+        if let KernelLog::Known { messages, .. } = subject.state.kernel_log().await {
+            let board = log::Board::of(subject).await?;
+            means.refusal =
+                log::refusal(messages, &board).or_else(|| log::reason(messages, &board));
+            means.fell = log::off_the_bus(messages).into_iter().flatten().collect();
+        }
+        if means.refusal.is_none() && !loaded {
+            means.refusal = without_module(subject)?;
+        }
         let of_drivers = match detect(subject) {
             Ok(found) => bound(&found, &means),
             Err(error) => match error.not_asked() {
@@ -352,10 +456,10 @@ impl Check for Pci {
 
 #[cfg(test)]
 mod tests {
-    use super::{Bound, Means, Wanted, bound, identity, present};
+    use super::{Bound, FELL, Means, Wanted, bound, identity, incomplete, present};
     use crate::{
         check::Verdict,
-        facts::PciFact,
+        facts::{Facts, PciFact},
         steps::{fixtures::facts, promise::Promise},
     };
 
@@ -364,6 +468,7 @@ mod tests {
             refusal: None,
             loaded,
             installs: true,
+            fell: Vec::new(),
         }
     }
 
@@ -371,14 +476,62 @@ mod tests {
     fn where_nothing_can_be_installed_the_remedy_is_another() {
         let facts = facts();
         let nowhere = Means {
-            refusal: None,
-            loaded: false,
             installs: false,
+            ..means(false)
         };
-        for driver in [None, Some("nouveau")] {
+        for (driver, words) in [
+            (None, "gpu-bootstrap compat"),
+            (Some("nouveau"), "`blacklist nouveau`"),
+            (Some("NovaCore"), "`blacklist nova_core`"),
+        ] {
             let remedy = bound(&[(&facts.gpus[0], driver)], &nowhere).remedy;
-            assert!(remedy.is_some_and(|text| text.contains("gpu-bootstrap compat")));
+            assert!(remedy.is_some_and(|text| text.contains(words)), "{words}");
         }
+    }
+
+    #[test]
+    fn a_baseboard_without_one_of_its_gpus_is_told() {
+        let whole = facts();
+        let gpus = |count| whole.gpus.iter().cycle().take(count).cloned().collect();
+        let switch = PciFact {
+            pci_address: whole.gpus[0].pci_address,
+            pci_id: "10de:22a3".parse().unwrap(),
+            name: None,
+        };
+        let machine = |count, switches, virtualization: &str| Facts {
+            gpus: gpus(count),
+            nvswitches: vec![switch.clone(); switches],
+            virtualization: Some(virtualization.to_owned()),
+            ..facts()
+        };
+        let words = "4 NVSwitches of the baseboard join 8 GPUs, but only 7 GPUs are on the PCI bus";
+        let told = incomplete(&machine(7, 4, "none"));
+        assert!(told.is_some_and(|told| told.contains(words)));
+        for complete in [
+            machine(8, 4, "none"),
+            machine(2, 0, "none"),
+            machine(2, 1, "none"),
+            machine(4, 4, "kvm"),
+        ] {
+            assert_eq!(incomplete(&complete), None);
+        }
+    }
+
+    #[test]
+    fn a_gpu_that_fell_off_the_bus_needs_no_other_driver() {
+        let facts = facts();
+        let [first, second] = [&facts.gpus[0], &facts.gpus[1]];
+        let off = Means {
+            fell: vec![first.pci_address],
+            ..means(true)
+        };
+        let because = |found: &[Bound<'_>]| bound(found, &off).because;
+        assert_eq!(
+            because(&[(first, None), (second, Some("nvidia"))]),
+            Some(FELL)
+        );
+        assert_eq!(because(&[(first, None), (second, None)]), None);
+        assert_eq!(because(&[(first, None), (second, Some("nouveau"))]), None);
     }
 
     #[test]

@@ -226,7 +226,8 @@ fn built_by_dkms(reader: &mut FactReader<'_>, kernel: &KernelVersion) -> Option<
 }
 
 /// The path of the main module in `modules.dep`: `updates/dkms/nvidia.ko.zst: …`.
-fn nvidia_module(list: &str) -> Option<&str> {
+#[must_use]
+pub fn nvidia_module(list: &str) -> Option<&str> {
     list.lines()
         .filter_map(|line| line.split_once(':'))
         .map(|(path, _)| path)

@@ -1,21 +1,106 @@
 //! The messages of the kernel, and those of NVIDIA's driver in them.
 
-use std::time::Duration;
+use std::{sync::LazyLock, time::Duration};
 
-use crate::{host::Query, model::pci::PciAddress};
+use serde::Deserialize;
+
+use crate::{
+    host::Query,
+    model::{pci::PciAddress, text::built_in},
+};
 
 /// Reading a log takes no longer, however long the machine runs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// What the journal is searched for: the lines that [`read`] understands, and the first line of a boot.
+/// What the journal is searched for, beside the lines of the table: the lines that [`read`] understands, and the first line
+/// of a boot.
 /// The rest of the log is nobody's business: it may end in a recording.
 const LINES: &str =
     "NVRM|SXid|nvidia.*(probe|firmware)|BAR [0-9].*(no space|assign)|Linux version ";
 
+static TABLE: LazyLock<Vec<Line>> = LazyLock::new(|| {
+    let table: Table = built_in("kernel_log").expect("the built-in table parses: a test reads it");
+    table.line
+});
+
+/// What a line of the table says about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// The module was not loaded.
+    Load,
+    /// A GPU was refused, or not started.
+    Start,
+    /// The PCI bus failed for a device.
+    Bus,
+    /// The IOMMU refused an access of a device.
+    Iommu,
+}
+
+/// A row of the table `kernel_log.toml`.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub struct Line {
+    /// Lists of words; a line of the log has all of one of them.
+    lines: Vec<Vec<String>>,
+    /// What it says about.
+    pub kind: Kind,
+    /// The reason; `{}` stands for the device.
+    pub why: String,
+    /// What helps.
+    pub remedy: String,
+}
+
+#[derive(Deserialize)]
+struct Table {
+    line: Vec<Line>,
+}
+
+/// The row of a line.
+fn row(line: &str) -> Option<&'static Line> {
+    let is_of = |row: &&Line| {
+        let all = |words: &Vec<String>| words.iter().all(|words| line.contains(words.as_str()));
+        row.lines.iter().any(all)
+    };
+    TABLE.iter().find(is_of)
+}
+
+/// The rows of messages, in the order of the table.
+pub fn rows(messages: &[Message]) -> impl Iterator<Item = (&'static Line, Vec<PciAddress>)> {
+    TABLE.iter().filter_map(move |row| {
+        let of_it = |message: &Message| match message {
+            Message::Line { at, row: other } if std::ptr::eq(row, *other) => Some(*at),
+            _ => None,
+        };
+        let places: Vec<Option<PciAddress>> = messages.iter().filter_map(of_it).collect();
+        (!places.is_empty()).then(|| (row, places.into_iter().flatten().collect()))
+    })
+}
+
+/// The pattern that finds the lines of the table in the journal.
+fn pattern() -> String {
+    let literal = |words: &String| -> String {
+        let mut escaped = String::new();
+        for letter in words.chars() {
+            if !letter.is_alphanumeric() && !matches!(letter, ' ' | ':' | '-' | '_') {
+                escaped.push('\\');
+            }
+            escaped.push(letter);
+        }
+        escaped
+    };
+    let of_the_kernel = |words: &&Vec<String>| words.iter().all(|words| !words.contains("NVRM"));
+    let one = |words: &Vec<String>| words.iter().map(literal).collect::<Vec<_>>().join(".*");
+    let lines = TABLE
+        .iter()
+        .flat_map(|row| &row.lines)
+        .filter(of_the_kernel);
+    lines.map(one).collect::<Vec<_>>().join("|")
+}
+
 /// The messages of this boot from systemd's journal, which keeps more than the kernel.
 #[must_use]
 pub fn journal() -> Query {
-    let lines = format!("--grep={LINES}");
+    let lines = format!("--grep={LINES}|{}", pattern());
     let args = [
         "--dmesg",
         "--boot",
@@ -114,10 +199,19 @@ pub enum Message {
         /// The window.
         bar: u32,
     },
-    /// The firmware that the driver loads into GPUs is not on disk.
+    /// The firmware that the driver loads into GPUs was not loaded.
     NoFirmware {
         /// The file, where the line names it.
         file: Option<String>,
+        /// The code of the error, where it is another one than that of a file that is missing.
+        code: Option<u32>,
+    },
+    /// A line of the table.
+    Line {
+        /// The device, where the line names one.
+        at: Option<PciAddress>,
+        /// The row.
+        row: &'static Line,
     },
     /// The driver refused a device.
     ProbeFailed {
@@ -167,7 +261,7 @@ impl Recovery {
 pub fn read<'l>(lines: impl IntoIterator<Item = &'l str>) -> Vec<Message> {
     let mut last = None;
     let mut found = Vec::new();
-    for line in lines {
+    for line in lines.into_iter().flat_map(sentences) {
         if let Some((_, said)) = line.split_once("NVRM: ")
             && (said.starts_with("The NVIDIA") || said.starts_with("This PCI"))
         {
@@ -178,9 +272,20 @@ pub fn read<'l>(lines: impl IntoIterator<Item = &'l str>) -> Vec<Message> {
     found
 }
 
+/// The lines of one record: rsyslog writes the end of a line within it as `#012`, Talos as `\x0a`.
+fn sentences(record: &str) -> impl Iterator<Item = &str> {
+    (record.split("#012")).flat_map(|part| part.split("\\x0a"))
+}
+
 /// Reads one line; `None` if it is none of the known messages. `last` is the GPU that the sentence
 /// began with.
 fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
+    if let Some(row) = row(line) {
+        let at = place(line);
+        // A device of the bus is named by its line.
+        let whole = at.is_some() || matches!(row.kind, Kind::Load | Kind::Start);
+        return whole.then_some(Message::Line { at, row });
+    }
     let Some((_, said)) = line.split_once("NVRM: ") else {
         return other(line);
     };
@@ -213,7 +318,12 @@ fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
     });
     let gpu = named.or(last);
     for (words, found) in [
-        ("fallen off the bus", Message::FellOffBus { gpu: named }),
+        // The rest of a sentence that an earlier line began.
+        ("fallen off the bus", {
+            let rest = !said.trim_start().starts_with("GPU");
+            let gpu = if rest { gpu } else { named };
+            Message::FellOffBus { gpu }
+        }),
         ("RmInitAdapter failed", Message::NotStarted { gpu: named }),
         ("rm_init_adapter failed", Message::NotStarted { gpu: named }),
         (
@@ -224,13 +334,14 @@ fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
             "nvidia.ko because it does not include the required GPU",
             Message::NeedsProprietary { gpu },
         ),
-        (
-            "is not supported by the NVIDIA",
-            Message::Unsupported { gpu },
-        ),
+        // Newer drivers begin a line with their name.
+        ("is not supported by the", Message::Unsupported { gpu }),
         (
             "No firmware image found",
-            Message::NoFirmware { file: None },
+            Message::NoFirmware {
+                file: None,
+                code: None,
+            },
         ),
         ("API mismatch", Message::OtherVersion),
     ] {
@@ -268,8 +379,10 @@ fn other(line: &str) -> Option<Message> {
     }
     if let Some((_, rest)) = line.split_once("firmware load for nvidia/") {
         let name = rest.split(' ').next().unwrap_or(rest);
-        return rest.contains("failed").then(|| Message::NoFirmware {
+        let (_, code) = rest.split_once("failed with error -")?;
+        return Some(Message::NoFirmware {
             file: Some(format!("nvidia/{name}")),
+            code: number(code).filter(|code| *code != ENOENT),
         });
     }
     // `pci 0000:14:00.0: BAR 1: no space for [mem size …]`, and since Linux 6.9 `BAR 1 [mem size …]: can't
@@ -288,6 +401,26 @@ fn other(line: &str) -> Option<Message> {
         });
     }
     None
+}
+
+/// The code of a file that is missing.
+const ENOENT: u32 = 2;
+
+/// The device that a line of the kernel names: by a word, or as `device [07:00.0]` and `device=07:00.0`, which leave out
+/// the domain.
+fn place(line: &str) -> Option<PciAddress> {
+    let named = line.split([' ', ',', '(']).find_map(|word| {
+        let word = word.trim_end_matches(['.', ')']);
+        address(word.trim_start_matches("PCI:"))
+    });
+    named.or_else(|| {
+        let (_, rest) = (line.split_once("device [")).or_else(|| line.split_once("device="))?;
+        let place = rest.split([']', ' ']).next()?;
+        place
+            .parse()
+            .ok()
+            .or_else(|| address(&format!("0000:{place}")))
+    })
 }
 
 /// The number that a text begins with.
@@ -456,6 +589,42 @@ mod tests {
                 "nvidia 0000:01:00.0: Direct firmware load for nvidia/580.95.05/gsp_ga10x.bin failed with error -2",
                 vec![Message::NoFirmware {
                     file: Some("nvidia/580.95.05/gsp_ga10x.bin".to_owned()),
+                    code: None,
+                }],
+            ),
+            (
+                "nvidia 0000:01:00.0: Direct firmware load for nvidia/570.172.08/gsp_ga10x.bin failed with error -4",
+                vec![Message::NoFirmware {
+                    file: Some("nvidia/570.172.08/gsp_ga10x.bin".to_owned()),
+                    code: Some(4),
+                }],
+            ),
+            (
+                "[ 1843.30] NVRM: The NVIDIA GPU 0000:b3:00.0\n  NVRM: (PCI ID: 10de:26b5) installed in this system has\n  NVRM: fallen off the bus and is not responding to commands.",
+                vec![Message::FellOffBus {
+                    gpu: gpu("0000:b3:00.0"),
+                }],
+            ),
+            (
+                "NVRM: The NVIDIA GPU 0000:02:00.0 (PCI ID: 10de:1d13)\nNVRM: installed in this\nNVRM: system has fallen off the bus and is not responding",
+                vec![Message::FellOffBus {
+                    gpu: gpu("0000:02:00.0"),
+                }],
+            ),
+            (
+                "NVRM: GPU has fallen off the bus.",
+                vec![Message::FellOffBus { gpu: None }],
+            ),
+            (
+                "NVRM: The NVIDIA GPU 0000:af:00.0 (PCI ID: 10de:1db5)#012NVRM: installed in this system is not supported by open#012NVRM: nvidia.ko because it does not include the required GPU#012NVRM: System Processor (GSP).",
+                vec![Message::NeedsProprietary {
+                    gpu: gpu("0000:af:00.0"),
+                }],
+            ),
+            (
+                "warning: [2023]: NVRM: The NVIDIA GPU 0000:00:10.0 (PCI ID: 10de:1b38)\\x0aNVRM: installed in this system is not supported by the\\x0aNVRM: NVIDIA 535.54.03 driver release.",
+                vec![Message::Unsupported {
+                    gpu: gpu("0000:00:10.0"),
                 }],
             ),
             (
@@ -475,8 +644,88 @@ mod tests {
     }
 
     #[test]
+    fn lines_of_the_table_are_read_with_their_devices() {
+        for (text, kind, place) in [
+            (
+                "Loading of module with unavailable key is rejected",
+                Kind::Load,
+                None,
+            ),
+            (
+                "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service",
+                Kind::Load,
+                None,
+            ),
+            (
+                "nvidia: version magic '5.4.18-100.fc30.x86_64 SMP mod_unload ' should be '5.4.18-200.fc31.x86_64 SMP mod_unload '",
+                Kind::Load,
+                None,
+            ),
+            (
+                "NVRM: GPU 0000:41:00.0: GPU does not have the necessary power cables connected.",
+                Kind::Start,
+                Some("0000:41:00.0"),
+            ),
+            (
+                "NVRM: Can't find an IRQ for your NVIDIA card!",
+                Kind::Start,
+                None,
+            ),
+            (
+                "NVRM kfspSendBootCommands_GH100: FSP boot cmds failed. RM cannot boot.",
+                Kind::Start,
+                None,
+            ),
+            (
+                "pci 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible",
+                Kind::Start,
+                Some("0000:01:00.0"),
+            ),
+            (
+                "nvidia 0000:01:00.0: can't change power state from D3cold to D0 (config space inaccessible)",
+                Kind::Start,
+                Some("0000:01:00.0"),
+            ),
+            (
+                "nvidia 0000:03:00.0: AER: can't recover (no error_detected callback)",
+                Kind::Bus,
+                Some("0000:03:00.0"),
+            ),
+            (
+                "nvidia 0000:07:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0003 address=0x80000040 flags=0x0020]",
+                Kind::Iommu,
+                Some("0000:07:00.0"),
+            ),
+            (
+                "AMD-Vi: Event logged [IO_PAGE_FAULT device=07:00.0 domain=0x0003 address=0x80000040 flags=0x0020]",
+                Kind::Iommu,
+                Some("0000:07:00.0"),
+            ),
+            (
+                "DMAR: [DMA Read NO_PASID] Request device [81:00.0] fault addr 0xffe00000 [fault reason 0x06] PTE Read access is not set",
+                Kind::Iommu,
+                Some("0000:81:00.0"),
+            ),
+        ] {
+            let [Message::Line { at, row }] = &read([text])[..] else {
+                panic!("{text}");
+            };
+            assert_eq!(row.kind, kind, "{text}");
+            let wanted = place.and_then(|place: &str| place.parse().ok());
+            assert_eq!(*at, wanted, "{text}");
+        }
+        // Of what has no address nobody knows whether it is a GPU.
+        assert!(read(["AER: can't recover (no error_detected callback)"]).is_empty());
+        assert!(TABLE.iter().all(|row| {
+            let device = matches!(row.kind, Kind::Bus | Kind::Iommu);
+            row.why.contains("{}") == device && !row.lines.is_empty()
+        }));
+    }
+
+    #[test]
     fn the_journal_is_searched_for_every_line_that_is_understood() {
         let line = journal().cmd().line();
+        assert!(line.contains("Loading of .*is rejected"), "{line}");
         for word in ["NVRM", "SXid", "probe", "firmware", "BAR ", "Linux version"] {
             assert!(line.contains(word), "{line}");
         }

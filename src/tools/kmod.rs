@@ -18,10 +18,13 @@ const DEADLINE: Duration = Duration::from_secs(180);
 /// Where files name modules that are loaded at every boot, `modules-load.d(5)`.
 pub const AT_BOOT: &str = "/etc/modules-load.d";
 
+/// The folders of modules, one for each kernel.
+pub const FOLDER: &str = "/lib/modules";
+
 /// Where a kernel's modules are.
 #[must_use]
 pub fn folder_of(kernel: &str) -> Utf8PathBuf {
-    Utf8PathBuf::from(format!("/lib/modules/{kernel}"))
+    Utf8PathBuf::from(format!("{FOLDER}/{kernel}"))
 }
 
 /// The list that `depmod` makes of them.
