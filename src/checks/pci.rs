@@ -65,7 +65,7 @@ fn incomplete(facts: &Facts) -> Option<String> {
     let switches = facts.nvswitches.len();
     let whole = switches / each * 8;
     let on_metal = facts.virtualization.as_deref() == Some("none");
-    (on_metal && switches % each == 0 && facts.gpus.len() < whole).then(|| {
+    (on_metal && switches.is_multiple_of(*each) && facts.gpus.len() < whole).then(|| {
         format!(
             "the {switches} NVSwitches of the baseboard join {}, but only {} on the PCI bus",
             gpus(whole),
