@@ -3,7 +3,10 @@
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
-use super::words::{self, gpus, places};
+use super::{
+    log::POWER,
+    words::{self, gpus, places},
+};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     error::one_line,
@@ -70,7 +73,7 @@ fn answer(read: Result<Option<Vec<u8>>, FilesError>) -> Answer {
     }
 }
 
-fn decide(found: &[(&GpuFact, Answer)], on_metal: bool) -> Finding {
+fn decide(found: &[(&GpuFact, Answer)], virtualization: Option<&str>) -> Finding {
     let say = |status, why: String| Finding::new(REVFF, TITLE, status, why);
     if found.is_empty() {
         return say(
@@ -88,10 +91,14 @@ fn decide(found: &[(&GpuFact, Answer)], on_metal: bool) -> Finding {
     };
     let gone = with(&Answer::Gone);
     if !gone.is_empty() {
-        let remedy = if on_metal {
-            "switch the machine off and on: a reboot does not cut the power of the GPU"
-        } else {
-            "stop the instance and start it again, which moves it to another host"
+        let remedy = match virtualization {
+            Some("none") => {
+                "switch the machine off and on: a reboot does not cut the power of the GPU"
+            }
+            Some(_) => {
+                "stop the instance and start it again, which moves it to another host and empties its local disks"
+            }
+            None => POWER,
         };
         return Finding {
             observed: Some("configuration space of all ones".to_owned()),
@@ -132,8 +139,8 @@ impl Check for Bus {
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let on_metal = subject.facts.virtualization.as_deref() == Some("none");
-        Ok(vec![decide(&detect(subject)?, on_metal)])
+        let virtualization = subject.facts.virtualization.as_deref();
+        Ok(vec![decide(&detect(subject)?, virtualization)])
     }
 }
 
@@ -154,7 +161,7 @@ mod tests {
         let facts = facts();
         let with = |one: Answer, other: Answer| {
             let found = [(&facts.gpus[0], one), (&facts.gpus[1], other)];
-            decide(&found, true)
+            decide(&found, Some("none"))
         };
         let fallen = with(Answer::Alive, Answer::Gone);
         assert_eq!(fallen.status, Verdict::Fail);
@@ -178,6 +185,6 @@ mod tests {
         ] {
             assert_eq!(with(one, other).status, verdict);
         }
-        assert_eq!(decide(&[], true).status, Verdict::Skip);
+        assert_eq!(decide(&[], Some("none")).status, Verdict::Skip);
     }
 }

@@ -236,7 +236,7 @@ fn xids(messages: &[Message], source: &str) -> Finding {
 }
 
 /// What brings back a GPU that no reboot brings back.
-const POWER: &str = "switch the machine off and on; a cloud's instance: stop and start it, which empties its \
+pub(super) const POWER: &str = "switch the machine off and on; a cloud's instance: stop and start it, which empties its \
                      local disks";
 
 /// The errors of `NVSwitches`. Each line says itself whether the error is fatal.
@@ -606,8 +606,18 @@ impl Check for Log {
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let board = Board::of(subject).await?;
-        Ok(decide(subject.state.kernel_log().await, &board))
+        let log = subject.state.kernel_log().await;
+        let board = match log {
+            KernelLog::Known { .. } => Board::of(subject).await?,
+            // Nothing is held against it.
+            KernelLog::Unreadable { .. } | KernelLog::NotAsked { .. } => Board {
+                gpus: &subject.facts.gpus,
+                installs: false,
+                idle: false,
+                owner: None,
+            },
+        };
+        Ok(decide(log, &board))
     }
 }
 
