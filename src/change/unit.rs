@@ -33,11 +33,10 @@ impl Applier {
         };
         let unread = |why| ChangeError::Unreadable { what: what(), why };
         let output = self.host.reader().query(&query).await.map_err(tool)?;
-        // In a chroot it ends with 0, and says nothing.
         if let Some(state) = systemctl::parse_show(&output.stdout).filter(|_| output.ok()) {
             return Ok(state);
         }
-        let guessed = without_systemd(&self.host, unit).await;
+        let guessed = without_systemd(&self.host, unit, &output).await;
         if let Some(state) = guessed.map_err(|error| unread(one_line(&error)))? {
             return Ok(state);
         }

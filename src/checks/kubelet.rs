@@ -47,7 +47,9 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
         let whose =
             format!("the kubelet uses the containerd of {name} (`{socket}`, by {known_by})");
         // A restart writes the configuration anew, from the template.
-        if let Some(template) = found.template.as_deref().filter(|_| toolkit) {
+        if let Some(template) =
+            (found.template.as_deref()).filter(|_| toolkit && found.nvidia != Some(true))
+        {
             return with(
                 Verdict::Fail,
                 format!(

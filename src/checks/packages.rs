@@ -216,7 +216,7 @@ fn folder_of(os: &Os) -> Option<String> {
         "ubuntu" => format!("ubuntu{}", version.replace('.', "")),
         "debian" => format!("debian{major}"),
         "almalinux" | "centos" | "ol" | "rhel" | "rocky" => format!("rhel{major}"),
-        "amzn" => format!("amzn{version}"),
+        "amzn" if version == "2023" => "amzn2023".to_owned(),
         _ => return None,
     })
 }

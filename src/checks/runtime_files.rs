@@ -117,7 +117,9 @@ pub(super) async fn of_containerd(subject: &Subject<'_>) -> Result<Option<Vec<Fa
             path,
             default,
         } = one;
-        if is_missing(subject.host.files(), &program)? {
+        // What nobody asks for may lack its program, as kata that was removed.
+        let counts = default || toolkit::comes_with(&program, toolkit::RUNTIME);
+        if counts && is_missing(subject.host.files(), &program)? {
             let follows = match default {
                 true => "and is the default one: no pod starts",
                 false => "so no container of it starts",
@@ -259,7 +261,8 @@ async fn docker(subject: &Subject<'_>) -> Result<Finding, StepError> {
             None,
         ));
     }
-    if let Some(why) = validated(subject, path).await {
+    let exists = files.exists(path).unwrap_or(true);
+    if exists && let Some(why) = validated(subject, path).await {
         return Ok(broken(&why, None));
     }
     let runtimes = docker::runtimes(&text, &flags);
@@ -274,11 +277,13 @@ async fn docker(subject: &Subject<'_>) -> Result<Finding, StepError> {
     for (name, program) in &runtimes {
         let Some(program) = program else { continue };
         if is_missing(files, program)? {
-            let follows = match default.as_ref() == Some(name) {
+            let is_default = default.as_ref() == Some(name);
+            let follows = match is_default {
                 true => "and is the default one: no container starts",
                 false => "so no container of it starts",
             };
-            let status = match installed {
+            let counts = is_default || toolkit::comes_with(program, toolkit::RUNTIME);
+            let status = match installed && counts {
                 true => Verdict::Fail,
                 false => Verdict::Warn,
             };
@@ -297,7 +302,10 @@ async fn docker(subject: &Subject<'_>) -> Result<Finding, StepError> {
     Ok(say(
         &DOCKER,
         Verdict::Pass,
-        "it can be read, and its runtimes are there",
+        match exists {
+            true => "it can be read, and its runtimes are there",
+            false => "it has none, and the runtimes of its command line are there",
+        },
     ))
 }
 
@@ -326,9 +334,7 @@ fn is_missing(files: &dyn ReadFiles, program: &str) -> Result<bool, StepError> {
 fn program_remedy(program: &str, unit: &str) -> String {
     let package = match toolkit::comes_with(program, toolkit::RUNTIME) {
         true => "install `nvidia-container-toolkit`, which brings it",
-        false => {
-            "name the program that is there (of NVIDIA's packages: `/usr/bin/nvidia-container-runtime`)"
-        }
+        false => "install the program that it names",
     };
     format!("{package}, or take the runtime out; then run `systemctl restart {unit}`")
 }
@@ -375,7 +381,8 @@ async fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     let mut faults = crio::faults(&found, in_path);
     if faults.is_empty() {
         for (name, program) in crio::programs(&found) {
-            if is_missing(files, &program)? {
+            let counts = toolkit::comes_with(&program, toolkit::RUNTIME);
+            if counts && is_missing(files, &program)? {
                 faults.push(crio::Fault {
                     why: format!(
                         "runtime `{name}` of CRI-O names `{program}`, which is not there: no container of it starts"
@@ -492,10 +499,11 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
         .find(|runtime| ["docker", "containerd", "crio"].contains(&runtime.name.as_str()));
     // NVIDIA/nvidia-container-toolkit issues 381 and 580.
     if let (true, Some(daemon)) = (config.no_cgroups, daemon) {
-        let is_legacy = config.mode.as_deref() == Some("legacy")
-            || toolkit_version(subject)
-                .await
-                .is_some_and(|version| version < BY_CDI);
+        let is_legacy = match config.mode.as_deref() {
+            Some("legacy") => true,
+            Some("auto") | None => (toolkit_version(subject).await).is_some_and(|it| it < BY_CDI),
+            Some(_) => false,
+        };
         let status = match is_legacy {
             true => Verdict::Fail,
             false => Verdict::Warn,

@@ -6,7 +6,7 @@ use camino::Utf8Path;
 
 use super::{Read, State, StateError};
 use crate::{
-    host::{Host, Kind},
+    host::{Host, Kind, Output},
     tools::systemctl::{self, UnitState},
 };
 
@@ -14,13 +14,19 @@ use crate::{
 const EMPTY: &str = "empty";
 
 /// The state of a unit as its files tell it, where no systemd runs that could be asked: in a container, or in the chroot of
-/// an image's builder. `None` where one runs.
+/// an image's builder; `answer` is that of `systemctl show`. `None` where one runs.
 ///
 /// # Errors
 /// When its files cannot be read.
-pub async fn without_systemd(host: &Host, name: &str) -> Result<Option<UnitState>, StateError> {
+pub async fn without_systemd(
+    host: &Host,
+    name: &str,
+    answer: &Output,
+) -> Result<Option<UnitState>, StateError> {
     let files = &*host.files;
-    if files.exists(systemctl::BOOTED.into())? {
+    // In a chroot systemctl says nothing and ends with 0, also where the builder's own `/run` is mounted.
+    let says_nothing = answer.ok() && answer.stdout.trim().is_empty();
+    if !says_nothing && files.exists(systemctl::BOOTED.into())? {
         return Ok(None);
     }
     for folder in systemctl::FOLDERS {
@@ -51,10 +57,9 @@ impl State {
     async fn ask_unit(&self, name: &str) -> Read<Option<UnitState>> {
         let query = systemctl::show(name);
         let output = self.host.reader().query(&query).await?;
-        // In a chroot it ends with 0, and says nothing.
         let mut state = match systemctl::parse_show(&output.stdout).filter(|_| output.ok()) {
             Some(state) => state,
-            None => match without_systemd(&self.host, name).await? {
+            None => match without_systemd(&self.host, name, &output).await? {
                 Some(state) => state,
                 None => {
                     let output = output.success(query.cmd())?;
@@ -65,18 +70,26 @@ impl State {
                 }
             },
         };
-        if state.load == "masked" && !self.has_mask(name)? {
+        if state.load == "masked" && self.is_emptied(name)? {
             EMPTY.clone_into(&mut state.load);
         }
         Ok(state.exists().then_some(state))
     }
 
-    /// Whether somebody has masked a unit. systemd also calls a unit masked whose file is empty, as a power cut leaves it;
-    /// the repair of its package fills that.
-    fn has_mask(&self, name: &str) -> Read<bool> {
+    /// Whether the file of a unit is empty that its package brought, as a power cut leaves it: systemd calls it masked, and
+    /// the repair of the package fills it. A mask of somebody's is a link, or lies in another folder.
+    fn is_emptied(&self, name: &str) -> Read<bool> {
+        let files = &*self.host.files;
         for folder in ["/etc/systemd/system", "/run/systemd/system"] {
-            if (self.host.files.stat(&Utf8Path::new(folder).join(name))?).is_some() {
-                return Ok(true);
+            if files.stat(&Utf8Path::new(folder).join(name))?.is_some() {
+                return Ok(false);
+            }
+        }
+        for folder in systemctl::OF_PACKAGES {
+            let path = Utf8Path::new(folder).join(name);
+            if let Some(stat) = files.stat(&path)? {
+                let is_file = stat.kind == Kind::File;
+                return Ok(is_file && files.read(&path)?.is_some_and(|text| text.is_empty()));
             }
         }
         Ok(false)
@@ -125,6 +138,8 @@ mod tests {
         let docker = state.unit("docker.service").await.expect("an answer");
         let docker = docker.expect("a unit");
         assert!(docker.is_not_booted() && docker.is_up() && !docker.is_active());
+        // A builder may mount the `/run` of its own machine.
+        fakes.files.put_folder(systemctl::BOOTED, 0o755);
         let masked = state.unit("crio.service").await.expect("an answer");
         assert_eq!(masked.expect("a unit").load, "masked");
         assert_eq!(state.unit("other.service").await.expect("an answer"), None);

@@ -126,46 +126,66 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
 
 /// The keyrings that entries name, and in which there is no key.
 fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceFlaw>, FilesError> {
-    let mut seen: Vec<&str> = Vec::new();
-    let mut found = Vec::new();
+    let mut found: Vec<SourceFlaw> = Vec::new();
     for entry in entries.iter().filter(|entry| !entry.skips_verification) {
         let keys = entry.signed_by.as_deref().unwrap_or_default();
-        // The key itself, and its fingerprint, begin otherwise.
-        for key in keys
+        // The key itself can stand there.
+        if keys.contains("-----BEGIN") {
+            continue;
+        }
+        let mut flaws = Vec::new();
+        // A fingerprint begins otherwise.
+        let named = keys
             .split([',', ' ', '\n'])
-            .filter(|key| key.starts_with('/'))
-        {
-            if seen.contains(&key) {
-                continue;
-            }
-            seen.push(key);
-            let path = Utf8Path::new(key);
-            let flaw = match files.read(path)? {
-                // A folder without keyrings does not tell.
-                None => {
-                    let folder = path.parent().unwrap_or(path);
-                    (!files.list(folder)?.is_empty()).then_some((Refusal::Lacking, "is not there"))
-                }
-                Some(bytes) if bytes.trim_ascii().is_empty() => Some((Refusal::Source, "is empty")),
-                Some(bytes) if bytes.trim_ascii().starts_with(b"<") => {
-                    Some((Refusal::Source, "is a web page and no key"))
-                }
-                Some(_) => None,
-            };
-            let SourceEntry { file, written, .. } = entry;
-            if let Some((follows, why)) = flaw {
-                found.push(SourceFlaw {
+            .filter(|key| key.starts_with('/'));
+        for key in named {
+            flaws.push(flaw_of(files, key)?.map(|(follows, why)| {
+                let SourceEntry { file, written, .. } = entry;
+                SourceFlaw {
                     follows,
                     why: format!("`{key}`, which `{file}` names as the key of {written}, {why}"),
                     remedy: format!(
                         "write the repository's key to `{key}` again (`curl -f`, then `gpg --dearmor`), or remove its entry \
                          from `{file}`"
                     ),
-                });
+                }
+            }));
+        }
+        // One of several is enough.
+        if flaws.iter().all(Option::is_some) {
+            for flaw in flaws.into_iter().flatten() {
+                if found.iter().all(|known| known.remedy != flaw.remedy) {
+                    found.push(flaw);
+                }
             }
         }
     }
     Ok(found)
+}
+
+/// Why there is no key in a keyring; `None` if there may be one. What this user may not read does not tell.
+fn flaw_of(
+    files: &dyn ReadFiles,
+    key: &str,
+) -> Result<Option<(Refusal, &'static str)>, FilesError> {
+    let path = Utf8Path::new(key);
+    if files.stat(path)?.is_none() {
+        // A folder without keyrings does not tell.
+        let folder = path.parent().unwrap_or(path);
+        let is_told = !files.list(folder)?.is_empty();
+        return Ok(is_told.then_some((Refusal::Lacking, "is not there")));
+    }
+    let Ok(Some(bytes)) = files.read(path) else {
+        return Ok(None);
+    };
+    let text = bytes.trim_ascii();
+    Ok(if text.is_empty() {
+        Some((Refusal::Source, "is empty"))
+    } else if text.starts_with(b"<") {
+        Some((Refusal::Source, "is a web page and no key"))
+    } else {
+        None
+    })
 }
 
 /// The line of the first entry that lacks something, and what. Source: apt, `apt-pkg/sourcelist.cc`, `ParseLine` and
@@ -532,6 +552,15 @@ mod tests {
         files.put("/usr/share/keyrings/a.gpg", "<!DOCTYPE html>\n");
         assert!(whys(found()).ends_with("no key"));
         files.put("/usr/share/keyrings/a.gpg", "\u{1}");
+        assert_eq!(found(), []);
+        // Of several keyrings one is enough, and a key can stand in the file itself.
+        files.put(
+            "/etc/apt/sources.list.d/b.sources",
+            "Types: deb\nURIs: https://b/\nSuites: x\nComponents: main\n\
+             Signed-By: /usr/share/keyrings/gone.gpg,/usr/share/keyrings/a.gpg\n\n\
+             Types: deb\nURIs: https://c/\nSuites: x\nComponents: main\nSigned-By:\n \
+             -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n /mQINBGabcdef\n -----END PGP PUBLIC KEY BLOCK-----\n",
+        );
         assert_eq!(found(), []);
     }
 
