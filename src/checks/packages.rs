@@ -13,7 +13,7 @@ use crate::{
     model::{id::Id, version::DriverVersion},
     state::{DriverPart, Origin},
     step::StepError,
-    tools::packages::{Manager, Refusal, SourceEntry},
+    tools::packages::{Manager, Refusal, SourceEntry, locks},
 };
 
 const CONSISTENCY: Id = Id::new("os.pkg.consistency");
@@ -367,6 +367,11 @@ async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepErro
         let Some(remedy) = backend.configures() else {
             continue;
         };
+        let (files, system) = (subject.host.files(), subject.host.system());
+        // While a transaction runs its packages are on their way.
+        if locks::holder(files, system, backend.locks())?.is_some() {
+            continue;
+        }
         let database = subject.state.database(manager).await?;
         let found: Vec<String> = (database.unwrap_or_default().iter())
             .filter(|package| package.needs_repair() && is_part(&package.name))
