@@ -8,7 +8,7 @@ use crate::{
     check::{Check, Finding, Subject, Verdict},
     host::ReadFiles,
     model::id::Id,
-    state::{Effective, StateError},
+    state::{Effective, StateError, has_library},
     step::StepError,
     tools::{
         cdi,
@@ -30,17 +30,6 @@ const DAEMON_JSON: &str = "/etc/docker/daemon.json";
 
 /// The folder of containerd's files.
 const FOLDER: &str = "/etc/containerd";
-
-/// The folders of libraries below a root, and the library by which the toolkit finds the driver.
-const IN_ROOT: [&str; 6] = [
-    "lib64",
-    "lib",
-    "usr/lib64",
-    "usr/lib",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-];
-const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// Where daemons look for programs that are named without a path: systemd's default.
 const PATH: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
@@ -226,10 +215,11 @@ async fn docker(subject: &Subject<'_>) -> Result<Finding, StepError> {
             )
         },
     };
+    // Without a file there is nothing to read.
+    let exists = text.is_some();
     let text = text.unwrap_or_default();
     let flaw = docker::check_config(&text).err();
-    // Without a file there is nothing to read.
-    if let Some(flaw) = flaw.filter(|_| files.exists(path).unwrap_or(true)) {
+    if let Some(flaw) = flaw.filter(|_| exists) {
         return Ok(match flaw.forgiven {
             false => broken(&flaw.why, None),
             true if lenient => say(&DOCKER, Verdict::Pass, "it can be read"),
@@ -261,7 +251,6 @@ async fn docker(subject: &Subject<'_>) -> Result<Finding, StepError> {
             None,
         ));
     }
-    let exists = files.exists(path).unwrap_or(true);
     if exists && let Some(why) = validated(subject, path).await {
         return Ok(broken(&why, None));
     }
@@ -365,19 +354,8 @@ async fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
         return Ok(say(&CRIO, Verdict::Skip, "CRI-O has none"));
     }
     let files = subject.host.files();
-    let mut programs = false;
-    for folder in PATH {
-        programs |= !files.list(Utf8Path::new(folder))?.is_empty();
-    }
-    let in_path = |name: &str| {
-        let there = |folder: &str| {
-            files
-                .exists(&Utf8Path::new(folder).join(name))
-                .unwrap_or(true)
-        };
-        // A tree without programs does not tell.
-        !programs || PATH.iter().any(|folder| there(folder))
-    };
+    // What cannot be looked for is not said to be missing.
+    let in_path = |name: &str| !is_missing(files, name).unwrap_or(false);
     let mut faults = crio::faults(&found, in_path);
     if faults.is_empty() {
         for (name, program) in crio::programs(&found) {
@@ -457,11 +435,7 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     };
     // NVIDIA/nvidia-docker issue 1711, NVIDIA/nvidia-container-toolkit issue 154.
     if let Some(root) = &config.root {
-        let mut has_driver = false;
-        for folder in IN_ROOT {
-            let library = Utf8Path::new(root).join(folder).join(LIBRARY);
-            has_driver |= files.stat(&library)?.is_some();
-        }
+        let has_driver = has_library(files, Utf8Path::new(root))?;
         let driver = subject.state.driver().await;
         let is_elsewhere = driver.library_version.is_some() || driver.package_version.is_some();
         if !has_driver && is_elsewhere {
@@ -469,7 +443,7 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
                 Verdict::Fail,
                 format!(
                     "`root = \"{root}\"` in `{path}`: the container toolkit looks for the driver there, where it is not, so no \
-                     container gets a GPU (`load library failed: {LIBRARY}`)"
+                     container gets a GPU (`load library failed: libnvidia-ml.so.1`)"
                 ),
                 format!("comment out `root` in `{path}`: the driver is on the machine itself"),
             ));

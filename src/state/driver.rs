@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     facts::{detection::table, reader::FactReader},
-    host::ReadFiles,
+    host::{FilesError, ReadFiles},
     model::{gpu::Flavour, pattern, version::DriverVersion},
 };
 
@@ -251,6 +251,19 @@ fn folders(reader: &mut FactReader<'_>) -> Vec<String> {
 pub fn library_folders(files: &dyn ReadFiles) -> Vec<String> {
     // What cannot be read is said by the driver's facts.
     folders(&mut FactReader::new(files))
+}
+
+/// Whether the driver's library lies below a root that is not the machine's own.
+///
+/// # Errors
+/// When a folder cannot be read.
+pub fn has_library(files: &dyn ReadFiles, root: &Utf8Path) -> Result<bool, FilesError> {
+    for folder in IN_ROOT {
+        if files.stat(&root.join(folder).join(LIBRARY))?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The folders of `ld.so.conf(5)`, with the files that it includes.
