@@ -62,7 +62,23 @@ pub trait Step: Send + Sync {
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError>;
 }
 
-/// What a step found.
+/// What a step found, and what each command makes of it:
+///
+/// | answer | `check` | `plan` | `install` |
+/// |---|---|---|---|
+/// | `Satisfied` | pass | satisfied | satisfied |
+/// | `Needs` | fail | would-change, with diffs | applied, then assessed again |
+/// | `After` | unknown, because of that step | would-change | assessed again after that step |
+/// | `NotApplicable` | skip | not-applicable | not-applicable |
+/// | `Blocked` | fail | blocked, exit 5 | exit 5 before the first change |
+/// | `BlockedNow` | fail | waits for a pending step before it, else blocked | the same; tried again if it passes |
+/// | `BlockedByOldLists` | fail | blocked, exit 5 | asked again with new lists, before the first change |
+/// | `AwaitingBoot` | warn | awaiting-boot | awaiting-boot, and the resume unit stays |
+/// | an error | unknown, exit 4 | failed, exit 6 | exit 6 before the first change |
+///
+/// `check` says `warn` where only a proof is repeated after a boot, and `unknown` where only new
+/// package lists are needed. An error because nothing may be executed (`--root`) is `skip` there.
+/// An error of a step behind one that has something to do counts only when that one has ended.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Assessment {
     /// The machine is as wanted.

@@ -3,7 +3,9 @@
 //! A restart of the daemon stops them, unless `live-restore` is on
 //! (<https://docs.docker.com/engine/daemon/live-restore/>). After SIGHUP the daemon takes up `runtimes`
 //! and `default-runtime` if they are in its file (moby/moby, `daemon/reload_unix.go`), but does not
-//! forget what is not there any more.
+//! forget what is not there any more: after `uninstall` the daemon may list our runtime until its next
+//! restart. The daemon takes up CDI only when it starts. Only consent (`runtime.restart`) stops
+//! containers: without it a restart is left to others, or to the next `install` while none runs.
 
 use std::time::Duration;
 

@@ -1,6 +1,9 @@
 //! The configuration of a container runtime, as a transaction: its keys are set, its own program
 //! reads the files before the daemon is touched, the daemon takes them up and has to answer. Where
 //! that fails, the files are as before, and the daemon runs with them.
+//!
+//! `nvidia-ctk runtime configure` does not do this: it writes a drop-in of the newest version, which an
+//! older root file refuses, and it checks nothing.
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -1,4 +1,7 @@
 //! Health checks, one file for each family: problems that no change of this program can repair.
+//!
+//! What was not recorded is unknown, and no fault: a tree without an `os-release`, libraries,
+//! programs or device nodes says nothing about them.
 
 mod bus;
 pub mod causes;

@@ -1,5 +1,6 @@
 //! `probe`: bottom up to the first layer that fails, and no further. It reads no configuration, needs
-//! no root, and works in a container, too.
+//! no root, and works in a container, too. Its rules up to NVML are those of `validation.devices`
+//! (`agree` in `steps/devices.rs`).
 
 use std::sync::Arc;
 

@@ -1,4 +1,7 @@
 //! `check --prove`: the proof is made anew before the audit, on the host and with each runtime.
+//!
+//! It holds the run lock, and writes nothing but the records and the files of the probe in the state
+//! folder. The journal has none of it, so it pulls no image: nothing could remove it again.
 
 use camino::Utf8Path;
 

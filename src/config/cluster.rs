@@ -39,7 +39,8 @@ const API_PORT: u16 = 6443;
 const GPU_TAINT: &str = "nvidia.com/gpu=present:NoSchedule";
 
 /// The startup taint. The prefix tells cluster-autoscaler, from 1.29 on, that the node is starting, not broken. Source:
-/// kubernetes/autoscaler, `cluster-autoscaler/utils/taints/taints.go`.
+/// kubernetes/autoscaler, `cluster-autoscaler/utils/taints/taints.go`. A node may not change its own taints, so
+/// there is one only with `cluster.kubeconfig-file`: a taint that nobody removes costs more than none.
 const STARTUP_TAINT: &str =
     "startup-taint.cluster-autoscaler.kubernetes.io/gpu-bootstrap=validating:NoSchedule";
 

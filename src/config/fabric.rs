@@ -1,4 +1,8 @@
 //! Chooses what runs beside the driver where GPUs reach others through switches.
+//!
+//! It works only beside the driver of exactly its version, so its packages belong to those of the
+//! driver, and a transaction takes them at the driver's version (`Guard::exact`). They are wanted only
+//! where switches are seen: their own scripts start the service, which fails without switches.
 
 use crate::{
     compat::matrix::Fabric,

@@ -3,6 +3,11 @@
 //! While a run continues by itself, neither udev nor `modules-load.d` loads the driver's modules, and
 //! each boot is counted before any ordinary service starts. After several boots without progress the modules are denied
 //! altogether, and the run gives up: the machine stays reachable, and `status` says why.
+//!
+//! The modules are kept away because a panic early in the boot would come before anything could count
+//! it. A program that asks for a module by its name still gets it; such a boot is counted. If the
+//! journal is lost or damaged, no run can end this: then the unit that counts removes the denial, and
+//! both units.
 
 use camino::Utf8PathBuf;
 

@@ -1,5 +1,9 @@
 //! What passes by itself (a mirror that answers 503, a network or a clock that is late) is tried
 //! again with growing pauses, until the deadline of the run.
+//!
+//! The run does this, and not systemd: an exit code does not tell a late network from a wrong machine,
+//! an error does (`Report::passes`, `Assessment::BlockedNow`). The deadline counts by the monotonic
+//! clock, because the wall clock may be what is late.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},

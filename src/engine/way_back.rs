@@ -1,5 +1,9 @@
 //! The way back to an earlier driver: if another one fails its proof, the run wants the driver that was
 //! proven last, in exactly its versions. All the rest is what every run does.
+//!
+//! The journal gets `going-back`, and until `went-back` every `install` wants that driver, so the way
+//! back survives power cuts and reboots as any run does. It ends with exit 6, because what was asked
+//! for is not there. Each driver that fails begins the count of reboots anew, and their sum has a bound.
 
 use camino::Utf8Path;
 

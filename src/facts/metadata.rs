@@ -1,5 +1,6 @@
 //! What only a cloud's metadata service knows about the instance. It is asked for what neither the firmware
-//! nor cloud-init tells, within a few seconds and through no proxy.
+//! nor cloud-init tells, once per command, within a few seconds and through no proxy. `uninstall` asks
+//! nobody, because it does not need the answers.
 //!
 //! Sources: the clouds' own documents, as in cloud-init's data sources (2026-08-21): AWS IMDSv2 (a token by PUT,
 //! never without one), Google's `computeMetadata/v1`, Azure's `metadata/instance` of 2021-02-01. All three

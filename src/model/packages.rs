@@ -104,6 +104,7 @@ impl Pin {
 pub struct PackageWish {
     /// Its name.
     pub name: String,
-    /// A version, or a shell pattern over versions such as `535.*`; `None` takes the candidate.
+    /// A version, or a shell pattern over versions such as `535.*`; `None` takes the candidate. With a
+    /// pattern `plan` and `install` agree before and after the lists are refreshed.
     pub version: Option<String>,
 }

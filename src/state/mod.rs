@@ -1,9 +1,10 @@
 //! Everything that can change during a run: read at the first use, at most once per epoch, and
 //! shared by all steps and checks.
 //!
-//! An epoch ends when a change was applied: then the engine creates the next [`State`]. Errors are
-//! kept like values, so that a hanging GPU costs one deadline per epoch for all readers together. A
-//! second reader waits while a value is being read. There is one file in this folder per area.
+//! An epoch ends when changes start, and when they have been applied: then the engine creates the
+//! next [`State`]. What is read during a change belongs to neither side of it. Errors are kept like
+//! values, so that a hanging GPU costs one deadline per epoch for all readers together. A second
+//! reader waits while a value is being read. There is one file in this folder per area.
 
 #[cfg(test)]
 mod arrangements;

@@ -1,6 +1,10 @@
 //! Packages whose builds are each for one kernel, which neither their name nor their version tells: their
 //! files do. Such a module counts for exactly that kernel. RPM systems link it into the folders of other
 //! kernels, too (`weak-updates`); such a link can lead nowhere, so none is relied on.
+//!
+//! A source of such builds (`at = "kernel"` of a profile) has few branches for a kernel. So each branch
+//! that the matrix accepts is a way of its own, in the matrix's order, and `settle` puts the branch
+//! into the desired state. Such a source is never the default: what it has changes from day to day.
 
 use std::{
     cmp::Ordering,

@@ -1,5 +1,6 @@
 //! `kernel.release`: the kernel that the machine runs and boots can have a driver module. If it
-//! cannot, another kernel is booted or installed, as far as `driver.kernel` consents.
+//! cannot, another kernel is booted or installed, as far as `driver.kernel` consents. No other step
+//! installs a kernel: a transaction that would bring one is refused in its simulation (`Guard`).
 
 use async_trait::async_trait;
 

@@ -1,4 +1,5 @@
-//! OpenPGP public keys: their fingerprints, and the binary form that apt wants of a keyring.
+//! OpenPGP public keys: their fingerprints, and the binary form that apt wants of a keyring. A library
+//! reads them in this process, because minimal images have no `gpg`.
 
 use std::io::Read as _;
 

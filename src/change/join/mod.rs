@@ -1,4 +1,9 @@
 //! The machine joins a cluster, and leaves it. One file for each way to join.
+//!
+//! Only what this program joined is left. The undo names the cluster: that of a join which failed names
+//! none, so nobody's node of the same name is deleted. A control plane is never reset.
+//!
+//! The token is read when the machine joins. Settings, changes and the journal name only its place.
 
 mod agent;
 mod command;
@@ -403,7 +408,8 @@ impl Applier {
         }
     }
 
-    /// Writes a file with a secret below the run folder, and removes it when the work is done.
+    /// Writes a file with a secret below the run folder, and removes it when the work is done. kubeadm
+    /// takes a token from its configuration or from the command line only.
     async fn with_secret_file<T>(
         &self,
         name: &str,

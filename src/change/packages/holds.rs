@@ -1,4 +1,7 @@
 //! Holds: they keep packages from being upgraded in the background.
+//!
+//! Settings and profiles name patterns and no packages: only the package manager knows which packages
+//! a driver pulls in, and only once it has resolved them. A pattern can be planned before that.
 
 use std::{
     collections::BTreeSet,

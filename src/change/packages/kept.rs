@@ -1,7 +1,8 @@
 //! Package files that are kept for the way back. A repository may remove the version of a driver while the
 //! next one is tried, so the files of the proven driver are downloaded before it is replaced, and used
 //! from then on. They were verified like every download; their digests are recorded, and compared
-//! before they are used.
+//! before they are used. The way back asks for a package by its kept file where there is one, whether
+//! or not it is still offered: a local repository would need an index and a key.
 
 use std::collections::BTreeMap;
 

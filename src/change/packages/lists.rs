@@ -1,4 +1,7 @@
 //! The package lists: downloaded once per run, and replaced if damaged.
+//!
+//! A source that fails is only a warning if nothing that is wanted comes from it. The addresses from
+//! which a transaction would download decide that, after the lists of the other sources were refreshed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,5 +1,8 @@
 //! `cluster.join`: the machine is a node of the cluster that the settings name. It comes after all that prepares and
 //! proves the machine: a GPU node that joins before it works costs a job.
+//!
+//! k3s, RKE2 and nodeadm are never installed: their images have them. A drop-in in the folder for such
+//! files names the server and the labels; it has no secret.
 
 use async_trait::async_trait;
 use camino::Utf8Path;

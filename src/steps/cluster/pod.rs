@@ -1,4 +1,8 @@
 //! The pod that proves a GPU in the cluster: whether it has to run, and with what.
+//!
+//! It is a part of `cluster.node`: a device plugin may come only to a node with its labels, and other
+//! pods may come only when this one has computed. So the labels come first, then the pod, and then the
+//! startup taint goes.
 
 use camino::Utf8PathBuf;
 

@@ -164,7 +164,7 @@ pub fn is_token(text: &str) -> bool {
 /// Why a machine did not join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The cluster has no token with this id.
+    /// The cluster has no token with this id. It deletes expired ones, so they look the same.
     TokenUnknown,
     /// The cluster has a token with this id, and another secret.
     TokenWrong,

@@ -1,4 +1,5 @@
-//! `kubectl`: reads and changes the node of this machine.
+//! `kubectl`: reads and changes the node of this machine. The kubelet's packages bring it, and it
+//! understands every kubeconfig, also one with an exec plugin.
 //!
 //! Sources: Kubernetes, reference of kubectl, and of the API (`Node`).
 

@@ -1,4 +1,5 @@
 //! Whether a machine is a node: its kubelet has a kubeconfig, and the certificate that this names.
+//! kubeadm writes the first before the cluster gives the second.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use schemars::JsonSchema;

@@ -3,6 +3,8 @@
 //! The formats are those of pciutils: `-n`, `-nn`, `-nnk` and `-vvnn` (a line for each function, and
 //! indented lines about it), and `-nmm` and `-nnmm` (fields in quotation marks), each with or without the
 //! domain. Without `-n` there are no ids, and nothing can be known.
+//!
+//! This program never runs lspci, which reads the same sysfs and the same `pci.ids` as it does.
 
 mod parse;
 mod tree;
