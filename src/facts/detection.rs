@@ -1,5 +1,5 @@
 //! The table `detection.toml`, built into the program: how to detect clouds, hypervisors, driver
-//! packages and runtimes.
+//! packages and runtimes, and who else may manage the driver of a machine.
 //!
 //! Its keys `source` and `confidence` are for the people who change it and are not read.
 
