@@ -26,7 +26,8 @@ pub struct Subject<'a> {
     pub prepared: bool,
 }
 
-/// The verdict of a finding.
+/// The verdict of a finding. A check that could not look returns an error, which never becomes
+/// `Skip`, and `Unknown` never becomes `Pass`.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -38,9 +39,11 @@ pub enum Verdict {
     Warn,
     /// A problem.
     Fail,
-    /// Not relevant for this machine, or not possible with `--root`.
+    /// It does not concern this machine (no GPU, no driver loaded, a feature that is not configured, an
+    /// image without a running kernel), or nobody may be asked, as with `--root`.
     Skip,
-    /// Could not be determined; never counted as a pass.
+    /// It was looked at, and the machine does not tell: NVML of this driver has no such value, a running
+    /// kernel lacks the file. Alone it does not fail `check`. Never counted as a pass.
     Unknown,
 }
 

@@ -3,6 +3,20 @@
 //!
 //! The set is closed on purpose: a step cannot invent a way to change the machine, so no step
 //! can forget the dry run or the undo.
+//!
+//! To add a verb, where no existing one will do:
+//!
+//! 1. Here a variant of [`Change`]. Its fields are in journals: they are only added.
+//! 2. `cargo check` names each `match` that lacks it: in `describe.rs`, `applier.rs` and
+//!    `journal/secrecy.rs` (names, and texts that may hold a secret). Add it to `preview` of `applier.rs`
+//!    if it has a diff, and to `rehearse` if a refusal can be known before.
+//! 3. The work is a method of [`Applier`] in the file of its family, with errors in `error/`.
+//! 4. Its undo is a variant of [`Undo`] (`RestoreFiles` is enough for files). A new one goes into
+//!    `undo.rs`, and into `undo`, `refine` and `reconcile` of `applier.rs` as it needs them.
+//! 5. In `tests/FAMILY.rs` `machine.apply_and_undo(&change)` applies, undoes, and compares the machine
+//!    with before. Test an interruption, too: `capture`, then `reconcile` and `revert`.
+//! 6. If it needs the lock of the package manager: `needs_package_lock` in `engine/apply.rs`.
+//! 7. A new record is a line in a new file of `tests/journals`.
 
 mod agents;
 mod applier;

@@ -2,6 +2,10 @@
 //!
 //! What was not recorded is unknown, and no fault: a tree without an `os-release`, libraries,
 //! programs or device nodes says nothing about them.
+//!
+//! A family has `detect` and a pure `decide`, as a step has. An error of it is the result of all its
+//! ids: if others have something to say, a finding becomes `Skip` where `error.not_asked()` answers,
+//! as `pci.driver-bound` does in `pci.rs`.
 
 mod bus;
 pub mod causes;

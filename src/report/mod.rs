@@ -3,6 +3,10 @@
 //!
 //! What people read starts with the verdict, in one line. Then comes only what changed, fails, or needs
 //! a decision, and a count of the rest; `-v` shows everything. The next step is last.
+//!
+//! To add an output format of `check`: a variant of `CheckFormat` (`src/cli/args.rs`), its arm in
+//! `src/cli/check.rs`, a file here that writes `&[Finding]` to `&mut dyn Write`, and a command line in
+//! `tests/cli.rs`. Of all other commands: a variant of `Format`, for which `cargo check` names the arms.
 
 pub mod document;
 pub mod error;

@@ -56,7 +56,7 @@ pub struct Effects {
     /// others need them. If one has lost the mark since, somebody has asked for it.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub automatic: BTreeSet<String>,
-    /// Keys that the package manager imported for the packages.
+    /// Keys that the package manager imported for the packages. They go with the last of them.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub keys: BTreeSet<String>,
     /// Users that the packages added.

@@ -1,6 +1,19 @@
 //! Package managers. Each has a folder of its own with its argument vectors and the pure parsers of
 //! its output; the rest of the program uses only [`Backend`] and [`Transactions`].
 //! [`Manager::backend`] is the one place that distinguishes package managers.
+//!
+//! To add one (`src/change/tests/tiny.rs` is the smallest that works):
+//!
+//! 1. A folder here with a type that implements [`Backend`], one file per subject. Its parsers are
+//!    functions of `&str`, with a test that no text makes them panic (`reads_any_text`).
+//! 2. In this file its `mod`, a variant of [`Manager`], its place in `ALL`, its arm in `backend()`. In
+//!    `tests/layers.rs` the names of its programs in `NAMES`. From here on `check` and `plan` work with a
+//!    profile that says `manager = "NAME"`.
+//! 3. To install, [`Transactions`], returned by [`Backend::transactions`]; `src/change/packages` is the
+//!    same for all.
+//! 4. A variant of `Kind` in `src/change/tests/kinds.rs` (how its simulated program prints), and a module
+//!    in the macro of `src/change/tests/mod.rs`: then all tests of transactions run against it, too.
+//! 5. Its simulated programs in `tests/machine`, and a profile (CONTRIBUTING.md).
 
 pub(super) mod apt;
 pub(super) mod dnf;
