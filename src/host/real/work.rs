@@ -1,8 +1,8 @@
 //! How much of the processors a command has had: whether one that prints nothing works or hangs.
 //!
 //! DKMS compiles without output, on a busy machine longer than any limit that would still catch a
-//! script that hangs. So silence counts only while the processes of a command use no processor time;
-//! the deadline of the command ends everything else.
+//! script that hangs. So silence counts only while the processes of a command use almost no processor
+//! time; the deadline of the command ends everything else.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
