@@ -185,9 +185,9 @@ fn the_next_uninstall_finishes_a_killed_one() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The points at which to kill: of the first machine every third, of the others every ninth, where each of them begins
+/// The points at which to kill: of the first machine every fifth, of the others every fifteenth, where each of them begins
 /// elsewhere, so that together they cover more kinds of changes. With `EVERY_MUTATION` all on the first machine.
-/// Which third it is changes from day to day, and `SEED` chooses it; a failure names its point.
+/// Which fifth it is changes from day to day, and `SEED` chooses it; a failure names its point.
 fn points() -> Vec<(usize, Vec<u64>)> {
     (0..MACHINES.len())
         .map(|at| (at, sample(at, machine(at).count(&install(at)))))
@@ -197,8 +197,8 @@ fn points() -> Vec<(usize, Vec<u64>)> {
 fn sample(at: usize, count: u64) -> Vec<u64> {
     let step = match at {
         0 if std::env::var_os("EVERY_MUTATION").is_some() => 1,
-        0 => 3,
-        _ => 9,
+        0 => 5,
+        _ => 15,
     };
     let seed: u64 = match std::env::var("SEED") {
         Ok(seed) => seed.parse().expect("SEED is a number"),
