@@ -381,11 +381,6 @@ impl Applier {
                 version,
                 kernel,
             } => self.revert_build(module, version, kernel, sink).await,
-            Undo::DeletePod {
-                node,
-                namespace,
-                access,
-            } => self.undo_pod(node, namespace, access, sink).await,
             Undo::RemoveImage { runtime, image } => self.remove_image(*runtime, image, sink).await,
             Undo::LeaveCluster {
                 way,
@@ -517,7 +512,6 @@ fn undo_writes_by_tools(undo: &Undo) -> bool {
         | Undo::RestoreLabels { .. }
         | Undo::RestoreSysctls { .. }
         | Undo::TurnOnSwap { .. }
-        | Undo::DeletePod { .. }
         | Undo::RemoveImage { .. } => false,
     }
 }

@@ -85,10 +85,6 @@ impl Change {
                 format!("prove{again} that a container of {runtime} sees {gpus} {what}")
             }
             Self::RunProbe {
-                probe: Probe::PodSeesGpu(pod),
-                ..
-            } => format!("prove that a pod on node `{}` computes on a GPU", pod.node),
-            Self::RunProbe {
                 probe: Probe::HostComputes { gpus },
                 again,
                 ..

@@ -56,7 +56,7 @@ pub use error::{
 };
 pub use image::has_image;
 pub use join::{Admission, Join, Leave};
-pub use probe::{PodProbe, ProofRecord, Proving};
+pub use probe::{ProofRecord, Proving};
 pub use runtime::{RuntimeSettings, unread};
 pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, Saved, Undo};
 
@@ -254,8 +254,6 @@ pub enum Probe {
         #[serde(default = "crate::config::desired::pull_timeout")]
         pull_timeout_seconds: u64,
     },
-    /// A pod on this node sees one GPU, and computes on it.
-    PodSeesGpu(PodProbe),
     /// Processes on the host compute on all devices that NVML lists.
     HostComputes {
         /// The number of GPUs.

@@ -117,16 +117,6 @@ pub enum Undo {
         /// The image.
         image: String,
     },
-    /// Delete the pod of a probe that was cut off.
-    DeletePod {
-        /// The node that it was bound to.
-        node: NodeName,
-        /// Its namespace.
-        namespace: String,
-        /// A kubeconfig that may delete it.
-        #[schemars(with = "String")]
-        access: Utf8PathBuf,
-    },
     /// Leave a cluster that the change joined.
     LeaveCluster {
         /// How a machine leaves that has joined in this way.

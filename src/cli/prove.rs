@@ -17,7 +17,7 @@ use crate::{
     model::paths,
     state::State,
     step::Cx,
-    steps::{self, CLUSTER_NODE, VALIDATION_COMPUTE, VALIDATION_CONTAINER},
+    steps::{self, VALIDATION_COMPUTE, VALIDATION_CONTAINER},
     tools::probe::ProbeDocument,
 };
 
@@ -137,11 +137,7 @@ fn of_containers(status: Verdict, why: &str) -> Finding {
     Finding::new(VALIDATION_CONTAINER, "GPUs in a container", status, why)
 }
 
-fn of_pod(status: Verdict, why: &str) -> Finding {
-    Finding::new(CLUSTER_NODE, "Node in the cluster", status, why)
-}
-
-/// The proof of each runtime, and that of a pod; a finding only if one fails, because the audit sees what has passed.
+/// The proof of each runtime; a finding only if one fails, because the audit sees what has passed.
 async fn in_containers(
     ground: &prepare::Ground,
     desired: &Desired,
@@ -156,20 +152,13 @@ async fn in_containers(
             return Ok(vec![of_containers(Verdict::Unknown, &why)]);
         }
     };
-    let pod = match steps::cluster::pod::proof(&cx).await {
-        Ok(pod) => pod,
-        Err(error) => {
-            let why = format!("failed to {}", one_line(&error));
-            return Ok(vec![of_pod(Verdict::Unknown, &why)]);
-        }
-    };
     let applier = applier(ground, desired);
-    let (mut whys, mut remedy, mut found) = (Vec::new(), None, Vec::new());
-    for proof in proofs.iter().chain(&pod) {
+    let (mut whys, mut remedy) = (Vec::new(), None);
+    for proof in &proofs {
         let ran = match unless_stopped(cancel, applier.prove(proof, &Unheard)).await {
             Ok(ran) => ran,
             Err(stopped) => {
-                // Only its client has ended: container or pod would keep the GPUs.
+                // Only its client has ended: the container would keep the GPUs.
                 let cleared = applier.clear_proof(proof, &Unheard).await;
                 return Err(cleared.err().map_or(stopped, |error| {
                     Failure::caused(
@@ -183,23 +172,16 @@ async fn in_containers(
             }
         };
         let Err(error) = ran else { continue };
-        if pod.as_ref() == Some(proof) {
-            found.push(Finding {
-                remedy: error.hint(),
-                ..of_pod(Verdict::Fail, &one_line(&error))
-            });
-        } else {
-            whys.push(format!("{}: {}", runtime(proof), one_line(&error)));
-            remedy = remedy.or_else(|| error.hint());
-        }
+        whys.push(format!("{}: {}", runtime(proof), one_line(&error)));
+        remedy = remedy.or_else(|| error.hint());
     }
-    if !whys.is_empty() {
-        found.push(Finding {
-            remedy,
-            ..of_containers(Verdict::Fail, &whys.join("; "))
-        });
+    if whys.is_empty() {
+        return Ok(Vec::new());
     }
-    Ok(found)
+    Ok(vec![Finding {
+        remedy,
+        ..of_containers(Verdict::Fail, &whys.join("; "))
+    }])
 }
 
 /// Waits for work that may be broken off at any moment; a signal ends it.

@@ -481,19 +481,6 @@ pub struct Validation {
     /// Seconds that pulling the image may take, with all attempts.
     #[serde(default = "pull_timeout")]
     pub pull_timeout_seconds: u64,
-    /// The pod that proves a GPU in the cluster; `None` if none runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pod: Option<PodWish>,
-}
-
-/// A pod that proves a GPU in the cluster.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct PodWish {
-    /// Its namespace.
-    pub namespace: String,
-    /// Seconds until the node offers a GPU, and again until the pod ends.
-    pub timeout_seconds: u64,
 }
 
 /// How long pulling an image may take in seconds, where nobody has said otherwise: big images take

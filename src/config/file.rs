@@ -207,13 +207,6 @@ pub struct ValidationConfig {
     pub timeout_seconds: Option<u64>,
     /// Seconds that pulling the image may take, with all attempts.
     pub pull_timeout_seconds: Option<u64>,
-    /// Run a pod with one GPU on the node once it has joined, before the startup taint goes. It needs
-    /// `cluster.kubeconfig-file`.
-    pub pod: Option<bool>,
-    /// The namespace of that pod.
-    pub pod_namespace: Option<Word>,
-    /// Seconds until the node offers a GPU, and again until the pod ends.
-    pub pod_timeout_seconds: Option<u64>,
 }
 
 /// Holds.

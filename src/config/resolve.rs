@@ -144,7 +144,6 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         (profile, inputs.layers, &config),
         (inputs.matrix, inputs.facts),
         (driver.as_ref().and_then(Option::as_ref)).map(|driver| (&driver.wish, known.as_slice())),
-        &kinds,
     );
     let validation = or_noted(validation, wrong);
     let (Some(runtimes), Some(cluster), Some(driver), Some(validation), true) =

@@ -3,14 +3,14 @@
 use crate::{
     compat::{cuda_image::ImageFor, matrix::Matrix},
     config::{
-        desired::{DriverWish, PodWish, RuntimeKind, Validation, pull_timeout},
+        desired::{DriverWish, Validation, pull_timeout},
         error::{Refusal, ResolveError, or_noted},
-        file::{ClusterConfig, Config, ValidationConfig},
+        file::Config,
         layers::Layers,
         profile::Profile,
     },
     facts::Facts,
-    model::{cluster::JoinKind, gpu::GpuIdentity, kubernetes::MigStrategy},
+    model::gpu::GpuIdentity,
 };
 
 /// As `validation.image`: NVIDIA's own image.
@@ -24,7 +24,6 @@ pub(super) fn validation(
     (profile, layers, config): (&Profile, &Layers, &Config),
     (matrix, facts): (&Matrix, &Facts),
     driver: Option<(&DriverWish, &[GpuIdentity])>,
-    runtimes: &[RuntimeKind],
 ) -> Result<Validation, ResolveError> {
     let (own, default) = (&config.validation, &profile.validation);
     let mut found: Vec<ResolveError> = Vec::new();
@@ -76,14 +75,10 @@ pub(super) fn validation(
     for (key, seconds) in [
         ("validation.timeout-seconds", own.timeout_seconds),
         ("validation.pull-timeout-seconds", own.pull_timeout_seconds),
-        ("validation.pod-timeout-seconds", own.pod_timeout_seconds),
     ] {
         if seconds == Some(0) {
             wrong(key, "nothing ends within 0 s", "set at least 1");
         }
-    }
-    if let Some((key, why, hint)) = pod_refused(own, &config.cluster, runtimes) {
-        wrong(key, why, hint);
     }
     let image = match (own.image.as_ref().map(|image| image.as_str()), driver) {
         (Some(CUDA), None) => None,
@@ -95,13 +90,7 @@ pub(super) fn validation(
     if !found.is_empty() {
         return Err(ResolveError::all(found));
     }
-    let pod = (own.pod == Some(true) && driver.is_some()).then(|| PodWish {
-        namespace: (own.pod_namespace.as_ref())
-            .map_or_else(|| "default".to_owned(), |name| name.as_str().to_owned()),
-        timeout_seconds: own.pod_timeout_seconds.unwrap_or(300),
-    });
     Ok(Validation {
-        pod,
         container: own.container.unwrap_or(default.container),
         image,
         command,
@@ -109,56 +98,6 @@ pub(super) fn validation(
         timeout_seconds: own.timeout_seconds.unwrap_or(default.timeout_seconds),
         pull_timeout_seconds: own.pull_timeout_seconds.unwrap_or_else(pull_timeout),
     })
-}
-
-/// Why no pod can prove a GPU with these settings: the key, the reason, what to do.
-fn pod_refused(
-    own: &ValidationConfig,
-    cluster: &ClusterConfig,
-    runtimes: &[RuntimeKind],
-) -> Option<(&'static str, &'static str, &'static str)> {
-    if own.pod != Some(true) {
-        let key = match (&own.pod_namespace, own.pod_timeout_seconds) {
-            (Some(_), _) => "validation.pod-namespace",
-            (None, Some(_)) => "validation.pod-timeout-seconds",
-            (None, None) => return None,
-        };
-        return Some((
-            key,
-            "no pod runs: `validation.pod` is not set",
-            "set `validation.pod = true`",
-        ));
-    }
-    let key = "validation.pod";
-    match cluster.join.unwrap_or_default() {
-        JoinKind::None => Some((
-            key,
-            "the machine joins no cluster",
-            "set `cluster.join`, or remove the key",
-        )),
-        JoinKind::K3s | JoinKind::Rke2 => Some((
-            key,
-            "the image of the pod cannot be given to the containerd of k3s or RKE2",
-            "remove the key, and run a pod with a GPU by hand",
-        )),
-        _ if cluster.mig_strategy == Some(MigStrategy::Mixed) => Some((
-            key,
-            "with `cluster.mig-strategy = \"mixed\"` the device plugin may offer MIG devices and no `nvidia.com/gpu`",
-            "remove the key, and run a pod with a MIG device by hand",
-        )),
-        _ if cluster.kubeconfig_file.is_none() => Some((
-            key,
-            "a node may not make pods, so the kubelet's own credentials are not enough",
-            "set `cluster.kubeconfig-file` to a kubeconfig that may make, read and delete pods in \
-             `validation.pod-namespace`",
-        )),
-        _ if !runtimes.contains(&RuntimeKind::Containerd) => Some((
-            key,
-            "the image of the pod is given to containerd, which `runtime.use` does not name",
-            "name \"containerd\" in `runtime.use` if the kubelet uses it, otherwise remove the key",
-        )),
-        _ => None,
-    }
 }
 
 /// NVIDIA's base image for the driver.

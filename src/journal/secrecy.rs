@@ -138,16 +138,6 @@ fn names_of_change(change: &Change) -> Vec<&str> {
         }
         Change::RunTool { writes, .. } => writes.iter().map(|path| path.as_str()).collect(),
         Change::PullImage { image, .. } => vec![image],
-        Change::RunProbe {
-            probe: Probe::PodSeesGpu(pod),
-            record,
-            ..
-        } => vec![
-            record.as_str(),
-            &pod.node,
-            &pod.namespace,
-            pod.access.as_str(),
-        ],
         Change::RunProbe { record, .. } => vec![record.as_str()],
         Change::SetSysctls { values } => values.keys().map(String::as_str).collect(),
         Change::TurnOffSwap { areas } => strs(areas).collect(),
@@ -185,7 +175,7 @@ fn texts_of_change(change: &mut Change) -> Vec<&mut String> {
             .chain(command)
             .collect(),
         Change::RunProbe {
-            probe: Probe::PodSeesGpu(_) | Probe::HostComputes { .. },
+            probe: Probe::HostComputes { .. },
             inputs,
             ..
         } => vec![inputs],
@@ -263,11 +253,6 @@ fn names_of_undo<'u>(undo: &'u Undo, names: &mut Vec<&'u str>) {
         Undo::RestoreUnit { unit: name, .. }
         | Undo::UnloadModule { module: name }
         | Undo::RemoveImage { image: name, .. } => names.push(name),
-        Undo::DeletePod {
-            node,
-            namespace,
-            access,
-        } => names.extend([&**node, namespace, access.as_str()]),
         Undo::RemoveModuleBuild {
             module,
             version,

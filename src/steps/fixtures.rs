@@ -217,7 +217,6 @@ pub(crate) fn desired() -> Desired {
             ]),
         }),
         validation: Validation {
-            pod: None,
             container: true,
             image: None,
             command: vec![],

@@ -84,7 +84,6 @@ fn commands(value: &str) -> Vec<Cmd> {
         ctr::end_task(value, value),
         ctr::remove_container(value, value),
         ctr::pull(value, value, true),
-        ctr::import(value, value),
         ctr::remove(value, value),
         dkms::install(value, value, value),
         dkms::remove(value, value, value),
@@ -197,16 +196,8 @@ fn commands(value: &str) -> Vec<Cmd> {
             kubectl.untaint(path, &node, &taint),
             kubectl.drain(path, &node, minute),
             kubectl.delete(path, &node),
-            kubectl.create(path, value.to_owned()),
-            kubectl.delete_pod(path, value, value),
         ]);
-        queries.extend([
-            kubectl.node(path, &node),
-            kubectl.version(path),
-            kubectl.pod(path, value, value),
-            kubectl.log(path, value, value),
-            kubectl.runtime_class(path),
-        ]);
+        queries.extend([kubectl.node(path, &node), kubectl.version(path)]);
     }
     cmds.extend(queries.iter().map(|query| query.cmd().clone()));
     cmds

@@ -131,16 +131,6 @@ pub fn pull(namespace: &str, image: &str, hosts: bool) -> Cmd {
     Cmd::new("ctr", args)
 }
 
-/// Takes in the images of an archive.
-#[must_use]
-pub fn import(namespace: &str, archive: &str) -> Cmd {
-    let namespace = in_namespace(namespace);
-    Cmd::new(
-        "ctr",
-        [namespace.as_str(), "images", "import", "--", archive],
-    )
-}
-
 /// Removes an image.
 #[must_use]
 pub fn remove(namespace: &str, image: &str) -> Cmd {

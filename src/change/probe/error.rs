@@ -1,6 +1,5 @@
 //! Why a probe failed.
 
-use super::pod_error::PodError;
 use crate::{
     error::{Report, attached},
     exit::Exit,
@@ -102,9 +101,6 @@ pub enum ProbeError {
         /// Its last line.
         said: Option<String>,
     },
-    /// A pod did not prove a GPU.
-    #[error(transparent)]
-    Pod(#[from] PodError),
     /// The container ran, and said nothing about the GPUs.
     #[error("the container printed no result of the probe")]
     Silent,
@@ -118,7 +114,6 @@ impl Report for ProbeError {
     fn reason(&self) -> &'static str {
         match self {
             Self::Files(error) => error.reason().unwrap_or("proof-not-prepared"),
-            Self::Pod(error) => error.reason(),
             Self::Unknown { .. } | Self::Replaced { .. } => "proof-not-prepared",
             Self::Exec(_) | Self::Command { .. } | Self::OnlyPods => "container-failed",
             Self::NoImage { .. } => "image-missing",
@@ -133,7 +128,6 @@ impl Report for ProbeError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Self::Files(error) if error.disk().is_some() => return error.hint(),
-            Self::Pod(error) => return error.hint(),
             Self::Files(_) => "free space below `/var/lib`, then run again".to_owned(),
             Self::Unknown { .. } => "check that `/proc` is mounted, then run again".to_owned(),
             Self::Replaced { .. } => {

@@ -7,8 +7,6 @@ mod docker;
 mod error;
 pub mod host;
 mod job;
-mod pod;
-mod pod_error;
 mod podman;
 mod record;
 mod root;
@@ -18,8 +16,6 @@ use std::time::Duration;
 use camino::Utf8Path;
 
 pub use error::ProbeError;
-pub use pod::PodProbe;
-pub use pod_error::PodError;
 pub use record::ProofRecord;
 
 use super::{Applier, Change, ChangeError, FileAfter, Probe, Sink, Undo};
@@ -65,7 +61,6 @@ impl Applier {
             return Ok(());
         };
         match probe {
-            Probe::PodSeesGpu(pod) => self.clear_proof_of_pod(pod, sink).await,
             // Its processes end with this one.
             Probe::HostComputes { .. } => Ok(()),
             Probe::ContainerSeesGpus { .. } => Ok(container::clear(&self.host, probe, sink).await?),
@@ -88,19 +83,6 @@ impl Applier {
         let (runtime, image) = match probe {
             Probe::ContainerSeesGpus { runtime, image, .. } => (runtime, image),
             Probe::HostComputes { .. } => return Ok(record),
-            // The probe deletes both; this undo is for an interrupted one.
-            Probe::PodSeesGpu(pod) => {
-                return Ok(Undo::Several {
-                    undos: vec![
-                        Undo::DeletePod {
-                            node: pod.node.clone(),
-                            namespace: pod.namespace.clone(),
-                            access: pod.access.clone(),
-                        },
-                        record,
-                    ],
-                });
-            }
         };
         let image = match (image, runtime) {
             (Some(image), _) => self.capture_image(*runtime, image).await?,
@@ -127,7 +109,6 @@ impl Applier {
                     .into_iter()
                     .filter(|undo| match undo {
                         Undo::RemoveImage { image, .. } => image != job::IMAGE,
-                        Undo::DeletePod { .. } => false,
                         _ => true,
                     })
                     .collect(),
@@ -177,7 +158,6 @@ impl Applier {
             self.pull_image(*runtime, image, limit, sink).await?;
         }
         let proof = match probe {
-            Probe::PodSeesGpu(pod) => self.run_pod(pod, sink).await?,
             Probe::HostComputes { .. } => host::run(&self.host).await?,
             Probe::ContainerSeesGpus { .. } => {
                 container::run(&self.host, &self.state, probe, sink).await?

@@ -23,7 +23,6 @@ mod moved;
 mod network;
 mod only_dnf;
 mod packages;
-mod pods;
 mod probes;
 mod record;
 mod rehearsal;

@@ -9,7 +9,6 @@ mod member;
 pub(super) mod node;
 mod outdated;
 pub(super) mod packages;
-pub mod pod;
 pub(super) mod skew;
 
 use crate::{

@@ -2,11 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{
-    Wanted, joined, name, no_cluster,
-    pod::{self, Pod},
-    wanted, wish,
-};
+use super::{Wanted, joined, name, no_cluster, wanted, wish};
 use crate::{
     change::{Admission, Change, Lock},
     config::desired::{ClusterWish, Desired, JoinMethod},
@@ -37,8 +33,6 @@ enum NodeState {
         wanted: Wanted,
         /// The file for Node Feature Discovery, as it is.
         features: Option<String>,
-        /// The pod that proves a GPU.
-        pod: Pod,
     },
 }
 
@@ -61,7 +55,6 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<NodeState, StepError>
         says: cx.state.registered(&membership, &name).await?,
         wanted: wanted(cx, wish).await,
         features: cx.host.files().read_text(FEATURES_FILE.into())?,
-        pod: pod::detect(cx, wish, &membership, &name).await?,
         name,
     })
 }
@@ -75,7 +68,7 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
             why: "an image is no node".to_owned(),
         };
     }
-    let (name, says, wanted, features, pod) = match state {
+    let (name, says, wanted, features) = match state {
         NodeState::NotJoined => {
             return Assessment::After {
                 upstream: CLUSTER_JOIN,
@@ -106,19 +99,7 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
             says,
             wanted,
             features,
-            pod,
-        } => (name, says, wanted, features, pod),
-    };
-    let pod = match pod {
-        Pod::Unwanted => None,
-        Pod::Wanted(pod) => Some(pod),
-        Pod::Unknown => {
-            return Assessment::After {
-                upstream: VALIDATION_DEVICES,
-                why: "the devices that a pod can be given are not known yet".to_owned(),
-                expected: Vec::new(),
-            };
-        }
+        } => (name, says, wanted, features),
     };
     if let Some(unknown) = &wanted.unknown {
         return Assessment::After {
@@ -135,25 +116,16 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
             mode: 0o644,
         });
     let admit = |why: String, missing: Labels, has_taint: bool| {
-        let taint = wish.node.startup_taint.clone().filter(|_| has_taint);
-        let admission = |labels, startup_taint| Change::AdmitNode {
+        let mut changes: Vec<Change> = file.iter().cloned().collect();
+        changes.push(Change::AdmitNode {
             admission: Admission {
                 node: name.clone(),
-                labels,
-                startup_taint,
+                labels: missing,
+                startup_taint: wish.node.startup_taint.clone().filter(|_| has_taint),
                 access: wish.access.clone(),
                 ready_timeout_seconds: wish.ready_timeout_seconds,
             },
-        };
-        let mut changes: Vec<Change> = file.iter().cloned().collect();
-        match pod.as_ref().filter(|pod| pod.why(has_taint).is_some()) {
-            None => changes.push(admission(missing, taint)),
-            // A device plugin may come to a node with its labels only; other pods come when this one has ended.
-            Some(pod) => {
-                changes.extend([admission(missing, None), pod.change()]);
-                changes.extend(taint.map(|taint| admission(Labels::new(), Some(taint))));
-            }
-        }
+        });
         Assessment::Needs { why, changes }
     };
     let node = match says {
@@ -191,8 +163,6 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
     if has_taint {
         whys.push("the startup taint is still there".to_owned());
     }
-    let unproven = pod.as_ref().and_then(|pod| pod.why(has_taint));
-    whys.extend(unproven.map(str::to_owned));
     if let (true, Some(file)) = (whys.is_empty(), &file) {
         return Assessment::Needs {
             why: format!("`{FEATURES_FILE}` is missing or another one"),
@@ -250,7 +220,6 @@ mod tests {
                 ..Wanted::default()
             },
             features: None,
-            pod: Pod::Unwanted,
         }
     }
 
@@ -296,47 +265,6 @@ mod tests {
             "{why}"
         );
         assert!(admission_.startup_taint.is_none() && admission_.labels.len() == 1);
-    }
-
-    #[test]
-    fn the_startup_taint_goes_after_the_pod() {
-        let starting = Registered::Node(Box::new(Node {
-            ready: true,
-            taints: vec!["starting:NoSchedule".parse().expect("a taint")],
-            ..Node::default()
-        }));
-        let NodeState::Joined {
-            name, says, wanted, ..
-        } = joined(starting)
-        else {
-            panic!("joined");
-        };
-        let with = |pod| NodeState::Joined {
-            name: name.clone(),
-            says: says.clone(),
-            wanted: wanted.clone(),
-            features: None,
-            pod,
-        };
-        let pod = Pod::Wanted(Box::new(pod::tests::wanted(None)));
-        let Assessment::Needs { why, changes } = decide(&with(pod), &with_kubeadm(&[])) else {
-            panic!("must be admitted");
-        };
-        assert!(why.contains("no pod has computed"), "{why}");
-        let [
-            Change::AdmitNode { admission: first },
-            Change::RunProbe { again: false, .. },
-            Change::AdmitNode { admission: last },
-        ] = &changes[..]
-        else {
-            panic!("{changes:?}");
-        };
-        assert!(first.startup_taint.is_none() && first.labels.len() == 1);
-        assert!(last.startup_taint.is_some() && last.labels.is_empty());
-        assert!(matches!(
-            decide(&with(Pod::Unknown), &with_kubeadm(&[])),
-            Assessment::After { .. }
-        ));
     }
 
     #[test]

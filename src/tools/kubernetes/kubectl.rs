@@ -188,18 +188,6 @@ pub struct Node {
 }
 
 impl Node {
-    /// The name of the resource by which a pod can be given a GPU; `None` if the node offers none.
-    #[must_use]
-    pub fn gpu_resource(&self) -> Option<&'static str> {
-        let shared = self.other_resources.get(SHARED_GPUS);
-        [
-            (GPUS, self.allocatable_gpus.as_ref()),
-            (SHARED_GPUS, shared),
-        ]
-        .into_iter()
-        .find_map(|(name, count)| count.filter(|count| is_some(count)).map(|_| name))
-    }
-
     /// What the node offers instead of [`GPUS`], for people; `None` if that is nothing.
     #[must_use]
     pub fn offered_instead(&self) -> Option<String> {
@@ -417,27 +405,21 @@ mod tests {
             server_version(r#"{"major": "1", "gitVersion": "v1.34.4"}"#).as_deref(),
             Some("v1.34.4")
         );
-        assert_eq!(
-            (node.gpu_resource(), node.offered_instead()),
-            (Some(GPUS), None)
-        );
-        for (offered, resource, instead) in [
-            (r#""nvidia.com/gpu": "0""#, None, None),
-            (r#""nvidia.com/hostdev": "8""#, None, None),
+        assert_eq!(node.offered_instead(), None);
+        for (offered, instead) in [
+            (r#""nvidia.com/gpu": "0""#, None),
+            (r#""nvidia.com/hostdev": "8""#, None),
             (
                 r#""nvidia.com/gpu.shared": "32""#,
-                Some(SHARED_GPUS),
                 Some("32 nvidia.com/gpu.shared"),
             ),
             (
                 r#""nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.40gb": "0""#,
-                None,
                 Some("7 nvidia.com/mig-1g.10gb"),
             ),
         ] {
             let node = NODE.replace(r#""nvidia.com/gpu": "8""#, offered);
             let node = parse_node(&node).expect("a node");
-            assert_eq!(node.gpu_resource(), resource, "{offered}");
             assert_eq!(node.offered_instead().as_deref(), instead, "{offered}");
         }
         let ready = NODE.replace(

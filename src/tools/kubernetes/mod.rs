@@ -6,6 +6,5 @@ pub mod kubeconfig;
 pub mod kubectl;
 pub mod membership;
 pub mod nodeadm;
-pub mod pods;
 pub mod skew;
 mod x509;

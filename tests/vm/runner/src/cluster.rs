@@ -36,6 +36,7 @@ const START: Duration = Duration::from_secs(180);
 const CONFIG: &str = include_str!("../../kubernetes/kubeadm.yaml");
 const ACCOUNT: &str = include_str!("../../kubernetes/node-manager.yaml");
 const DAEMON_SET: &str = include_str!("../../../../cloud-init/daemonset/daemonset.yaml");
+const GPU_POD: &str = include_str!("../../../../cloud-init/daemonset/gpu-pod.yaml");
 const NETWORK: &str = include_str!("../../kubernetes/bridge.conflist");
 const ADMIN: &str = include_str!("../files/cluster-admin.sh");
 const SECRET: &str = include_str!("../files/secret.sh");
@@ -407,6 +408,7 @@ impl Cluster {
             machine.put(&self.for_pods.join(name), &format!("{here}/{name}"))?;
         }
         write(&at(&here).join("daemonset.yaml"), DAEMON_SET, 0o644)?;
+        write(&at(&here).join("gpu-pod.yaml"), GPU_POD, 0o644)?;
         write(&at(INSIDE).join("make-image"), MAKE_IMAGE, 0o755)?;
         write(&at(INSIDE).join("run-pods"), RUN_PODS, 0o755)?;
         write(&at(INSIDE).join("cluster-admin"), ADMIN, 0o755)?;
