@@ -34,9 +34,13 @@ impl Change {
                 text
             }
             Self::RepairPackages => "finish what an interrupted package manager left".to_owned(),
-            Self::HoldPackages { patterns } => {
-                format!("hold installed packages {}", patterns.join(", "))
-            }
+            Self::HoldPackages { patterns } => match &patterns[..] {
+                [one] => format!("hold `{one}`"),
+                more => format!(
+                    "hold what is installed of {} names and patterns",
+                    more.len()
+                ),
+            },
             Self::EnableUnit { unit, start } => {
                 let and_start = if *start { " and start" } else { "" };
                 format!("enable{and_start} `{unit}`")

@@ -22,7 +22,6 @@ pub(super) async fn run(world: &mut World<'_>) -> Result<Exit, Failure> {
         pause_units: Vec::new(),
         may_remove: Vec::new(),
         may_upgrade: Vec::new(),
-        recommends: false,
     };
     let (events, reporter) = prepare::events(&world.host, &world.secrets, Vec::new())?;
     let tools = Tools {

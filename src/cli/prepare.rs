@@ -395,7 +395,6 @@ pub(super) fn policy_to_undo(
         pause_units,
         may_remove: Vec::new(),
         may_upgrade: Vec::new(),
-        recommends: false,
     })
 }
 

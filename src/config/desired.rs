@@ -165,8 +165,6 @@ pub struct PackagePolicy {
     /// Installed packages that the plan does not name and that may still be upgraded where a
     /// dependency demands it (shell patterns); all others stay at their version.
     pub may_upgrade: Vec<String>,
-    /// Install recommended packages too, not only needed ones.
-    pub recommends: bool,
     /// What no transaction may bring, whatever dependencies want.
     #[serde(default)]
     pub guard: Guard,

@@ -11,8 +11,8 @@ use crate::{
     config::{
         desired::{Existing, JoinKind, Restart, RuntimeKind},
         values::{
-            AbsolutePath, BranchKey, Build, CaHash, CdiPath, Fingerprint, PackagePattern, Proxy,
-            Url, VersionPattern, Word,
+            AbsolutePath, BranchKey, Build, CaHash, Fingerprint, PackagePattern, Proxy, Url,
+            VersionPattern, Word,
         },
     },
     model::{
@@ -124,8 +124,6 @@ pub struct ToolkitConfig {
 pub struct CdiConfig {
     /// Write a specification.
     pub enabled: Option<bool>,
-    /// Where: a folder that container runtimes read such files from, `/etc/cdi` as a rule.
-    pub path: Option<CdiPath>,
 }
 
 /// Persistence.
@@ -172,8 +170,6 @@ pub struct PackagesConfig {
     pub may_remove: Option<Vec<PackagePattern>>,
     /// Installed packages that may be upgraded where a dependency demands it.
     pub may_upgrade: Option<Vec<PackagePattern>>,
-    /// Install recommended packages too.
-    pub recommends: Option<bool>,
 }
 
 /// Preconditions.

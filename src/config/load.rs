@@ -340,7 +340,7 @@ mod tests {
         fakes.files.put(
             "/etc/gpu-bootstrap/config.toml",
             "cloud.settings = [\"tags\"]\ndriver.branch = 535\ndriver.flavour = \"proprietary\"\n\
-             packages.recommends = true\n",
+             packages.lock-timeout-seconds = 77\n",
         );
         let service = "http://169.254.169.254/latest";
         let tags = format!("{service}/meta-data/tags/instance");
@@ -392,7 +392,7 @@ mod tests {
             config.driver.cuda,
             Some(vec!["12.6".parse().expect("a version")])
         );
-        assert_eq!(config.packages.recommends, Some(true));
+        assert_eq!(config.packages.lock_timeout_seconds, Some(77));
 
         // The run after a reboot has them from its request, and in the same order.
         let kept = ask.cloud.as_ref().expect("asked").assignments();

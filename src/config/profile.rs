@@ -57,8 +57,6 @@ pub struct Profile {
     pub modules: Modules,
     /// Persistence of the driver's state.
     pub persistence: PersistenceDefaults,
-    /// The CDI specification.
-    pub cdi: CdiDefaults,
     /// The container probe.
     pub validation: ValidationDefaults,
     /// What is held.
@@ -136,15 +134,6 @@ pub struct Modules {
 pub struct PersistenceDefaults {
     /// The unit of the daemon.
     pub unit: String,
-}
-
-/// CDI.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct CdiDefaults {
-    /// Where the specification is written.
-    #[schemars(with = "String")]
-    pub path: Utf8PathBuf,
 }
 
 /// Defaults of the container probe.

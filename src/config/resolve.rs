@@ -3,7 +3,6 @@
 
 use std::cell::RefCell;
 
-use camino::Utf8Path;
 use serde::Serialize;
 
 use crate::{
@@ -34,7 +33,7 @@ use crate::{
         secret::Secret,
         text::nearest,
     },
-    tools::{cdi::FOLDERS, packages::SourceEntry},
+    tools::{cdi, packages::SourceEntry},
 };
 
 /// What only flags can say, and no file.
@@ -153,11 +152,10 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     };
     let with_toolkit = driver.is_some() && config.toolkit.enabled.unwrap_or(true);
     let cdi = (with_toolkit && config.cdi.enabled.unwrap_or(true)).then(|| Cdi {
-        path: (config.cdi.path.as_ref())
-            .map_or_else(|| profile.cdi.path.clone(), |path| path.as_str().into()),
+        path: cdi::FILE.into(),
     });
     if driver.is_some() && runtimes.iter().any(|row| row.kind == RuntimeKind::Podman) {
-        podman_reads(inputs, with_toolkit, cdi.as_ref())?;
+        podman_reads(inputs, with_toolkit, cdi.is_some())?;
     }
 
     let mut needed: Vec<Needed<'_>> = Vec::new();
@@ -469,27 +467,19 @@ fn runtime_rows<'a>(
 fn podman_reads(
     inputs: Inputs<'_>,
     with_toolkit: bool,
-    cdi: Option<&Cdi>,
+    with_cdi: bool,
 ) -> Result<(), ResolveError> {
-    let Some(cdi) = cdi else {
-        let key = match with_toolkit {
-            true => "cdi.enabled",
-            false => "toolkit.enabled",
-        };
-        let why = "podman gives GPUs to containers by CDI alone, which the toolkit describes";
-        let hint = format!("set `{key} = true`, or take podman out of `runtime.use`");
-        let error = inputs.layers.wrong(key, why.to_owned(), Some(hint));
-        return Err(error.into());
-    };
-    let folder = cdi.path.parent().map(Utf8Path::as_str);
-    if folder.is_some_and(|folder| FOLDERS.contains(&folder)) {
+    if with_cdi {
         return Ok(());
     }
-    let why = format!(
-        "podman reads specifications in {} only",
-        FOLDERS.join(" and ")
-    );
-    Err(inputs.layers.wrong("cdi.path", why, None).into())
+    let key = match with_toolkit {
+        true => "cdi.enabled",
+        false => "toolkit.enabled",
+    };
+    let why = "podman gives GPUs to containers by CDI alone, which the toolkit describes";
+    let hint = format!("set `{key} = true`, or take podman out of `runtime.use`");
+    let error = inputs.layers.wrong(key, why.to_owned(), Some(hint));
+    Err(error.into())
 }
 
 fn kernel(
@@ -539,7 +529,6 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
         pause_units: profile.packages.pause_units.clone(),
         may_remove: own.may_remove.as_deref().map(patterns).unwrap_or_default(),
         may_upgrade: own.may_upgrade.as_deref().map(patterns).unwrap_or_default(),
-        recommends: own.recommends.unwrap_or(false),
         guard: Guard {
             kernels: profile.packages.kernels.clone(),
             ..Guard::default()

@@ -113,17 +113,6 @@ checked_text!(
 );
 
 checked_text!(
-    /// Where a CDI specification is written. `nvidia-ctk` would write JSON where a name ends so,
-    /// and container runtimes read neither other endings nor `.yml`. Sources:
-    /// nvidia-container-toolkit, `cmd/nvidia-ctk/cdi/generate/generate.go`;
-    /// container-device-interface, `pkg/cdi/spec-dirs.go`.
-    CdiPath,
-    |text| from_root(text) && text.ends_with(".yaml"),
-    "a path that starts with `/`, ends in `.yaml` and has no `..`, `$` or spaces",
-    "^/[^\\s$]+\\.yaml$"
-);
-
-checked_text!(
     /// The digest of a cluster's certificate authority: of its public key, as kubeadm prints it.
     CaHash,
     |text| (text.strip_prefix("sha256:")).is_some_and(|digest| digest.len() == 64
@@ -373,15 +362,6 @@ mod tests {
         assert!("/etc/cdi/nvidia.yaml".parse::<AbsolutePath>().is_ok());
         for bad in ["", "/", "etc/x", "/etc/../x", "/a b", "/k/$(id)"] {
             assert!(bad.parse::<AbsolutePath>().is_err(), "{bad}");
-        }
-        assert!("/etc/cdi/nvidia.yaml".parse::<CdiPath>().is_ok());
-        for bad in [
-            "/etc/cdi/nvidia.json",
-            "/etc/cdi/nvidia.yml",
-            "/etc/cdi/nvidia",
-            "nvidia.yaml",
-        ] {
-            assert!(bad.parse::<CdiPath>().is_err(), "{bad}");
         }
     }
 

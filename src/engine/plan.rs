@@ -9,20 +9,29 @@ use super::{
     resume,
 };
 use crate::{
-    change::Change, config::desired::PackageWish, error::one_line, event::Outcome, exit::Exit,
-    model::id::StepId, step::Assessment,
+    change::{Change, packages::NOT_SIMULATED},
+    config::desired::PackageWish,
+    error::one_line,
+    event::Outcome,
+    exit::Exit,
+    model::id::StepId,
+    step::Assessment,
 };
 
 /// The verb of a reboot, in plans.
 const REBOOT: &str = "reboot";
 
-/// The packages that the plan has listed so far. Several steps may want the same ones, and one transaction
-/// installs them: they are listed with the first of these steps.
+/// What the plan has listed so far. Several steps may want the same packages and new package lists, and one transaction
+/// brings them: they are listed with the first of these steps.
 #[derive(Debug, Default)]
 struct Listed {
     packages: Vec<(PackageWish, StepId)>,
     /// What happens to packages, without versions.
     actions: BTreeSet<String>,
+    /// New package lists.
+    refreshed: bool,
+    /// That an installation cannot be simulated yet.
+    deferred: bool,
 }
 
 impl Listed {
@@ -50,8 +59,17 @@ impl Listed {
         })
     }
 
+    /// Whether the change only repeats a refresh of the package lists.
+    fn repeats_refresh(&mut self, change: &Change) -> bool {
+        matches!(change, Change::RefreshRepositories)
+            && std::mem::replace(&mut self.refreshed, true)
+    }
+
     /// The lines of a simulation that are new.
     fn rest_of_simulation(&mut self, text: &str) -> Option<String> {
+        if text == NOT_SIMULATED && std::mem::replace(&mut self.deferred, true) {
+            return None;
+        }
         let is_new = |line: &&str| match line.split(' ').collect::<Vec<_>>()[..] {
             [sign @ ("+" | "-" | "~"), name, ..] => self.actions.insert(format!("{sign} {name}")),
             _ => true,
@@ -87,6 +105,9 @@ impl Session {
             let mut reports = Vec::with_capacity(changes.len());
             let mut comes_with = None;
             for change in changes {
+                if listed.repeats_refresh(change) {
+                    continue;
+                }
                 let rest = match listed.rest(&job.id, change) {
                     Ok(rest) => rest,
                     Err(first) => {
@@ -198,7 +219,7 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use super::Listed;
+    use super::{Listed, NOT_SIMULATED};
 
     #[test]
     fn what_happens_to_a_package_is_shown_once() {
@@ -213,8 +234,10 @@ mod tests {
             Some("+ two 3\n~ four 1 -> 2")
         );
         assert_eq!(rest("- two 2"), None);
-        let sentence = "cannot be simulated yet: the package lists do not know it";
+        let sentence = "a part of another transaction";
         assert_eq!(rest(sentence).as_deref(), Some(sentence));
         assert_eq!(rest(sentence).as_deref(), Some(sentence));
+        assert_eq!(rest(NOT_SIMULATED).as_deref(), Some(NOT_SIMULATED));
+        assert_eq!(rest(NOT_SIMULATED), None);
     }
 }

@@ -118,7 +118,6 @@ impl Session {
             lock_timeout_seconds: 0,
             proxy: None,
             no_proxy: None,
-            recommends: false,
         };
         let query = transactions.estimate(&settings, &TransactionRequest::Reinstall(&specified));
         let answer = match &query {

@@ -153,7 +153,6 @@ pub(crate) fn desired() -> Desired {
             pause_units: vec![],
             may_remove: vec![],
             may_upgrade: vec![],
-            recommends: false,
             guard: Guard::default(),
         },
         container_modules: vec![],

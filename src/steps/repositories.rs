@@ -155,10 +155,14 @@ fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
     let pins = pins.filter_map(|pin| backend.pin(pin).map(|file| (pin, file)));
     for ((pin, (path, content)), found) in pins.zip(&state.pins) {
         if found.as_deref() != Some(&content) {
+            let more = match pin.packages.len() {
+                0 | 1 => String::new(),
+                n => format!(" and {} more", n - 1),
+            };
+            let first = pin.packages.first().map_or("", String::as_str);
             whys.push(format!(
-                "no preference for {} of {}",
-                pin.version,
-                pin.packages.join(", ")
+                "no preference for {} of {first}{more}",
+                pin.version
             ));
             changes.push(Change::WriteFile {
                 path,

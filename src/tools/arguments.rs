@@ -53,7 +53,6 @@ fn commands(value: &str) -> Vec<Cmd> {
         lock_timeout_seconds: 1,
         proxy: None,
         no_proxy: Some(value.to_owned()),
-        recommends: false,
     };
     let requests = [
         TransactionRequest::Install {

@@ -13,6 +13,10 @@ use crate::model::version::DriverVersion;
 /// The kind of NVIDIA's GPUs.
 pub const KIND: &str = "nvidia.com/gpu";
 
+/// Where this program writes the specification of NVIDIA's toolkit, which would write JSON to a name without `.yaml`.
+/// Source: nvidia-container-toolkit, `cmd/nvidia-ctk/cdi/generate/generate.go`.
+pub const FILE: &str = "/etc/cdi/nvidia.yaml";
+
 /// The folders that runtimes read unless they are told otherwise; what the later one names hides the same
 /// name in the earlier one. Source: container-device-interface, `pkg/cdi/spec-dirs.go` and `doc.go`.
 pub const FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];

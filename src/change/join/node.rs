@@ -351,10 +351,11 @@ impl Applier {
         }))
     }
 
-    /// Why a node is that of another machine; `None` if it is not, or that cannot be told.
+    /// Why a node is, or may be, that of another machine; `None` if it is of this one. Each kubelet tells an id.
     fn is_another(&self, node: &Node) -> Result<Option<String>, ChangeError> {
         let Some(theirs) = &node.system_uuid else {
-            return Ok(None);
+            let why = "the cluster does not know the id of its machine, which may be another one";
+            return Ok(Some(why.to_owned()));
         };
         for path in MACHINE_IDS {
             let Some(text) = self.host.files.read_text(Utf8Path::new(path))? else {
@@ -365,7 +366,10 @@ impl Applier {
                 format!("its machine has the id {theirs}, and this one has {own} (`{path}`)")
             }));
         }
-        Ok(None)
+        Ok(Some(format!(
+            "its machine has the id {theirs}, and this one has none of {}",
+            MACHINE_IDS.join(", ")
+        )))
     }
 }
 

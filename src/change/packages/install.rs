@@ -19,6 +19,11 @@ use crate::{
     tools::packages::{Action, Fault, Offer, Removals, TransactionRequest},
 };
 
+/// The preview of an installation whose packages the lists do not know yet: an earlier change of the plan adds their
+/// repository or brings new lists.
+pub const NOT_SIMULATED: &str =
+    "simulated by `install` with the new package lists, as all that the lists do not know yet";
+
 /// A transaction that was simulated.
 struct Work {
     /// To install, with their versions.
@@ -373,9 +378,8 @@ impl Applier {
         }
         let resolved = match self.resolve(wishes).await {
             Ok(resolved) => resolved,
-            // An earlier change of the plan may add the repository or download newer lists.
-            Err(ChangeError::Packages(error @ PackageError::NoVersion { .. })) => {
-                return Ok(format!("cannot be simulated yet: failed to {error}"));
+            Err(ChangeError::Packages(PackageError::NoVersion { .. })) => {
+                return Ok(NOT_SIMULATED.to_owned());
             }
             Err(error) => return Err(error),
         };

@@ -29,6 +29,7 @@ mod withdraw;
 
 pub use effects::{Effects, Inventory, Rewritten, Unclaimed};
 pub(super) use holds::Holds;
+pub use install::NOT_SIMULATED;
 pub(super) use lists::Lists;
 pub use lists::Wanted;
 pub use withdraw::Withdrawn;
@@ -69,7 +70,6 @@ impl Applier {
             lock_timeout_seconds: self.policy.lock_timeout_seconds.min(LOCK_BACKSTOP),
             proxy: self.policy.proxy.clone(),
             no_proxy: self.policy.no_proxy.clone(),
-            recommends: self.policy.recommends,
         }
     }
 

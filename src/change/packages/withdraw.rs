@@ -53,8 +53,6 @@ impl Applier {
         let inventory = self.inventory().await?;
         let candidates: BTreeSet<String> = (effects.appeared.union(&effects.refilled))
             .filter(|name| !wanted.contains(self.backend.bare_name(name)))
-            // Nothing tells for whom a recommended package was installed.
-            .filter(|name| !(self.policy.recommends && inventory.auto.contains(*name)))
             .cloned()
             .collect();
         let held: Vec<String> = held(&self.database().await?)

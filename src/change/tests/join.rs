@@ -334,8 +334,9 @@ pub(super) fn with_access(
         if cmd.args.contains(&"drain".to_owned()) {
             return drain();
         }
-        ok(r#"{"metadata": {"name": "gpu-1"}}"#)
+        ok(format!(r#"{{"metadata": {{"name": "gpu-1"}}, "status": {{"nodeInfo": {{"systemUUID": "{UUID}"}}}}}}"#))
     });
+    machine.fakes.files.put(PRODUCT_UUID, UUID);
     match by_kubeadm() {
         Change::JoinCluster { join } => Change::JoinCluster {
             join: Join {
@@ -386,14 +387,17 @@ async fn a_node_of_another_machine_or_cluster_is_not_deleted() {
             "clusters: [{{name: c, cluster: {{server: 'https://10.0.0.1:6443', certificate-authority-data: {data}}}}}]"
         )
     };
-    for (uuid, access, why) in [
-        ("aaaa-1\n", AUTHORITY, ""),
+    let known = r#"{"systemUUID": "AAAA-1"}"#;
+    for (uuid, theirs, access, why) in [
+        ("aaaa-1\n", known, AUTHORITY, ""),
         (
             "BBBB-2\n",
+            known,
             AUTHORITY,
             "has the id AAAA-1, and this one has BBBB-2",
         ),
-        ("AAAA-1\n", NODE_CERTIFICATE, "certificate authority"),
+        ("AAAA-1\n", "{}", AUTHORITY, "does not know the id"),
+        ("AAAA-1\n", known, NODE_CERTIFICATE, "certificate authority"),
     ] {
         let kubelet = authority(AUTHORITY);
         let (machine, _) = machine(move |files| {
@@ -404,8 +408,10 @@ async fn a_node_of_another_machine_or_cluster_is_not_deleted() {
         let files = &machine.fakes.files;
         files.put(PRODUCT_UUID, uuid);
         files.put_mode(ACCESS, authority(access), 0o600);
-        (machine.fakes.exec).on("/usr/bin/kubectl", |_, _| {
-            ok(r#"{"metadata": {"name": "gpu-1"}, "status": {"nodeInfo": {"systemUUID": "AAAA-1"}}}"#)
+        (machine.fakes.exec).on("/usr/bin/kubectl", move |_, _| {
+            ok(format!(
+                r#"{{"metadata": {{"name": "gpu-1"}}, "status": {{"nodeInfo": {theirs}}}}}"#
+            ))
         });
         let undo = machine.apply(&change).await.expect("joined");
         let left = machine.revert(&undo).await;

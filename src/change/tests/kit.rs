@@ -68,7 +68,6 @@ pub(super) fn policy() -> PackagePolicy {
         ],
         may_remove: vec![],
         may_upgrade: vec![],
-        recommends: false,
     }
 }
 

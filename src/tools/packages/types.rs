@@ -387,8 +387,6 @@ pub struct Settings {
     pub proxy: Option<Secret>,
     /// What is reached without it, separated by commas.
     pub no_proxy: Option<String>,
-    /// Install recommended packages too.
-    pub recommends: bool,
 }
 
 /// One repository that a machine is configured with.

@@ -63,7 +63,7 @@ fn options(settings: &Settings) -> Vec<String> {
         // `confold` keeps the old file if there is none.
         "-oDpkg::Options::=--force-confdef".to_owned(),
         "-oDpkg::Options::=--force-confold".to_owned(),
-        format!("-oAPT::Install-Recommends={}", settings.recommends),
+        "-oAPT::Install-Recommends=false".to_owned(),
         // Overrides the administrator's default: unneeded packages are not ours to remove.
         "-oAPT::Get::AutomaticRemove=false".to_owned(),
     ]
@@ -259,7 +259,6 @@ mod tests {
             lock_timeout_seconds: 60,
             proxy: Some(Secret::new("http://joe:s3cret@proxy:3128")),
             no_proxy: Some("localhost,.internal".to_owned()),
-            recommends: false,
         }
     }
 
