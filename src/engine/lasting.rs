@@ -32,7 +32,9 @@ fn folder() -> Utf8PathBuf {
 }
 
 /// Where systemd may execute a program of ours on Enterprise Linux: SELinux' policy refuses one below `/var/lib`
-/// (`init_t` may not execute `var_lib_t`). Debian and Ubuntu have no such folder, and no such policy.
+/// (`init_t` may not execute `var_lib_t`). Here the label is `usr_t`, from which it starts `unconfined_service_t`
+/// (`corecmd_bin_domtrans` in selinux-policy, branches c9s and c10s). Debian and Ubuntu have no such folder, and no such
+/// policy.
 const LIBEXEC: &str = "/usr/local/libexec";
 
 /// The copy of this program there. It is a name of its own, so that no program of an administrator's is meant.

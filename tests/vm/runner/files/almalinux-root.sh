@@ -1,6 +1,8 @@
 # Part of the test bed: makes a root filesystem of Debian stand in for AlmaLinux.
 #   $1 Debian's root   $2 the new one   $3 directory of stand-in packages   $4 release   $5 database of rpm
 cp -a --reflink=auto "$1" "$2"
+# rpm 4.20 gives scripts mounts of their own, for which their root must be a mount.
+mount --bind "$2" "$2"
 cd "$2"
 
 # No package manager but dnf: neither programs nor databases nor units of dpkg and apt.
@@ -11,7 +13,8 @@ rm -rf etc/apt etc/dpkg etc/debian_version etc/cron.daily etc/logrotate.d/apt et
     usr/lib/systemd/system/apt-daily* usr/lib/systemd/system/dpkg-db-backup* \
     etc/systemd/system/*.wants/apt-daily* etc/systemd/system/*.wants/dpkg-db-backup*
 # Plugins that AlmaLinux has in packages of their own.
-for plugin in local post-transaction-actions show_leaves leaves; do
+for plugin in local post-transaction-actions pre-transaction-actions expired-pgp-keys show_leaves leaves \
+    system_upgrade; do
     rm -rf "usr/lib/python3/dist-packages/dnf-plugins/$plugin.py" "etc/dnf/plugins/$plugin."*
 done
 rm -rf etc/dnf/aliases.d/*
@@ -19,7 +22,8 @@ rm -rf etc/dnf/aliases.d/*
 # The stand-in packages `dkms` and `kernel-core` own what these programs and directories are called.
 mkdir usr/lib/stand-in
 mv usr/sbin/dkms usr/lib/stand-in/dkms
-rm -rf etc/dkms usr/lib/dkms etc/kernel etc/modprobe.d/dkms.conf var/lib/dkms usr/lib/modules/*
+# Debian 13's headers need a kernel.
+rm -rf etc/dkms usr/lib/dkms etc/kernel etc/modprobe.d/dkms.conf var/lib/dkms usr/lib/modules/* boot/*
 
 # The kernel is the host's; programs see the version that the machine shows in /proc.
 mv usr/bin/uname usr/lib/stand-in/uname
@@ -57,6 +61,11 @@ mount -t proc proc proc
 mount --bind "$3" mnt
 LC_ALL=C.UTF-8 chroot . dnf -q -y --disablerepo='*' --nogpgcheck --releasever="$4" \
     --setopt=module_platform_id="platform:el$4" --setopt=keepcache=0 install $(cd mnt && ls *.rpm | sed 's,^,/mnt/,')
+# dnf succeeds, too, if a script after the transaction fails.
+test -e usr/lib/modules/*/modules.dep
 chroot . ldconfig
+# What systemd does in the first boot after an update (ConditionNeedsUpdate=) is done: else `ldconfig.service` of systemd 257
+# would be active in that boot only.
+touch etc/.updated var/.updated
 umount mnt proc
 rm -rf var/cache/dnf/* var/lib/dnf/plugins var/log/dnf* var/log/hawkey.log root/.rpmdb

@@ -10,5 +10,14 @@ mount -t sysfs testbed $own
 mount --bind $own/devices/virtual/net /sys/devices/virtual/net
 mount -t overlay -o lowerdir=/usr/lib/testbed/class:$own/class testbed /sys/class
 umount --lazy $own
+# systemd tells its generators the container, and cloud-init 25 believes it before `systemd-detect-virt`. A
+# generator in /run takes the place of the one of the same name.
+generators=/run/systemd/system-generators
+mkdir -p $generators
+cat >$generators/cloud-init-generator <<'END'
+#!/bin/sh
+SYSTEMD_VIRTUALIZATION=vm:kvm exec /usr/lib/systemd/system-generators/cloud-init-generator "$@"
+END
+chmod 755 $generators/cloud-init-generator
 unset container
 exec /lib/systemd/systemd

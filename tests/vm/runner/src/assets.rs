@@ -23,8 +23,8 @@ use crate::sh::Cmd;
 use crate::simulation::StandIns;
 use crate::tables::Machines;
 use crate::{
-    agents, almalinux, disk_image, image, kubernetes, lock, modules, needs, pods, qemu, repo,
-    rootfs, toolkit, ubuntu,
+    agents, almalinux, crictl, disk_image, image, kubernetes, lock, modules, needs, pods, qemu,
+    repo, rootfs, toolkit, ubuntu,
 };
 
 /// Programs that are compiled from the repository.
@@ -128,6 +128,7 @@ pub fn prepare(
             true => anyhow::Ok(None),
             false => {
                 let programs = timed("Kubernetes, compiled", || kubernetes::build(bed, &mirror))?;
+                let programs = timed("crictl, compiled", || crictl::build(bed, &programs))?;
                 let for_pods = timed("what runs pods, compiled", || pods::build(bed))?;
                 let agents = timed("stand-in for agents", || agents::build(bed))?;
                 Ok(Some((programs, for_pods, agents)))

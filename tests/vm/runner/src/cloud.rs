@@ -24,8 +24,10 @@ pub const FIRST: &str = "/usr/lib/testbed/first";
 const FIRST_PROGRAM: &str = include_str!("../files/cloud-init-first.sh");
 const DETECT_VIRT: &str = include_str!("../files/systemd-detect-virt.sh");
 
-/// Keys and locales that nobody uses take time.
-const QUICKER: &str = "ssh_genkeytypes: [ed25519]\nlocale: false\n";
+/// Keys and locales that nobody uses take time. A container has neither a disk whose filesystem could grow nor udev, which
+/// tells of cards that are plugged in.
+const SETTINGS: &str = "ssh_genkeytypes: [ed25519]\nlocale: false\nresize_rootfs: false\n\
+                        updates: {network: {when: [boot-new-instance]}}\n";
 
 /// cloud-init's own configuration wants the permanent address of a card, and this card has none.
 const NETWORK: &str = "[Match]\nName=tap0\n[Network]\nDHCP=ipv4\n";
@@ -81,7 +83,7 @@ pub fn join(bed: &Bed, machine: &Machine, cloud: Cloud, user_data: &str) -> Resu
     }
     program(&root.join(FIRST.trim_start_matches('/')), FIRST_PROGRAM)?;
     program(&root.join("usr/bin/systemd-detect-virt"), DETECT_VIRT)?;
-    write(&root.join("etc/cloud/cloud.cfg.d/99-testbed.cfg"), QUICKER)?;
+    write(&root.join("etc/cloud/cloud.cfg.d/99-testbed.cfg"), SETTINGS)?;
     write(
         &root.join("usr/lib/systemd/network/90-testbed.network"),
         NETWORK,

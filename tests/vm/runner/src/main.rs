@@ -11,6 +11,7 @@ mod cases;
 mod claim;
 mod cloud;
 mod cluster;
+mod crictl;
 mod disk_image;
 mod documents;
 mod golang;

@@ -50,15 +50,19 @@ impl Body for Container {
             &format!("--network-namespace-path={}", frame.net.file().display()),
         ]
         .map(String::from);
-        let first = match frame.root().join(FIRST.trim_start_matches('/')).exists() {
-            true => FIRST,
-            false => "--boot",
-        };
         let mut full = vec![
             "env".to_string(),
             "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1".into(),
             "SYSTEMD_SECCOMP=0".into(),
         ];
+        let first = match frame.root().join(FIRST.trim_start_matches('/')).exists() {
+            true => {
+                // dhcpcd, with which cloud-init asks for an address, sets a card up there.
+                full.push("SYSTEMD_NSPAWN_API_VFS_WRITABLE=network".into());
+                FIRST
+            }
+            false => "--boot",
+        };
         full.extend(argv);
         full.push(first.into());
         let nspawn = daemon(&frame.group.inside(Part::Machine, &full), &frame.console())?;

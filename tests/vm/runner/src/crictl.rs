@@ -1,0 +1,58 @@
+//! `crictl`, the client of CRI, compiled from its own Go module, beside Kubernetes' programs: so that another version of it
+//! does not compile them again.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::bed::Bed;
+use crate::golang;
+use crate::sh::Cmd;
+
+/// Source of the version: the list of the Go module proxy. Its minor version is that of Kubernetes, as the module's
+/// `README.md` asks. Go compares the module with its public checksum database.
+const MODULE: &str = "sigs.k8s.io/cri-tools";
+const VERSION: &str = "1.34.0";
+
+const LIMIT: Duration = Duration::from_secs(1800);
+
+/// A part of the recipe: a change of this file may change the result.
+const SOURCE: &str = include_str!("crictl.rs");
+
+/// Builds a directory with Kubernetes' programs, which are in `kubernetes`, and `crictl`.
+pub fn build(bed: &Bed, kubernetes: &Path) -> Result<PathBuf> {
+    let go = golang::version()?;
+    let recipe = format!("{} {go} {SOURCE}", kubernetes.display());
+    bed.cached("crictl", &recipe, None, |dir| {
+        let linker = format!("-s -w -X {MODULE}/pkg/version.Version={VERSION}");
+        let package = format!("{MODULE}/cmd/crictl@v{VERSION}");
+        let argv = ["nice", "go", "install", "-trimpath", "-ldflags"];
+        Cmd::new(argv.into_iter().chain([&*linker, &*package]))
+            .env("CGO_ENABLED", "0")
+            .env("GOBIN", dir.to_string_lossy())
+            .cwd(Path::new("/"))
+            .deadline(LIMIT)
+            .ok()
+            .context("cannot compile crictl")?;
+        let others = format!("{}/.", kubernetes.display());
+        Cmd::new(["cp", "-al", &others, &dir.to_string_lossy()])
+            .ok()
+            .context("cannot link Kubernetes' programs")
+            .map(drop)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::repo::table::{Packages, upstream};
+
+    #[test]
+    fn the_package_has_the_version_of_the_module() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let table = Packages::load(&[here.join("kubernetes.toml")]).unwrap();
+        let package = (table.packages.iter()).find(|package| package.name == "cri-tools");
+        assert_eq!(upstream(&package.unwrap().versions[0]), VERSION);
+    }
+}
