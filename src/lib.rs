@@ -4,6 +4,10 @@
 
 #![deny(missing_docs)]
 
+// Modules that these tests share with the other test programs call it so.
+#[cfg(test)]
+extern crate self as gpu_bootstrap;
+
 pub mod model;
 
 pub mod host;

@@ -129,7 +129,8 @@ pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output
             "apt-get may ask: {}",
             cmd.line()
         );
-        if let Some(lock) = &state.faults.package_lock {
+        // The lists have a lock of their own.
+        if let Some(lock) = (state.faults.package_lock.as_ref()).filter(|_| line.verb != "update") {
             return Ok(failed(
                 100,
                 format!(
@@ -146,7 +147,7 @@ pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output
     }
     assert!(line.yes, "apt-get would ask: {}", cmd.line());
     let interrupted = !crate::state::list(files, "/var/lib/dpkg/updates").is_empty();
-    if interrupted && !line.fix {
+    if interrupted && !line.simulate {
         return Ok(failed(
             100,
             "E: dpkg was interrupted, you must manually run 'dpkg --configure -a' to correct the \
@@ -173,27 +174,10 @@ pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output
 }
 
 fn update(files: &FakeFiles, state: &mut State) -> Output {
-    if state.faults.half_synced > 0 {
-        state.faults.half_synced -= 1;
-        return failed(
-            100,
-            "E: Failed to fetch http://debian.example.org/debian/dists/bookworm/main/Packages.xz  File \
-             has unexpected size (8783164 != 8792560). Mirror sync in progress?\nE: Some index \
-             files failed to download. They have been ignored, or old ones used instead.\n",
-        );
-    }
-    let failures = state.archive.update(files, state.faults.network.as_deref());
-    if failures.is_empty() {
-        ok("Reading package lists...\n")
-    } else {
-        failed(
-            100,
-            failures
-                .iter()
-                .map(|why| format!("E: {why}\n"))
-                .collect::<String>(),
-        )
-    }
+    let in_sync = state.faults.half_synced > 0;
+    state.faults.half_synced = state.faults.half_synced.saturating_sub(1);
+    let network = state.faults.network.as_deref();
+    state.archive.update(files, network, in_sync)
 }
 
 struct Solver<'s> {
@@ -405,7 +389,8 @@ fn solve(files: &FakeFiles, state: &State, line: &Line) -> Result<Transaction, S
             }
         }
         for other in &state.archive.package(&name, &to).conflicts {
-            if let Some(now) = solver.now(other) {
+            let goes = (transaction.removes.iter()).any(|(going, _)| going == other);
+            if let (Some(now), false) = (solver.now(other), goes) {
                 transaction.removes.push((other.clone(), now));
             }
         }
@@ -451,10 +436,11 @@ fn install(
             .or(state.faults.download.as_ref());
         let cached = crate::state::exists(files, "/var/cache/apt/archives/simulated");
         if let (Some(why), false) = (why, cached) {
-            return Ok(failed(
-                100,
-                format!("E: {why}\nE: Unable to fetch some archives\n"),
-            ));
+            let lines = addresses(state, &transaction);
+            let addresses = lines.lines().filter_map(|line| line.split('\'').nth(1));
+            let failures = addresses.map(|url| format!("E: Failed to fetch {url}  {why}\n"));
+            let end = "E: Some files failed to download\n".to_owned();
+            return Ok(failed(100, failures.chain([end]).collect::<String>()));
         }
     }
     if line.download_only {
@@ -506,7 +492,6 @@ fn sub_process(mut output: Output) -> Output {
     output
 }
 
-/// The answer of `--print-uris`; every package has the same size.
 fn remove(files: &FakeFiles, state: &State, line: &Line) -> Output {
     let purge = line.verb == "purge";
     let database = dpkg::read(files);
@@ -558,7 +543,10 @@ fn remove(files: &FakeFiles, state: &State, line: &Line) -> Output {
         let word = if purge { "Purg" } else { "Remv" };
         return ok(going
             .iter()
-            .map(|name| format!("{word} {name} [{}]\n", database[name].version))
+            .map(|name| match database[name].there() {
+                true => format!("{word} {name} [{}]\n", database[name].version),
+                false => format!("{word} {name}\n"),
+            })
             .collect::<String>());
     }
     for name in &going {

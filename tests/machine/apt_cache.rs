@@ -23,14 +23,6 @@ pub fn apt_cache(cmd: &Cmd, files: &FakeFiles) -> Output {
             .filter(|name| name.starts_with(prefix))
             .map(|name| name + "\n")
             .collect::<String>()),
-        ["madison", "--", ..] => ok(args[2..]
-            .iter()
-            .flat_map(|name| {
-                offers(files, name).into_iter().map(move |offer| {
-                    format!(" {name} | {} | {} Packages\n", offer.version, offer.repo)
-                })
-            })
-            .collect::<String>()),
         _ => panic!("the simulated apt-cache knows no `{}`", cmd.line()),
     }
 }
@@ -85,7 +77,6 @@ pub fn apt_mark(cmd: &Cmd, files: &FakeFiles) -> Output {
             "hold" => entry.want = "hold".to_owned(),
             "unhold" => entry.want = "install".to_owned(),
             "auto" => auto.push((*name).to_owned()),
-            "manual" => auto.retain(|auto| auto != name),
             verb => panic!("the simulated apt-mark knows no `{verb}`"),
         }
     }

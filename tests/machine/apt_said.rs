@@ -12,19 +12,30 @@ pub struct Transaction {
     pub asked: Vec<String>,
 }
 
+/// The answer of `--print-uris`; every package has the same size.
 pub fn addresses(state: &State, transaction: &Transaction) -> String {
+    if transaction.installs.is_empty() {
+        return String::new();
+    }
     let mut said = format!(
         "After this operation, {} MB of additional disk space will be used.\n",
         transaction.installs.len()
     );
     for (name, _, to) in &transaction.installs {
-        let repo = &state.archive.package(name, to).repo;
-        let repo = state.archive.repos.iter().find(|other| other.name == *repo);
-        let url = repo.map_or("http://debian.example.org/debian", |repo| &repo.url);
-        let file = format!("pool/{name}.deb' {name}_{to}.deb 100000 MD5Sum:0");
-        said.push_str(&format!("'{}/{file}\n", url.trim_end_matches('/')));
+        said.push_str(&address(state, name, to));
     }
     said
+}
+
+/// The line about one file. Neither the file on the mirror nor its address has the epoch.
+pub fn address(state: &State, name: &str, version: &str) -> String {
+    let repo = &state.archive.package(name, version).repo;
+    let repo = state.archive.repos.iter().find(|other| other.name == *repo);
+    let url = repo.map_or("http://debian.example.org/debian", |repo| &repo.url);
+    let url = url.trim_end_matches('/');
+    let bare = version.split_once(':').map_or(version, |(_, bare)| bare);
+    let kept = version.replace(':', "%3a");
+    format!("'{url}/pool/{name}_{bare}_amd64.deb' {name}_{kept}_amd64.deb 100000 MD5Sum:0\n")
 }
 
 pub fn tell(state: &State, transaction: &Transaction) -> String {

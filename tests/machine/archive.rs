@@ -10,11 +10,14 @@ use gpu_bootstrap::{
         fake::{FakeFiles, failed, ok},
     },
     model::pattern,
-    tools::{openpgp, packages::Manager},
+    tools::{
+        openpgp,
+        packages::{Manager, SourceEntry},
+    },
 };
 use serde::Deserialize;
 
-use crate::state::{State, list, on, text};
+use crate::state::{State, exists, list, on, text};
 
 /// All packages that can be downloaded.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -217,39 +220,93 @@ impl Archive {
         })
     }
 
-    /// Downloads the lists of every source of the machine; returns the failures in apt's words.
-    pub fn update(&self, files: &FakeFiles, unreachable: Option<&str>) -> Vec<String> {
-        let mut failures = Vec::new();
+    /// Downloads the lists of every source of the machine. A mirror in the middle of its sync is the first one.
+    pub fn update(&self, files: &FakeFiles, unreachable: Option<&str>, in_sync: bool) -> Output {
+        let (mut said, mut errors) = (String::new(), String::new());
         let mut entries = (Manager::Apt.backend().entries(files)).expect("sources can be read");
         entries.retain(|entry| entry.binary);
-        for entry in entries {
-            let (uri, suite) = (&entry.uri, &entry.suite);
-            if let Some(why) = unreachable {
-                failures.push(format!(
-                    "Failed to fetch {uri}/dists/{suite}/InRelease  {why}"
-                ));
-                continue;
-            }
-            let components: Vec<Option<&str>> = if entry.components.is_empty() {
-                vec![None]
-            } else {
-                entry.components.iter().map(|c| Some(c.as_str())).collect()
-            };
-            for component in components {
-                let Some(repo) = self.repo(uri, suite, component) else {
-                    failures.push(format!(
-                        "Failed to fetch {uri}/dists/{suite}/{}  404  Not Found",
-                        component.unwrap_or("Packages")
-                    ));
-                    continue;
-                };
-                match signed(files, repo, entry.signed_by.as_deref()) {
-                    Ok(()) => self.fetch(files, repo, suite),
-                    Err(why) => failures.push(why),
-                }
+        let first = entries.first().map(|entry| entry.uri.clone());
+        for (at, entry) in entries.iter().enumerate() {
+            let torn = in_sync && first.as_ref() == Some(&entry.uri);
+            if let Err(failure) = self.update_one(files, entry, unreachable, torn) {
+                let Failure { file, why, words } = failure;
+                let (uri, suite) = (&entry.uri, &entry.suite);
+                said += &format!("Err:{} {uri} {suite} {file}\n  {why}\n", at + 1);
+                errors += &words;
             }
         }
-        failures
+        if errors.is_empty() {
+            return ok("Reading package lists...\n");
+        }
+        if errors.contains("E: Failed to fetch ") {
+            errors += "E: Some index files failed to download. They have been ignored, or old ones used instead.\n";
+        }
+        Output {
+            stdout: said,
+            ..failed(100, errors)
+        }
+    }
+
+    fn update_one(
+        &self,
+        files: &FakeFiles,
+        entry: &SourceEntry,
+        unreachable: Option<&str>,
+        in_sync: bool,
+    ) -> Result<(), Failure> {
+        let (uri, suite) = (&entry.uri, &entry.suite);
+        let not_fetched = |file: &str, path: &str, why: &str| Failure {
+            file: file.to_owned(),
+            why: why.to_owned(),
+            words: format!("E: Failed to fetch {uri}/dists/{suite}/{path}  {why}\n"),
+        };
+        if let Some(why) = unreachable {
+            return Err(not_fetched("InRelease", "InRelease", why));
+        }
+        let components: Vec<Option<&str>> = match entry.components.is_empty() {
+            true => vec![None],
+            false => entry.components.iter().map(|c| Some(c.as_str())).collect(),
+        };
+        for component in components {
+            let Some(repo) = self.repo(uri, suite, component) else {
+                return Err(Failure {
+                    file: "Release".to_owned(),
+                    why: "404  Not Found".to_owned(),
+                    words: format!(
+                        "E: The repository '{uri} {suite} Release' does not have a Release file.\n"
+                    ),
+                });
+            };
+            if let Err(why) = signed(files, repo, entry.signed_by.as_deref()) {
+                let place = format!("{uri} {suite} InRelease");
+                // Those that are there stay.
+                if exists(files, &list_of(repo, suite)) {
+                    let mut failure = not_fetched("InRelease", "InRelease", &why);
+                    failure.words = format!(
+                        "W: An error occurred during the signature verification. The repository is \
+                         not updated and the previous index files will be used. GPG error: {place}: \
+                         {why}\n{}",
+                        failure.words
+                    );
+                    return Err(failure);
+                }
+                let words = format!(
+                    "W: GPG error: {place}: {why}\nE: The repository '{place}' is not signed.\n"
+                );
+                let file = "InRelease".to_owned();
+                return Err(Failure { file, why, words });
+            }
+            if in_sync {
+                let component = component.unwrap_or_default();
+                return Err(not_fetched(
+                    &format!("{component} amd64 Packages"),
+                    &format!("{component}/binary-amd64/Packages.gz"),
+                    "File has unexpected size (8783164 != 8792560). Mirror sync in progress?",
+                ));
+            }
+            self.fetch(files, repo, suite);
+        }
+        Ok(())
     }
 
     fn fetch(&self, files: &FakeFiles, repo: &Repo, suite: &str) {
@@ -265,14 +322,26 @@ impl Archive {
                 package.name, package.version
             ));
         }
-        let host = repo.url.split("://").last().unwrap_or_default();
-        let name = format!(
-            "{}_dists_{suite}_{}_binary-amd64_Packages",
-            host.trim_end_matches('/'),
-            repo.component.as_deref().unwrap_or("flat")
-        );
-        files.put(&format!("{LISTS}/{}", name.replace('/', "_")), content);
+        files.put(&list_of(repo, suite), content);
     }
+}
+
+/// Why a source failed: apt's name for the file, the reason, and its error output.
+struct Failure {
+    file: String,
+    why: String,
+    words: String,
+}
+
+/// The list of a suite.
+fn list_of(repo: &Repo, suite: &str) -> String {
+    let host = repo.url.split("://").last().unwrap_or_default();
+    let name = format!(
+        "{}_dists_{suite}_{}_binary-amd64_Packages",
+        host.trim_end_matches('/'),
+        repo.component.as_deref().unwrap_or("flat")
+    );
+    format!("{LISTS}/{}", name.replace('/', "_"))
 }
 
 /// The names of all packages in the lists.
@@ -444,7 +513,7 @@ fn preferences(files: &FakeFiles) -> Vec<Preference> {
     found
 }
 
-/// apt's error for a list whose signature it cannot verify.
+/// Why a signature cannot be verified.
 fn signed(files: &FakeFiles, repo: &Repo, keyring: Option<&str>) -> Result<(), String> {
     let Some(key) = &repo.key else {
         return Ok(());
@@ -461,10 +530,8 @@ fn signed(files: &FakeFiles, repo: &Repo, keyring: Option<&str>) -> Result<(), S
         Ok(())
     } else {
         Err(format!(
-            "GPG error: {} {} InRelease: The following signatures couldn't be verified because the \
-             public key is not available: NO_PUBKEY {}",
-            repo.url,
-            repo.suites[0],
+            "The following signatures couldn't be verified because the public key is not available: \
+             NO_PUBKEY {}",
             &key[24..]
         ))
     }

@@ -23,6 +23,7 @@ use crate::{
 const CACHE: &str = "/var/cache/dnf";
 const INTERRUPTED: &str = "/var/lib/dnf/rpmdb_lock.pid";
 const LAST: &str = "/var/lib/dnf/simulated-last-transaction";
+const LOCKS: &str = "/etc/dnf/plugins/versionlock.list";
 const DOWNLOADED: &str = "/var/cache/dnf/simulated-packages";
 
 fn backend() -> &'static dyn Backend {
@@ -38,24 +39,25 @@ struct Line {
     folder: Option<String>,
     /// Packages of all module streams.
     all_streams: bool,
+    /// Locked versions count.
+    locks: bool,
+    weak: bool,
+    /// In its shell, whose status says nothing.
+    shell: bool,
     words: Vec<String>,
 }
 
 fn parse(cmd: &Cmd) -> Line {
-    let mut line = Line::default();
+    let mut line = Line {
+        locks: true,
+        ..Line::default()
+    };
     for arg in &cmd.args {
         match arg.as_str() {
-            "-q"
-            | "-y"
-            | "--"
-            | "--refresh"
-            | "--noautoremove"
-            | "--color=never"
-            | "--disablerepo=*"
-            | "--disableplugin=versionlock"
-            | "--showduplicates"
-            | "--userinstalled"
-            | "--qf" => {}
+            "-q" | "-y" | "--" | "--refresh" | "--noautoremove" | "--color=never"
+            | "--disablerepo=*" | "--showduplicates" | "--userinstalled" | "--qf" => {}
+            "--disableplugin=versionlock" => line.locks = false,
+            "--setopt=install_weak_deps=1" => line.weak = true,
             "--assumeno" => line.simulate = true,
             "--downloadonly" => line.download_only = true,
             "--cacheonly" => line.cache_only = true,
@@ -81,18 +83,22 @@ pub fn changes(cmd: &Cmd) -> bool {
 
 /// `dnf`.
 pub fn dnf(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, ExecError> {
-    let line = parse(cmd);
+    let mut line = parse(cmd);
     if changes(cmd) {
         for option in ["--setopt=exit_on_lock=1", "-y"] {
             let has = cmd.args.iter().any(|arg| arg == option);
             assert!(has, "dnf may wait or ask: {}", cmd.line());
         }
-        if let Some(lock) = &state.faults.package_lock {
-            return Ok(failed(
-                200,
-                format!("RPMDB already locked by {}\n", lock.pid),
-            ));
-        }
+    }
+    let takes_lock = |verb: &&str| line.words.iter().any(|word| word == verb);
+    if !(line.simulate || line.download_only)
+        && ["install", "remove", "reinstall", "shell"]
+            .iter()
+            .any(takes_lock)
+        && let Some(lock) = &state.faults.package_lock
+    {
+        let why = format!("RPMDB already locked by {}\n", lock.pid);
+        return Ok(failed(200, why));
     }
     let words: Vec<&str> = line.words.iter().map(String::as_str).collect();
     Ok(match words[..] {
@@ -112,6 +118,21 @@ pub fn dnf(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, Ex
         ["install", ref specs @ ..] => {
             let wished = specs.iter().map(|spec| (*spec).to_owned()).collect();
             return transaction(cmd, files, state, &line, wished, Vec::new());
+        }
+        ["shell", "/dev/stdin"] => {
+            let script = cmd.stdin.as_ref().expect("a script").expose().to_owned();
+            let of = |verb: &str| -> Vec<String> {
+                let lines = script.lines().filter_map(|line| line.strip_prefix(verb));
+                lines
+                    .flat_map(str::split_whitespace)
+                    .map(str::to_owned)
+                    .collect()
+            };
+            line.shell = true;
+            let (wished, going) = (of("install "), of("remove "));
+            let going: Vec<&str> = going.iter().map(String::as_str).collect();
+            let going = with_dependents(files, state, &going);
+            return transaction(cmd, files, state, &line, wished, going);
         }
         ["upgrade"] if line.simulate => crate::upgrade::dnf(files),
         ["reinstall", ref specs @ ..] => reinstall(files, state, &line, specs),
@@ -150,7 +171,9 @@ fn refresh(files: &FakeFiles, state: &mut State) -> Output {
                 )),
                 Some(repo) => {
                     let path = entry.signed_by.as_deref().unwrap_or_default();
-                    let trusted = (repo.key.as_ref()).is_none_or(|key| trusts(files, path, key));
+                    // What is there already and did not change is not verified again.
+                    let trusted = text(files, &format!("{CACHE}/{id}.solv")).is_some()
+                        || (repo.key.as_ref()).is_none_or(|key| trusts(files, path, key));
                     if trusted {
                         fetch(files, state, repo, &id);
                     }
@@ -193,18 +216,48 @@ fn fetch(files: &FakeFiles, state: &State, repo: &Repo, id: &str) {
 
 /// The versions in the metadata of enabled streams, newest first, with the names of the repositories.
 pub fn offers(files: &FakeFiles, name: &str) -> Vec<(String, String)> {
-    offers_of(files, name, false)
+    let line = Line::default();
+    offers_to(files, name, &line)
 }
 
-fn offers_of(files: &FakeFiles, name: &str, all_streams: bool) -> Vec<(String, String)> {
-    let mut found = Vec::new();
+/// The versions that a command sees.
+fn offers_to(files: &FakeFiles, name: &str, line: &Line) -> Vec<(String, String)> {
+    let locks = match line.locks {
+        true => text(files, LOCKS).unwrap_or_default(),
+        false => String::new(),
+    };
+    let mut found = match is_excluded(files, name) {
+        true => Vec::new(),
+        false => known(files, name, line.all_streams),
+    };
+    // `NAME-EPOCH:VERSION-RELEASE.*`, as the program writes it.
+    let locked: Vec<&str> = (locks.lines())
+        .filter_map(|entry| {
+            entry
+                .strip_prefix(name)?
+                .strip_prefix('-')?
+                .strip_suffix(".*")
+        })
+        .filter(|version| version.starts_with(|c: char| c.is_ascii_digit()))
+        .collect();
+    let is_locked = |version: &str| locked.iter().any(|one| compare(one, version).is_eq());
+    found.retain(|(version, _)| locked.is_empty() || is_locked(version));
+    found
+}
+
+fn is_excluded(files: &FakeFiles, name: &str) -> bool {
     let main = text(files, "/etc/dnf/dnf.conf").unwrap_or_default();
-    let excluded = main
+    let mut lines = main
         .lines()
         .filter_map(|line| line.strip_prefix("exclude="));
-    if (excluded.flat_map(str::split_whitespace)).any(|one| pattern::matches(one, name)) {
-        return found;
-    }
+    lines.any(|line| {
+        line.split_whitespace()
+            .any(|one| pattern::matches(one, name))
+    })
+}
+
+fn known(files: &FakeFiles, name: &str, all_streams: bool) -> Vec<(String, String)> {
+    let mut found = Vec::new();
     for file in list(files, CACHE) {
         let Some(id) = file.strip_suffix(".solv") else {
             continue;
@@ -234,7 +287,12 @@ pub fn compare(a: &str, b: &str) -> Ordering {
     backend().compare(a, b)
 }
 
+/// Locks do not hide anything from it.
 fn query(files: &FakeFiles, format: &str, names: &[&str], all_streams: bool) -> Output {
+    let line = Line {
+        all_streams,
+        ..Line::default()
+    };
     if !format.contains("version") {
         let auto = dpkg::auto(files);
         let there = dpkg::read(files).into_keys();
@@ -245,7 +303,7 @@ fn query(files: &FakeFiles, format: &str, names: &[&str], all_streams: bool) -> 
     }
     let mut said = String::new();
     for name in names {
-        for (version, _) in offers_of(files, name, all_streams) {
+        for (version, _) in offers_to(files, name, &line) {
             let version = match version.contains(':') {
                 true => version,
                 false => format!("0:{version}"),
@@ -289,6 +347,8 @@ fn module(files: &FakeFiles, verb: &str, name: &str) -> Output {
 struct Solver<'s> {
     files: &'s FakeFiles,
     state: &'s State,
+    line: &'s Line,
+    going: &'s [String],
     chosen: BTreeMap<String, String>,
     order: Vec<String>,
 }
@@ -308,15 +368,26 @@ impl Solver<'_> {
             return Ok(());
         }
         let package = self.state.archive.package(name, version).clone();
+        for other in &package.conflicts {
+            if dpkg::installed(self.files, other).is_some() && !self.going.contains(other) {
+                return Err(format!(
+                    "Error: \n Problem: problem with installed package {other}\n  - package \
+                     {name}-{version}.x86_64 conflicts with {other}\n  - conflicting requests\n"
+                ));
+            }
+        }
         for wish in &package.depends {
             let same = wish.strip_suffix(" = self");
             let needed = same.unwrap_or(wish);
-            if same.is_none() && dpkg::installed(self.files, needed).is_some() {
+            if same.is_none()
+                && (dpkg::installed(self.files, needed).is_some()
+                    || self.chosen.contains_key(needed))
+            {
                 continue;
             }
             let version = match same {
                 Some(_) => Some(package.version.clone()),
-                None => offers(self.files, needed)
+                None => offers_to(self.files, needed, self.line)
                     .into_iter()
                     .next()
                     .map(|(version, _)| version),
@@ -330,19 +401,32 @@ impl Solver<'_> {
             };
             self.take(needed, &version)?;
         }
+        for wish in package.recommends.iter().filter(|_| self.line.weak) {
+            if let Some((version, _)) = offers_to(self.files, wish, self.line).into_iter().next() {
+                self.take(wish, &version)?;
+            }
+        }
         self.order.push(name.to_owned());
         Ok(())
     }
 }
 
 /// A package and its version in a specification such as `NAME-3:1.2-3`.
-fn specified(files: &FakeFiles, state: &State, spec: &str) -> Option<(String, String)> {
+fn specified(
+    files: &FakeFiles,
+    state: &State,
+    line: &Line,
+    spec: &str,
+) -> Option<(String, String)> {
     if spec.starts_with('/') {
         let meant = local::meant(files, spec);
         let (name, version) = meant.split_once('=')?;
         return Some((name.to_owned(), version.to_owned()));
     }
-    let offered = |name: &str| offers(files, name).into_iter().map(|(version, _)| version);
+    let offered = |name: &str| {
+        let offers = offers_to(files, name, line).into_iter();
+        offers.map(|(version, _)| version)
+    };
     let exact = (state.archive.packages.iter())
         .find(|one| spec == format!("{}-{}", one.name, one.version))
         .filter(|one| offered(&one.name).any(|version| version == one.version));
@@ -356,6 +440,18 @@ pub fn row(title: &str, name: &str, version: &str, repository: &str) -> String {
     format!("{title}:\n {name}  x86_64  {version}  {repository}  100 k\n")
 }
 
+/// A transaction as a table. The unpacked size is only there if nothing else goes.
+fn shown(table: &str, downloads: usize, only_new: bool) -> String {
+    let size = 100 * downloads;
+    let unpacked = match only_new {
+        true => format!("Installed size: {size} k\n"),
+        false => String::new(),
+    };
+    format!(
+        "Dependencies resolved.\n{table}\nTransaction Summary\nTotal download size: {size} k\n{unpacked}"
+    )
+}
+
 fn transaction(
     cmd: &Cmd,
     files: &FakeFiles,
@@ -367,15 +463,30 @@ fn transaction(
     let mut solver = Solver {
         files,
         state,
+        line,
+        going: &going,
         chosen: BTreeMap::new(),
         order: Vec::new(),
     };
     let mut asked = Vec::new();
     for spec in &wished {
-        let Some((name, version)) = specified(files, solver.state, spec) else {
-            let why =
-                format!("No match for argument: {spec}\nError: Unable to find a match: {spec}\n");
-            return Ok(failed(1, why));
+        let Some((name, version)) = specified(files, solver.state, line, spec) else {
+            let is_hidden = (state.archive.packages.iter()).any(|one| {
+                (*spec == one.name || *spec == format!("{}-{}", one.name, one.version))
+                    && known(files, &one.name, line.all_streams)
+                        .iter()
+                        .any(|(version, _)| *version == one.version)
+            });
+            let why = match is_hidden {
+                true => format!(
+                    "All matches were filtered out by exclude filtering for argument: {spec}"
+                ),
+                false => format!("No match for argument: {spec}"),
+            };
+            return Ok(failed(
+                1,
+                format!("{why}\nError: Unable to find a match: {spec}\n"),
+            ));
         };
         if let Err(why) = solver.take(&name, &version) {
             return Ok(failed(1, why));
@@ -386,10 +497,11 @@ fn transaction(
     let mut table = String::new();
     for name in &order {
         let title = match dpkg::installed(files, name) {
+            Some(now) if compare(&chosen[name], &now).is_lt() => "Downgrading",
             Some(_) => "Upgrading",
             None => "Installing",
         };
-        let offered = offers(files, name);
+        let offered = known(files, name, true);
         let repository = (offered.iter()).find(|(version, _)| *version == chosen[name]);
         table.push_str(&row(
             title,
@@ -405,16 +517,22 @@ fn transaction(
     if table.is_empty() {
         return Ok(ok("Dependencies resolved.\nNothing to do.\nComplete!\n"));
     }
-    let shown = format!(
-        "Dependencies resolved.\n{table}\nTransaction Summary\nTotal download size: {0} k\nInstalled \
-         size: {0} k\n",
-        100 * order.len()
+    let is_new = |name: &String| dpkg::installed(files, name).is_none();
+    let shown = shown(
+        &table,
+        order.len(),
+        going.is_empty() && order.iter().all(is_new),
     );
     if line.simulate {
-        return Ok(Output {
-            status: Status::Exited(1),
-            stdout: shown,
-            stderr: "Operation aborted.\n".to_owned(),
+        return Ok(match line.shell {
+            true => Output {
+                stderr: "Error: Operation aborted.\n".to_owned(),
+                ..ok(shown + "Nothing to do.\nComplete!\n")
+            },
+            false => Output {
+                stdout: shown,
+                ..failed(1, "Operation aborted.\n")
+            },
         });
     }
     if line.download_only {
@@ -474,12 +592,13 @@ fn transaction(
         let package = state.archive.package(name, &chosen[name]).clone();
         match dpkg::installed(files, name) {
             Some(now) => dpkg::leave(files, state, name, &now, &package),
-            None if asked.contains(name) => {}
+            // The mark of what was there stays.
+            None if asked.contains(name) => auto.retain(|one| one != name),
             None => auto.push(name.clone()),
         }
         said.push_str(&install(files, state, &package));
     }
-    auto.retain(|name| !asked.contains(name) && dpkg::installed(files, name).is_some());
+    auto.retain(|name| dpkg::installed(files, name).is_some());
     dpkg::set_auto(files, auto);
     end(files);
     Ok(ok(said + "Complete!\n"))
@@ -522,7 +641,10 @@ fn reinstall(files: &FakeFiles, state: &State, line: &Line, specs: &[&str]) -> O
         let (name, entry) = (database.iter())
             .find(|(name, entry)| bare == format!("{name}-{}", entry.version))
             .unwrap_or_else(|| panic!("{spec} is not installed"));
-        table.push_str(&row("Reinstalling", name, &entry.version, "archive"));
+        let offered = known(files, name, true);
+        let repository = (offered.iter()).find(|(version, _)| *version == entry.version);
+        let repository = repository.map_or("archive", |(_, id)| id);
+        table.push_str(&row("Reinstalling", name, &entry.version, repository));
         if let (true, Some(folder)) = (line.download_only, &line.folder) {
             let bare = entry.version.split(':').next_back().expect("a version");
             let file = format!("{folder}/{name}-{bare}.x86_64.rpm");
@@ -536,7 +658,7 @@ fn reinstall(files: &FakeFiles, state: &State, line: &Line, specs: &[&str]) -> O
             );
         }
     }
-    let shown = format!("Dependencies resolved.\n{table}\nTransaction Summary\n");
+    let shown = shown(&table, specs.len(), true);
     if line.simulate {
         return Output {
             status: Status::Exited(1),

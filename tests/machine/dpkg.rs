@@ -1,10 +1,11 @@
 //! dpkg's database as files, the effects of installing and removing a package, and the program
 //! itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use camino::Utf8Path;
 use gpu_bootstrap::host::{
-    Cmd, Output,
+    Cmd, Kind, Output, ReadFiles,
     fake::{FakeFiles, failed, ok},
 };
 
@@ -137,23 +138,50 @@ pub fn leave(files: &FakeFiles, state: &State, name: &str, version: &str, new: &
     if let Some((release, _)) = old.and_then(|old| old.module.as_ref()) {
         boot::take_packaged(files, release);
     }
-    let listed = info(files, name, "list").unwrap_or_default();
     let stays = |path: &str| {
         new.files.iter().any(|one| one == path)
             || new.contents.contains_key(path)
             || new.links.contains_key(path)
             || new.conffiles.contains_key(path)
     };
-    for path in listed.lines().filter(|path| *path != "/." && !stays(path)) {
+    for path in owned_files(files, name).iter().filter(|path| !stays(path)) {
         take(files, path);
     }
+}
+
+/// Writes the list of a package's paths. dpkg's has the folders above them, too.
+fn put_list(files: &FakeFiles, name: &str, paths: &[impl AsRef<str>]) {
+    let mut all = BTreeSet::new();
+    for path in paths {
+        match crate::rpm::is_used(files) {
+            true => all.insert(path.as_ref()),
+            false => {
+                let above = Utf8Path::new(path.as_ref()).ancestors();
+                all.extend(above.map(|one| if one == "/" { "/." } else { one.as_str() }));
+                true
+            }
+        };
+    }
+    let lines: String = all.iter().map(|path| format!("{path}\n")).collect();
+    files.put(&format!("{}/{name}.list", folder(files)), lines);
+}
+
+/// The paths in the list of a package that are no folders.
+fn owned_files(files: &FakeFiles, name: &str) -> Vec<String> {
+    let listed = info(files, name, "list").unwrap_or_default();
+    let is_file = |path: &&str| {
+        let stat = files
+            .stat(Utf8Path::new(path))
+            .expect("it can be looked at");
+        stat.is_some_and(|stat| stat.kind != Kind::Folder)
+    };
+    listed.lines().filter(is_file).map(str::to_owned).collect()
 }
 
 /// Unpacks a package, without configuring it.
 pub fn unpack(files: &FakeFiles, package: &Package) {
     let mut database = read(files);
-    let before = database.get(&package.name).cloned();
-    let mut listed = vec!["/.".to_owned()];
+    let mut listed = Vec::new();
     for path in &package.files {
         files.put(path, "");
         listed.push(path.clone());
@@ -176,10 +204,7 @@ pub fn unpack(files: &FakeFiles, package: &Package) {
         }
         listed.push(path.clone());
     }
-    files.put(
-        &format!("{}/{}.list", folder(files), package.name),
-        listed.join("\n") + "\n",
-    );
+    put_list(files, &package.name, &listed);
     if !package.conffiles.is_empty() {
         let names: Vec<&str> = package.conffiles.keys().map(String::as_str).collect();
         files.put(
@@ -200,14 +225,11 @@ pub fn unpack(files: &FakeFiles, package: &Package) {
             script,
         );
     }
-    let want = match before {
-        Some(entry) if entry.want == "hold" => "hold",
-        _ => "install",
-    };
     database.insert(
         package.name.clone(),
         Entry {
-            want: want.to_owned(),
+            // Also of a package that was held: whoever may change it has to hold it again.
+            want: "install".to_owned(),
             state: "unpacked".to_owned(),
             version: package.version.clone(),
             maintainer: if package.maintainer.is_empty() {
@@ -303,13 +325,12 @@ pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
         if let Some(release) = kernel_of(name, &entry.version, &arch(files)) {
             boot::remove(files, &release);
         }
-        let listed = text(files, &format!("{}/{name}.list", folder(files))).unwrap_or_default();
-        for path in listed
-            .lines()
-            .filter(|path| *path != "/." && !conffiles.contains(path))
-        {
-            take(files, path);
+        for path in owned_files(files, name) {
+            if !conffiles.contains(&path.as_str()) {
+                take(files, &path);
+            }
         }
+        put_list(files, name, &conffiles);
         files.take(&format!("{}/{name}.postinst", folder(files)));
     }
     if purge || conffiles.is_empty() {
@@ -379,8 +400,6 @@ fn add_line(files: &FakeFiles, path: &str, name: &str, line: &str) {
 pub fn dpkg(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     match args[..] {
-        ["--audit"] => ok(audit(files)),
-        ["--print-architecture"] => ok(on(&arch(files), "amd64\n")),
         [
             "--force-confdef",
             "--force-confold",
@@ -391,40 +410,53 @@ pub fn dpkg(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     }
 }
 
-fn audit(files: &FakeFiles) -> String {
-    let mut said = String::new();
-    for (name, entry) in read(files) {
-        if matches!(
-            entry.state.as_str(),
-            "unpacked" | "half-configured" | "half-installed"
-        ) {
-            said.push_str(&format!(
-                "The following packages are only half configured, probably due to problems\n\
-                 configuring them the first time.  The configuration should be retried using\n\
-                 dpkg --configure <package> or the configure menu option in dselect:\n {name}  {name}\n"
-            ));
-        }
-    }
-    said
-}
-
 /// Configures all unpacked packages, those in `first` first. A failure does not stop the others.
 pub fn configure_pending(files: &FakeFiles, state: &State, first: &[String]) -> Output {
-    let database = read(files);
-    let pending = |name: &&String| {
-        database
-            .get(*name)
-            .is_some_and(|entry| matches!(entry.state.as_str(), "unpacked" | "half-configured"))
+    let pending = |database: &BTreeMap<String, Entry>, name: &str| {
+        let state = database.get(name).map(|entry| entry.state.as_str());
+        matches!(state, Some("unpacked" | "half-configured"))
     };
+    let database = read(files);
     let rest = database.keys().filter(|name| !first.contains(name));
-    let (mut said, mut errors) = (String::new(), String::new());
-    for name in first.iter().chain(rest).filter(pending) {
-        let version = &database[name].version;
-        let package = state.archive.package(name, version).clone();
-        said.push_str(&format!("Setting up {name} ({version}) ...\n"));
-        if let Err(why) = configure(files, state, &package) {
+    let mut left: Vec<&String> = (first.iter().chain(rest))
+        .filter(|name| pending(&database, name))
+        .collect();
+    let (mut said, mut errors, mut broken_ones) = (String::new(), String::new(), Vec::new());
+    // One after those that it depends on; one that depends on a broken one stays as it is.
+    while !left.is_empty() {
+        let now = read(files);
+        let package = |name: &str| state.archive.package(name, &database[name].version);
+        let is_ready = |name: &&String| {
+            !(package(name).depends.iter()).any(|wish| {
+                let wish = wish.split(" = ").next().unwrap_or(wish);
+                wish.split(" | ").all(|one| pending(&now, one))
+            })
+        };
+        let Some(at) = left.iter().position(is_ready) else {
+            for name in &left {
+                errors.push_str(&format!(
+                    "dpkg: error processing package {name} (--configure):\n dependency problems - \
+                     leaving unconfigured\n"
+                ));
+                broken_ones.push((*name).clone());
+            }
+            break;
+        };
+        let name = left.remove(at);
+        said.push_str(&format!(
+            "Setting up {name} ({}) ...\n",
+            database[name].version
+        ));
+        if let Err(why) = configure(files, state, &package(name).clone()) {
             errors.push_str(&broken(name, &why));
+            broken_ones.push(name.clone());
         }
+    }
+    if !broken_ones.is_empty() {
+        errors.push_str(&format!(
+            "Errors were encountered while processing:\n {}\n",
+            broken_ones.join("\n ")
+        ));
     }
     for name in list(files, "/var/lib/dpkg/updates") {
         files.take(&format!("/var/lib/dpkg/updates/{name}"));
@@ -440,8 +472,7 @@ pub fn configure_pending(files: &FakeFiles, state: &State, first: &[String]) -> 
 pub fn broken(name: &str, why: &str) -> String {
     format!(
         "{why}\ndpkg: error processing package {name} (--configure):\n installed {name} package \
-         post-installation script subprocess returned error exit status 10\nErrors were encountered \
-         while processing:\n {name}\n"
+         post-installation script subprocess returned error exit status 10\n"
     )
 }
 

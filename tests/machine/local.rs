@@ -7,6 +7,7 @@ use gpu_bootstrap::host::{
 };
 
 use crate::{
+    apt_said::address,
     archive,
     state::{State, text},
 };
@@ -36,8 +37,10 @@ pub fn reinstall(
     };
     let specs = specs.iter().filter(offered);
     if uris {
-        let line =
-            |spec: &String| format!("'http://mirror.example/{spec}' {spec}.deb 1000000 MD5Sum:0\n");
+        let line = |spec: &String| {
+            let (name, version) = spec.split_once('=').expect("a version");
+            address(state, name, version)
+        };
         return ok(specs.map(line).collect::<String>());
     }
     if let Some(why) = &state.faults.network {

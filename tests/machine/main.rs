@@ -2,6 +2,7 @@
 //! do. The tests run every `tests/scenarios/*.toml` on it, and check properties that hold for all
 //! machines.
 
+mod answers;
 mod apt;
 mod apt_cache;
 mod apt_said;

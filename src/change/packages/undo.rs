@@ -185,20 +185,22 @@ impl Applier {
         let there = self.save_what_was_there(effects)?;
         let going: BTreeSet<String> = purge.iter().chain(&remove).cloned().collect();
         let units = self.units_of(&going).await?;
-        if !purge.is_empty() {
-            let request = TransactionRequest::Purge(&purge);
-            self.remove_with_retries("purge packages", &request, (&purge, &both), sink)
-                .await?;
-            endings.push(Reverted::Done {
-                what: format!("purged {} ({})", count(&purge), first_few(&purge)),
-            });
-        }
+        // Removed first: `apt-get purge` purges those that need its packages as well, `removals` in tests/packages,
+        // and the configuration of those that are only to be removed would go.
         if !remove.is_empty() {
             let request = TransactionRequest::Remove(&remove);
             self.remove_with_retries("remove packages", &request, (&remove, &both), sink)
                 .await?;
             endings.push(Reverted::Done {
                 what: format!("removed {} ({})", count(&remove), first_few(&remove)),
+            });
+        }
+        if !purge.is_empty() {
+            let request = TransactionRequest::Purge(&purge);
+            self.remove_with_retries("purge packages", &request, (&purge, &both), sink)
+                .await?;
+            endings.push(Reverted::Done {
+                what: format!("purged {} ({})", count(&purge), first_few(&purge)),
             });
         }
         endings.extend(self.put_back_what_was_there(&there)?);

@@ -410,6 +410,15 @@ impl Archive {
                     removes = true;
                 }
             }
+            let old = installed.get_mut(&name).filter(|old| !old.gone);
+            if let Some(old) = old
+                && old.version == offered.version
+                && !old.half
+            {
+                // dnf leaves its mark, too.
+                old.auto &= auto || self.kind == Kind::Dnf;
+                continue;
+            }
             let old = installed.get(&name).filter(|old| !old.gone);
             let old = old.map(|old| old.version.as_str());
             text.push_str(&self.kind.action(&name, old, Some(offered.version)));
@@ -475,6 +484,11 @@ impl Archive {
         let archive = self.archive.lock().unwrap();
         let mut installed = self.installed.lock().unwrap().clone();
         let mut gone: BTreeSet<String> = names.iter().cloned().collect();
+        let is_known =
+            |name: &&String| installed.contains_key(*name) || archive.contains_key(name.as_str());
+        if let (Kind::Apt, Some(name)) = (self.kind, gone.iter().find(|name| !is_known(name))) {
+            return (self.kind).failed(100, &format!("E: Unable to locate package {name}"));
+        }
         // Packages that need one of them are removed, too.
         loop {
             let more: Vec<String> = installed
@@ -502,12 +516,20 @@ impl Archive {
             if package.held && self.kind != Kind::Dnf {
                 return (self.kind).failed(100, "E: Held packages were changed and -y was used");
             }
-            text.push_str(&self.kind.action(name, Some(&package.version), None));
+            if package.gone && !purge {
+                installed.insert(name.clone(), package);
+                continue;
+            }
+            let version = match (package.gone, self.kind) {
+                (true, Kind::Apt) => "",
+                _ => &package.version,
+            };
+            text.push_str(&self.kind.action(name, Some(version), None));
             if simulated {
                 continue;
             }
-            // Only the named packages are purged; those that need them are removed.
-            if self.kind == Kind::Dnf || (purge && names.contains(name)) {
+            // Those that need the named packages are purged with them.
+            if self.kind == Kind::Dnf || purge {
                 if let Some(path) = archive.get(name.as_str()).and_then(|p| p.conffile) {
                     files.take(path);
                 }

@@ -4,6 +4,7 @@
 mod accounts;
 mod admission;
 mod agents;
+mod answers;
 mod archive;
 mod crio;
 mod dnf;

@@ -49,10 +49,13 @@ const SIGNS: &[(&str, Fault)] = &[
     ("At least one invalid signature", Fault::Key),
     ("is not signed", Fault::Key),
     ("The following signatures couldn't be verified", Fault::Key),
+    // apt 3, which verifies with `sqv`; of a repository that it knew already it does not say "is not signed".
+    ("OpenPGP signature verification failed", Fault::Key),
     ("Hash Sum mismatch", Fault::Stale),
     ("File has unexpected size", Fault::Stale),
     ("Mirror sync in progress", Fault::Stale),
-    ("404  Not Found", Fault::Stale),
+    // The words after it are the server's own.
+    ("  404  ", Fault::Stale),
     ("404 Not Found", Fault::Stale),
     ("Temporary failure resolving", Fault::Network),
     ("Could not resolve", Fault::Network),
@@ -279,6 +282,15 @@ mod tests {
             (
                 "E: Failed to fetch http://x/a.deb  404  Not Found [IP: 1.2.3.4 80]",
                 Fault::Stale,
+            ),
+            (
+                "E: Failed to fetch http://x/a.deb  404  File not found [IP: 1.2.3.4 80]",
+                Fault::Stale,
+            ),
+            // apt 3.0 about a repository that it knew already.
+            (
+                "W: An error occurred during the signature verification. The repository is not updated and the previous index files will be used. OpenPGP signature verification failed: http://x stable InRelease: Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.\nE: Failed to fetch http://x/dists/stable/InRelease  Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.",
+                Fault::Key,
             ),
             (
                 "E: Failed to fetch http://x/a.deb  Hash Sum mismatch",
