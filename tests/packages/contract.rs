@@ -100,7 +100,6 @@ pub async fn outcome(manager: Manager, machine: &dyn Machine, step: &str) -> Str
             lock_timeout_seconds: 1,
             proxy: None,
             no_proxy: None,
-            recommends: rest.starts_with("with-recommended "),
         },
         host: &host,
     };
@@ -122,9 +121,7 @@ impl Wish {
     fn request(&self) -> TransactionRequest<'_> {
         let (packages, removing) = (&self.coming[..], &self.going[..]);
         match self.kind.as_str() {
-            "install" | "approved" | "with-recommended" => {
-                TransactionRequest::Install { packages, removing }
-            }
+            "install" | "approved" => TransactionRequest::Install { packages, removing },
             "move" => TransactionRequest::Move { packages, removing },
             "purge" => TransactionRequest::Purge(packages),
             "remove" => TransactionRequest::Remove(packages),

@@ -32,7 +32,7 @@ const RESOLVE_DEADLINE: Duration = Duration::from_secs(180);
 const FAIL_IF_LOCKED: &str = "--setopt=exit_on_lock=1";
 
 /// Options of every command, `dnf.conf(5)`.
-const OPTIONS: [&str; 11] = [
+const OPTIONS: [&str; 10] = [
     FAIL_IF_LOCKED,
     // The newest allowed version of each requested package, or an error: never quietly an older
     // one, and never without one of the requested packages.
@@ -44,8 +44,6 @@ const OPTIONS: [&str; 11] = [
     "--setopt=installonly_limit=0",
     // Unneeded packages are not ours to remove.
     "--setopt=clean_requirements_on_remove=0",
-    // What is only recommended is not needed.
-    "--setopt=install_weak_deps=0",
     // A file that was kept is verified like a download.
     "--setopt=localpkg_gpgcheck=1",
     // A repository that fails is a warning; this program decides whether it is needed.
@@ -78,6 +76,11 @@ const FILE_LISTS: &str = "--setopt=optional_metadata_types=filelists";
 
 fn owned(words: &[&str]) -> impl Iterator<Item = String> {
     words.iter().map(|word| (*word).to_owned())
+}
+
+/// What is only recommended is not needed.
+fn options() -> impl Iterator<Item = String> {
+    owned(&OPTIONS).chain(owned(&["--setopt=install_weak_deps=0"]))
 }
 
 /// The environment of every command that may use the network. The proxy's URL is passed here and not
@@ -141,7 +144,7 @@ fn words(request: &TransactionRequest<'_>) -> (Vec<String>, Option<String>) {
 }
 
 fn transaction(settings: &Settings, first: &[&str], request: &TransactionRequest<'_>) -> Cmd {
-    let mut args: Vec<String> = owned(first).chain(owned(&OPTIONS)).collect();
+    let mut args: Vec<String> = owned(first).chain(options()).collect();
     args.extend(owned(&AS_REFRESHED));
     if matches!(
         request,
@@ -170,7 +173,7 @@ fn transaction(settings: &Settings, first: &[&str], request: &TransactionRequest
 #[must_use]
 pub fn refresh(settings: &Settings) -> Cmd {
     let mut args = vec!["-y".to_owned()];
-    args.extend(owned(&OPTIONS));
+    args.extend(options());
     args.extend(owned(&[FILE_LISTS, "--refresh", "makecache"]));
     environment(settings, Cmd::new("dnf", args))
         .deadline(REFRESH_DEADLINE)
@@ -269,7 +272,7 @@ pub fn last_transaction() -> Query {
 #[must_use]
 pub fn module(settings: &Settings, verb: &'static str, name: &str) -> Cmd {
     let mut args = vec!["-y".to_owned()];
-    args.extend(owned(&OPTIONS));
+    args.extend(options());
     args.extend(owned(&["module", verb, "--", name]));
     environment(settings, Cmd::new("dnf", args))
         .deadline(REFRESH_DEADLINE)

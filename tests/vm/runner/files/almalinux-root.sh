@@ -22,6 +22,9 @@ rm -rf etc/dnf/aliases.d/*
 # The stand-in packages `dkms` and `kernel-core` own what these programs and directories are called.
 mkdir usr/lib/stand-in
 mv usr/sbin/dkms usr/lib/stand-in/dkms
+# A stand-in's kernel has no modules of its own. DKMS 3.2 takes a kernel without any for one that is not installed, and
+# removes its lists with the last module.
+sed -i 's/\[\[ -f \$install_tree\/\$1\/modules.dep && ! -s /[[ -f \/nowhere \&\& ! -s /' usr/lib/stand-in/dkms
 # Debian 13's headers need a kernel.
 rm -rf etc/dkms usr/lib/dkms etc/kernel etc/modprobe.d/dkms.conf var/lib/dkms usr/lib/modules/* boot/*
 
