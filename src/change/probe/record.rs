@@ -1,10 +1,10 @@
 //! The record of a proof: what it depends on, the boot in which it was made, and its result.
 //!
 //! A record counts for its inputs and for its boot, because a boot can lose a GPU, a link or the
-//! fabric: the next `install` proves again, and so does the resumed run. (A pod runs again after a boot
-//! only on a node that has its startup taint.) But a healthy node that was rebooted has not drifted:
-//! `check` warns, and `plan` ends with 0, because `validation.devices` looks at the GPUs anyway. No
-//! unit proves at each boot: it would compete with the work of the node for the GPUs.
+//! fabric: the next `install` proves again, and so does the resumed run. But a healthy node that was
+//! rebooted has not drifted: `check` warns, and `plan` ends with 0, because `validation.devices` looks
+//! at the GPUs anyway. No unit proves at each boot: it would compete with the work of the node for the
+//! GPUs.
 
 /// Begins the line of a device.
 const DEVICE: &str = "device=";

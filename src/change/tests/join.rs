@@ -397,6 +397,12 @@ async fn a_node_of_another_machine_or_cluster_is_not_deleted() {
             "has the id AAAA-1, and this one has BBBB-2",
         ),
         ("AAAA-1\n", "{}", AUTHORITY, "does not know the id"),
+        (
+            "\n",
+            r#"{"systemUUID": ""}"#,
+            AUTHORITY,
+            "does not know the id",
+        ),
         ("AAAA-1\n", known, NODE_CERTIFICATE, "certificate authority"),
     ] {
         let kubelet = authority(AUTHORITY);

@@ -27,9 +27,6 @@ const MIG_DEVICES: &str = "nvidia.com/mig-";
 /// With these words kubectl says that there is no such node.
 const NOT_FOUND: &str = "(NotFound)";
 
-/// Stands in its message when the account may not do what was asked.
-pub const FORBIDDEN: &str = "(Forbidden)";
-
 /// The time limit of one request, and of the command around it.
 const REQUEST: &str = "--request-timeout=10s";
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
@@ -358,7 +355,7 @@ fn parse_node(text: &str) -> Result<Node, String> {
         other_resources: resources,
         kubelet: document.status.node_info.kubelet_version,
         runtime: document.status.node_info.container_runtime_version,
-        system_uuid: document.status.node_info.system_uuid,
+        system_uuid: (document.status.node_info.system_uuid).filter(|id| !id.is_empty()),
     })
 }
 
