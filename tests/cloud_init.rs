@@ -594,6 +594,24 @@ fn the_commands_of_node_pools_have_what_the_run_needs() {
     }
 }
 
+/// It asks for a GPU with the image of the DaemonSet, also before the startup taint goes.
+#[test]
+fn the_pod_with_a_gpu_goes_with_the_daemonset() {
+    let gpu_pod = &documents("daemonset/gpu-pod.yaml")[0]["spec"];
+    let container = &gpu_pod["containers"][0];
+    assert_eq!(container["image"], pod()["containers"][0]["image"]);
+    assert_eq!(
+        container["command"],
+        serde_json::json!(["/opt/gpu-bootstrap", "probe"])
+    );
+    assert_eq!(container["resources"]["limits"]["nvidia.com/gpu"], 1);
+    let tolerated: Vec<&str> = (gpu_pod["tolerations"].as_array().expect("a list").iter())
+        .filter_map(|toleration| toleration["key"].as_str())
+        .collect();
+    let startup = "startup-taint.cluster-autoscaler.kubernetes.io/gpu-bootstrap";
+    assert_eq!(tolerated, ["nvidia.com/gpu", startup]);
+}
+
 #[test]
 fn the_manifest_may_run_where_it_must() {
     let kinds: Vec<String> = (documents("daemonset/daemonset.yaml").iter())

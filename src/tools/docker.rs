@@ -218,11 +218,11 @@ pub fn unit_flags(files: &dyn ReadFiles, unit: &str) -> Result<Vec<UnitFlag>, Fi
     }
     // Specifiers and patterns of systemd are not followed.
     for path in named.iter().filter(|path| path.starts_with('/')) {
-        // Without what this user may not read, the flags are unknown.
-        let Ok(text) = files.read(Utf8Path::new(path)) else {
-            return Ok(Vec::new());
+        let text = match files.read(Utf8Path::new(path)) {
+            // Without what this user may not read, the flags are unknown.
+            Err(error) if error.is_denied() => return Ok(Vec::new()),
+            text => text?.unwrap_or_default(),
         };
-        let text = text.unwrap_or_default();
         let text = String::from_utf8_lossy(&text).replace("\\\n", " ");
         for line in text
             .lines()

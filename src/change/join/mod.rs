@@ -397,7 +397,7 @@ impl Applier {
 
     /// Refuses a file with a secret, or a kubeconfig, that others than root may read or replace: a kubeconfig can name a
     /// program, which kubectl runs.
-    pub(in crate::change) fn refuse_unusable(&self, path: &Utf8Path) -> Result<(), ChangeError> {
+    fn refuse_unusable(&self, path: &Utf8Path) -> Result<(), ChangeError> {
         match unusable_secret(&*self.host.files, path)? {
             None => Ok(()),
             Some(why) => Err(JoinError::Secret {
@@ -425,7 +425,7 @@ impl Applier {
     }
 
     /// Looks again and again until something is there; `None` if it is not in time.
-    pub(super) async fn awaited<T, F>(
+    async fn awaited<T, F>(
         &self,
         what: &str,
         bound: Duration,

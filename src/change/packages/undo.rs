@@ -194,6 +194,9 @@ impl Applier {
             endings.push(Reverted::Done {
                 what: format!("removed {} ({})", count(&remove), first_few(&remove)),
             });
+            // Those that needed them have gone along, and one without configuration is unknown from then on.
+            let now = self.inventory().await?;
+            purge.retain(|name| now.packages.contains_key(name) || now.configured.contains(name));
         }
         if !purge.is_empty() {
             let request = TransactionRequest::Purge(&purge);

@@ -116,7 +116,7 @@ pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result
 }
 
 /// The result of the own probe.
-pub(super) fn proof(view: &ContainerView, in_image: &str) -> Proof {
+fn proof(view: &ContainerView, in_image: &str) -> Proof {
     match &view.probe {
         Some(probe) => proof_of(probe, in_image),
         None => Proof {
@@ -192,7 +192,7 @@ fn said(
     }
 }
 
-pub(super) fn judge(view: &ContainerView, gpus: usize, driver: &str) -> Result<(), ProbeError> {
+fn judge(view: &ContainerView, gpus: usize, driver: &str) -> Result<(), ProbeError> {
     let missing: Vec<&str> = LIBRARIES
         .into_iter()
         .filter(|name| !view.has_library(name, driver))
@@ -212,7 +212,7 @@ pub(super) fn judge(view: &ContainerView, gpus: usize, driver: &str) -> Result<(
 }
 
 /// Whether all layers work there, as far as the container tells.
-pub(super) fn layers(view: &ContainerView, uuids: &[String]) -> Result<(), ProbeError> {
+fn layers(view: &ContainerView, uuids: &[String]) -> Result<(), ProbeError> {
     match &view.probe {
         Some(probe) if !uuids.is_empty() => match probe.failed_layer {
             None => Ok(()),

@@ -29,7 +29,7 @@ const NOT_FOUND: &str = "(NotFound)";
 
 /// The time limit of one request, and of the command around it.
 const REQUEST: &str = "--request-timeout=10s";
-pub(super) const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A program that is kubectl, with the arguments before its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub fn find<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<Kubectl>, FilesEr
 
 impl Kubectl {
     /// The arguments of a command: those that say what to do, then, where they cannot be options, those that say with what.
-    pub(super) fn args(
+    fn args(
         self,
         kubeconfig: &Utf8Path,
         options: &[&str],
