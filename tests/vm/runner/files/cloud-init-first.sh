@@ -9,6 +9,13 @@ mkdir -p $own
 mount -t sysfs testbed $own
 mount --bind $own/devices/virtual/net /sys/devices/virtual/net
 mount -t overlay -o lowerdir=/usr/lib/testbed/class:$own/class testbed /sys/class
+# With a writable network, systemd-nspawn shows a part of /sys only.
+if [ ! -d /sys/module ]; then
+    mount -o remount,bind,rw /sys
+    mkdir /sys/module
+    mount --bind $own/module /sys/module
+    mount -o remount,bind,ro /sys
+fi
 umount --lazy $own
 # systemd tells its generators the container, and cloud-init 25 believes it before `systemd-detect-virt`. A
 # generator in /run takes the place of the one of the same name.
