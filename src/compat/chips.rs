@@ -41,9 +41,4 @@ impl ChipRange {
     pub fn contains(&self, id: PciId) -> bool {
         self.first.vendor == id.vendor && self.first <= id && id <= self.last
     }
-
-    /// For messages: `AD102, AD103`.
-    pub fn chip_names(&self) -> String {
-        self.chips.join(", ")
-    }
 }

@@ -334,8 +334,8 @@ impl Report for JournalError {
             {
                 Exit::NotPermitted
             }
-            // A change that cannot be recorded is not made.
-            Some(error) if error.disk().is_some() => Exit::Blocked,
+            // A change that cannot be recorded is not made: the filesystem, an owner or a folder in a file's place is no bug.
+            Some(_) => Exit::Blocked,
             None if matches!(self, Self::SecretInName { .. }) => Exit::Config,
             // What the machine has lost or somebody has edited is no bug; nothing was changed.
             None if matches!(
@@ -400,5 +400,22 @@ impl Report for JournalError {
             ),
             Self::Encode(_) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_in_the_place_of_the_journal_blocks_the_run() {
+        let error = JournalError::Files(FilesError::Io {
+            verb: "append to",
+            path: "/var/lib/gpu-bootstrap/journal.jsonl".into(),
+            source: std::io::ErrorKind::IsADirectory.into(),
+            disk: None,
+        });
+        assert_eq!(error.exit(), Exit::Blocked);
+        assert_eq!(error.reason(), "journal-unavailable");
     }
 }

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
+use super::selinux;
 use super::vm::Source;
 use super::{Frame, keygen, sparse};
 use crate::bed::remove_file;
@@ -110,6 +111,10 @@ impl Source for DirectBoot {
     fn ready(&self, frame: &Frame) -> Result<Vec<String>> {
         make_disk(frame)?;
         load(frame)?;
+        let line = match selinux::is_wanted(&frame.root()) {
+            true => format!("{KERNEL_LINE} {QUICKER} {}", selinux::KERNEL_OPTIONS),
+            false => format!("{KERNEL_LINE} {QUICKER}"),
+        };
         Ok([
             "-accel",
             "tcg,thread=multi",
@@ -120,7 +125,7 @@ impl Source for DirectBoot {
             "-initrd",
             &format!("{DISKS}/initrd"),
             "-append",
-            &format!("{KERNEL_LINE} {QUICKER}"),
+            &line,
             "-drive",
             // Data that QEMU has written survives the end of QEMU: the host's cache keeps it.
             &format!("id=disk,file={DISKS}/disk.img,format=raw,if=none,cache=unsafe,discard=unmap"),
@@ -135,6 +140,9 @@ fn make_disk(frame: &Frame) -> Result<()> {
     let disk = frame.dir.join("disk.img");
     if disk.exists() {
         return Ok(());
+    }
+    if selinux::is_wanted(&frame.root()) {
+        selinux::label(frame)?;
     }
     sparse(&disk, DISK_BYTES)?;
     let argv = [

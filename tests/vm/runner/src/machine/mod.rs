@@ -7,6 +7,7 @@ mod direct_boot;
 pub mod disk;
 mod image;
 mod monitor;
+mod selinux;
 mod vm;
 
 use std::fs::{self, File};
