@@ -1,12 +1,21 @@
 //! Gives the library the name under which every CUDA program looks for it.
 
+use std::{env, fs, io::Write as _, path::Path};
+
 fn main() -> std::io::Result<()> {
-    use std::io::Write as _;
     let mut cargo = std::io::stdout().lock();
     writeln!(cargo, "cargo:rerun-if-changed=build.rs")?;
     // NVIDIA's container toolkit and `ldconfig` read the soname.
     writeln!(
         cargo,
         "cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1"
-    )
+    )?;
+    // NVIDIA's library needs nothing but the C library, and the image in which GPUs are proven has nothing else. A file
+    // of the linker's own language takes the place of the shared library that unwinds the stack.
+    let folder = env::var("OUT_DIR").map_err(std::io::Error::other)?;
+    fs::write(
+        Path::new(&folder).join("libgcc_s.so"),
+        "INPUT(-lgcc_eh -lgcc)\n",
+    )?;
+    writeln!(cargo, "cargo:rustc-cdylib-link-arg=-L{folder}")
 }

@@ -351,3 +351,10 @@ fn the_examples_of_the_readme_are_valid() {
         assert_eq!(inventory.gpus.len(), 2);
     }
 }
+
+#[test]
+fn it_needs_no_library_that_unwinds_the_stack() {
+    let bytes = std::fs::read(library()).unwrap();
+    let name = b"libgcc_s.so.1";
+    assert!(!bytes.windows(name.len()).any(|part| part == name));
+}
