@@ -2,7 +2,7 @@
 
 include tests/vm/vm.mk
 
-.PHONY: test test-all test-long lint format unit ptx release aarch64 deny update mutants
+.PHONY: test test-all test-long lint format unit ptx release aarch64 deny update mutants size
 
 # What everybody runs before a commit: format, lint, unit tests, scenarios, and the core of the machine cases. It has a
 # budget of 20 minutes on two slow processors from a clean clone; `make test TIERS="core cluster"` adds a tier.
@@ -65,3 +65,7 @@ SEED ?= 1
 SAMPLE ?= 150
 mutants:
 	tests/mutants.sh $(SEED) $(SAMPLE) target/mutants
+
+# Prints how large the project is; `tests/size.sh COMMIT` prints it for a commit.
+size:
+	tests/size.sh

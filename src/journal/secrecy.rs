@@ -392,7 +392,7 @@ mod tests {
                     transaction: "20261101T101112.000000000-1".to_owned(),
                     effects: Some(Box::new(Effects {
                         appeared: ["docker.io".to_owned()].into(),
-                        etc: [("/etc/docker".into(), digest("abc123"))].into(),
+                        there: ["/etc/docker/daemon.json".into()].into(),
                         ..Effects::default()
                     })),
                 },

@@ -87,8 +87,8 @@ impl Builds {
                 continue;
             };
             let only = BTreeSet::from([name.to_owned()]);
-            let manifest = packages::backend(cx).manifest(cx.host, &only).await;
-            let paths = manifest.map_err(StateError::from)?.paths;
+            let paths = packages::backend(cx).owned_by(cx.host, &only).await;
+            let paths = paths.map_err(StateError::from)?;
             let module = module_of(wish, name);
             let build = Build {
                 version: package.version.clone(),

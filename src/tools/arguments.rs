@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 use camino::Utf8Path;
 
 use super::{
-    accounts, containerd, crictl, crio, ctr, dkms, docker,
+    containerd, crictl, crio, ctr, dkms, docker,
     initramfs::{Generator, dracut::Dracut, update_initramfs::UpdateInitramfs},
     kernel_log, kmod,
     kubernetes::{kubeadm, kubectl::PROGRAMS},
@@ -78,8 +78,6 @@ fn commands(value: &str) -> Vec<Cmd> {
     let taint = "a=b:NoSchedule".parse().expect("a taint");
     let minute = Duration::from_secs(60);
     let mut cmds = vec![
-        accounts::remove_user(value),
-        accounts::remove_group(value),
         ctr::end_task(value, value),
         ctr::remove_container(value, value),
         ctr::pull(value, value, true),
@@ -170,7 +168,6 @@ fn commands(value: &str) -> Vec<Cmd> {
         dnf::database::owned(),
         dnf::database::owned_by(&names),
         dnf::database::configuration_of(&names),
-        dnf::database::scripts_of(&names),
         dnf::database::keys(),
     ];
     for request in &requests {

@@ -69,8 +69,6 @@ pub struct Package {
     pub conffiles: BTreeMap<String, String>,
     /// Enabled and started by the package's own script.
     pub units: Vec<String>,
-    pub users: Vec<String>,
-    pub groups: Vec<String>,
     /// The DKMS module in the package.
     pub dkms: Option<String>,
     /// The packaged driver module: the kernel, and the driver's version.

@@ -212,19 +212,6 @@ pub fn unpack(files: &FakeFiles, package: &Package) {
             names.join("\n") + "\n",
         );
     }
-    // What the script does is in [`configure`]; here is what it says about that.
-    let users = package
-        .users
-        .iter()
-        .map(|user| format!("adduser --system {user}\n"));
-    let groups = (package.groups.iter()).map(|group| format!("addgroup --system {group}\n"));
-    let script: String = users.chain(groups).collect();
-    if !script.is_empty() {
-        files.put(
-            &format!("{}/{}.postinst", folder(files), package.name),
-            script,
-        );
-    }
     database.insert(
         package.name.clone(),
         Entry {
@@ -254,24 +241,6 @@ pub fn configure(files: &FakeFiles, state: &State, package: &Package) -> Result<
     set("half-configured");
     if let Some(path) = &state.faults.beside {
         files.put(path, "theirs\n");
-    }
-    for group in &package.groups {
-        add_line(
-            files,
-            "/etc/group",
-            group,
-            &format!("{group}:x:{}:", number(group)),
-        );
-    }
-    for user in &package.users {
-        let number = number(user);
-        add_line(files, "/etc/group", user, &format!("{user}:x:{number}:"));
-        add_line(
-            files,
-            "/etc/passwd",
-            user,
-            &format!("{user}:x:{number}:{number}::/nonexistent:/usr/sbin/nologin"),
-        );
     }
     if let Some(release) = kernel_of(&package.name, &package.version, &arch(files)) {
         boot::install(files, &release);
@@ -331,7 +300,6 @@ pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
             }
         }
         put_list(files, name, &conffiles);
-        files.take(&format!("{}/{name}.postinst", folder(files)));
     }
     if purge || conffiles.is_empty() {
         for path in &conffiles {
@@ -382,17 +350,6 @@ pub fn take(files: &FakeFiles, path: &str) {
         }
         files.take(parent);
         folder = parent;
-    }
-}
-
-fn number(name: &str) -> usize {
-    100 + name.bytes().map(usize::from).sum::<usize>() % 800
-}
-
-fn add_line(files: &FakeFiles, path: &str, name: &str, line: &str) {
-    let content = text(files, path).unwrap_or_default();
-    if !content.lines().any(|l| l.split(':').next() == Some(name)) {
-        files.put(path, format!("{content}{line}\n"));
     }
 }
 
@@ -474,30 +431,4 @@ pub fn broken(name: &str, why: &str) -> String {
         "{why}\ndpkg: error processing package {name} (--configure):\n installed {name} package \
          post-installation script subprocess returned error exit status 10\n"
     )
-}
-
-/// `userdel` and `groupdel`.
-pub fn account(cmd: &Cmd, files: &FakeFiles, paths: &[&str]) -> Output {
-    let [dashes, name] = &cmd.args[..] else {
-        panic!("the simulated `{}` knows no `{}`", cmd.program, cmd.line());
-    };
-    assert_eq!(dashes, "--", "{}", cmd.line());
-    let mut found = false;
-    for path in paths {
-        let content = text(files, path).unwrap_or_default();
-        let kept: String = content
-            .lines()
-            .filter(|line| line.split(':').next() != Some(name))
-            .map(|line| format!("{line}\n"))
-            .collect();
-        if kept != content {
-            found = true;
-            files.put(path, kept);
-        }
-    }
-    if found {
-        ok("")
-    } else {
-        failed(6, format!("{}: '{name}' does not exist\n", cmd.program))
-    }
 }

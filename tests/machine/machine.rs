@@ -274,7 +274,7 @@ impl Machine {
 
     fn programs(&self) {
         type Program = fn(&Cmd, &FakeFiles, &mut State) -> Result<Output, ExecError>;
-        let programs: [(&str, Option<&str>, Program); 24] = [
+        let programs: [(&str, Option<&str>, Program); 22] = [
             ("dpkg", None, |c, f, s| Ok(dpkg::dpkg(c, f, s))),
             ("apt-get", None, apt::apt_get),
             ("apt-cache", None, |c, f, s| {
@@ -284,12 +284,6 @@ impl Machine {
                 })
             }),
             ("apt-mark", None, |c, f, _| Ok(apt_cache::apt_mark(c, f))),
-            ("userdel", None, |c, f, _| {
-                Ok(dpkg::account(c, f, &["/etc/passwd", "/etc/group"]))
-            }),
-            ("groupdel", None, |c, f, _| {
-                Ok(dpkg::account(c, f, &["/etc/group"]))
-            }),
             ("systemctl", None, |c, f, s| Ok(units::systemctl(c, f, s))),
             ("journalctl", None, |c, f, _| Ok(units::journalctl(c, f))),
             ("modprobe", None, |c, f, s| Ok(kernel::modprobe(c, f, s))),

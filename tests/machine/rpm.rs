@@ -40,7 +40,6 @@ pub fn rpm(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
             ok("")
         }
         ["-q", "--qf", _, "--", ref names @ ..] => ok(listed(names, "list")),
-        ["-q", "--scripts", "--", ref names @ ..] => ok(listed(names, "postinst")),
         _ => panic!("the simulated rpm knows no `{}`", cmd.line()),
     }
 }

@@ -266,12 +266,10 @@ impl Asking<'_> {
                 }
                 None => "is in the database".to_owned(),
             },
-            "manifest" => {
+            "paths-of" => {
                 let names: BTreeSet<String> = names.iter().map(ToString::to_string).collect();
-                let found = self.backend.manifest(self.host.reader(), &names).await;
-                let found = found.expect("a manifest");
-                let says = found.scripts.concat().contains("addgroup --system demo");
-                format!("{:?}, makes a group: {says}", found.paths)
+                let found = self.backend.owned_by(self.host.reader(), &names).await;
+                format!("{:?}", found.expect("paths"))
             }
             "owned" => {
                 let found = (self.backend).owned_below(self.host.reader(), names[0].into());

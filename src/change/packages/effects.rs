@@ -1,16 +1,59 @@
 //! What a transaction of the package manager did to a machine, as the difference of two
-//! inventories: packages, marks, accounts, and paths below `/etc`.
+//! inventories: packages, marks, keys. Accounts, and files below `/etc` that no package owns, belong to
+//! the packages' own scripts or to somebody else: they are named, and never removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::desired::PackageWish;
 
-/// A folder as an entry of [`Inventory::etc`].
-pub(super) const FOLDER: &str = "folder";
+/// Paths to which other programs of the system write at any time, and our own, which have undos of their own.
+pub(super) const OTHERS: [&str; 19] = [
+    "/etc/.pwd.lock",
+    "/etc/adjtime",
+    "/etc/cloud",
+    "/etc/gpu-bootstrap",
+    "/etc/group-",
+    "/etc/gshadow-",
+    "/etc/hostname",
+    "/etc/hosts",
+    "/etc/kubernetes",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/machine-id",
+    "/etc/netplan",
+    "/etc/network",
+    "/etc/passwd-",
+    "/etc/rancher",
+    "/etc/resolv.conf",
+    "/etc/shadow-",
+    "/etc/ssh",
+];
+
+/// Folders of links that packages of the system make.
+const LINKS: [&str; 4] = [
+    "/etc/alternatives",
+    "/etc/ca-certificates",
+    "/etc/pki",
+    "/etc/ssl",
+];
+
+/// Whether the script of a package that goes may take a file along that belongs to no package: it lies in a folder of its
+/// own, as `/etc/docker/daemon.json`, and not in one of the system's.
+fn may_be_taken(path: &Utf8Path) -> bool {
+    let folder = path.parent().unwrap_or(path);
+    let name = folder.as_str();
+    name != "/etc"
+        && !name.starts_with("/etc/rc")
+        && !path.as_str().contains(OURS)
+        && !(OTHERS.iter().chain(&LINKS)).any(|other| path.starts_with(other))
+}
+
+/// A part of the name of each file that this program writes.
+pub(super) const OURS: &str = "gpu-bootstrap";
 
 /// Packages, accounts and configuration files of a machine at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,16 +68,11 @@ pub struct Inventory {
     pub configured: BTreeSet<String>,
     /// Packages that are marked as automatically installed.
     pub auto: BTreeSet<String>,
-    /// Users.
-    pub users: BTreeSet<String>,
-    /// Groups.
-    pub groups: BTreeSet<String>,
     /// Keys that the package manager keeps in its own database.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub keys: BTreeSet<String>,
-    /// Every path below `/etc`: `folder`, `link TARGET`, SHA-256 of the content, or, for a file that is
-    /// too large to be read, `large SIZE MTIME`.
-    pub etc: BTreeMap<Utf8PathBuf, String>,
+    /// What belongs to no package.
+    pub unowned: Unowned,
 }
 
 /// What a transaction did.
@@ -59,53 +97,29 @@ pub struct Effects {
     /// Keys that the package manager imported for the packages. They go with the last of them.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub keys: BTreeSet<String>,
-    /// Users that the packages added.
-    pub users: BTreeSet<String>,
-    /// Groups that the packages added.
-    pub groups: BTreeSet<String>,
-    /// Paths below `/etc` that the packages added, as in [`Inventory::etc`].
-    #[schemars(with = "BTreeMap<String, String>")]
-    pub etc: BTreeMap<Utf8PathBuf, String>,
-    /// Files below `/etc` that were there, and that the packages' scripts wrote again. An earlier transaction of
-    /// this program may have made them: then they are still what the packages made.
-    #[schemars(with = "BTreeMap<String, Rewritten>")]
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub rewritten: BTreeMap<Utf8PathBuf, Rewritten>,
-    /// Files and links below `/etc` that were there before the packages, and that these own or their scripts
-    /// name: the removal of a package takes them for its own.
+    /// What appeared at the same time: scripts and services of the packages made it, or another program.
+    #[serde(skip_serializing_if = "Unowned::is_empty")]
+    pub beside: Unowned,
+    /// Files and links below `/etc` that were there before the packages, and that their removal may take along.
     #[schemars(with = "BTreeSet<String>")]
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub there: BTreeSet<Utf8PathBuf>,
-    /// What appeared at the same time, and no package of the transaction says that it made it.
-    #[serde(skip_serializing_if = "Unclaimed::is_empty")]
-    pub unclaimed: Unclaimed,
 }
 
-/// What was at a path before and after a transaction, as in [`Inventory::etc`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Rewritten {
-    /// Before the transaction.
-    pub before: String,
-    /// After it.
-    pub after: String,
-}
-
-/// Accounts and paths that another program may have made while packages were installed: they are
-/// named, and never removed.
+/// Accounts, and files below `/etc`, that no package lists.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default)]
-pub struct Unclaimed {
+pub struct Unowned {
     /// Users.
     pub users: BTreeSet<String>,
     /// Groups.
     pub groups: BTreeSet<String>,
-    /// Paths below `/etc`, as in [`Inventory::etc`].
-    #[schemars(with = "BTreeMap<String, String>")]
-    pub etc: BTreeMap<Utf8PathBuf, String>,
+    /// Files and links below `/etc`.
+    #[schemars(with = "BTreeSet<String>")]
+    pub etc: BTreeSet<Utf8PathBuf>,
 }
 
-impl Unclaimed {
+impl Unowned {
     /// Whether there is nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -164,39 +178,26 @@ impl Inventory {
                 .collect(),
             automatic,
             keys: came(&self.keys, &later.keys),
-            users: came(&self.users, &later.users),
-            groups: came(&self.groups, &later.groups),
-            etc: later
-                .etc
-                .iter()
-                .filter(|(path, _)| !self.etc.contains_key(*path))
-                .map(|(path, what)| (path.clone(), what.clone()))
+            beside: Unowned {
+                users: came(&self.unowned.users, &later.unowned.users),
+                groups: came(&self.unowned.groups, &later.unowned.groups),
+                etc: &later.unowned.etc - &self.unowned.etc,
+            },
+            there: (self.unowned.etc.iter())
+                .filter(|path| !later.unowned.etc.contains(*path) || may_be_taken(path))
+                .cloned()
                 .collect(),
-            rewritten: (self.etc.iter())
-                .filter_map(|(path, before)| {
-                    let after = later.etc.get(path).filter(|after| *after != before)?;
-                    let (before, after) = (before.clone(), after.clone());
-                    Some((path.clone(), Rewritten { before, after }))
-                })
-                .collect(),
-            there: (self.etc.iter())
-                .filter(|(_, what)| *what != FOLDER)
-                .map(|(path, _)| path.clone())
-                .collect(),
-            unclaimed: Unclaimed::default(),
         }
     }
 }
 
 impl Effects {
-    /// Whether there is nothing to undo. What nobody claims was not changed by the transaction, and the former
-    /// content of a file that was written again is not kept.
+    /// Whether there is nothing to undo.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let nothing = Self {
-            rewritten: self.rewritten.clone(),
             there: self.there.clone(),
-            unclaimed: self.unclaimed.clone(),
+            beside: self.beside.clone(),
             ..Self::default()
         };
         *self == nothing
@@ -208,7 +209,7 @@ impl Effects {
         self.appeared.union(&self.refilled).cloned().collect()
     }
 
-    /// Only the effects on these packages; accounts and paths stay, as they do not name a package.
+    /// Only the effects on these packages; what no package owns stays.
     #[must_use]
     pub fn only(mut self, names: &BTreeSet<String>) -> Self {
         for set in [
@@ -257,33 +258,6 @@ impl Effects {
                 .filter(|name| !went.contains(name.as_str()))
                 .collect()
         };
-        let mut etc = follow(&self.etc, &later.rewritten);
-        etc.extend(later.etc.clone());
-        let mut rewritten = self.rewritten.clone();
-        for (path, again) in &later.rewritten {
-            // What somebody else has written in between is theirs, and so is what was before it.
-            let mut again = again.clone();
-            if let Some(first) = rewritten.get(path).filter(|one| one.after == again.before) {
-                again.before.clone_from(&first.before);
-            }
-            rewritten.insert(path.clone(), again);
-        }
-        let (users, groups) = (
-            union(&self.users, &later.users),
-            union(&self.groups, &later.groups),
-        );
-        let rest = |names: BTreeSet<String>, claimed: &BTreeSet<String>| {
-            names.difference(claimed).cloned().collect()
-        };
-        let (ours, theirs) = (&self.unclaimed, &later.unclaimed);
-        let unclaimed = Unclaimed {
-            users: rest(union(&ours.users, &theirs.users), &users),
-            groups: rest(union(&ours.groups, &theirs.groups), &groups),
-            etc: (follow(&ours.etc, &later.rewritten).into_iter())
-                .chain(theirs.etc.clone())
-                .filter(|(path, _)| !etc.contains_key(path))
-                .collect(),
-        };
         // What the later one has installed again has the mark that it got then.
         let again = later.new_packages();
         let mine_still = self.automatic.difference(&again).cloned().collect();
@@ -301,53 +275,31 @@ impl Effects {
                 .filter(|name| !mine.contains(name))
                 .collect(),
             keys: union(&self.keys, &later.keys),
-            users,
-            groups,
-            there: (self.there.union(&later.there))
-                .filter(|path| !self.etc.contains_key(*path))
-                .cloned()
-                .collect(),
-            etc,
-            rewritten,
-            unclaimed,
+            beside: Unowned {
+                users: union(&self.beside.users, &later.beside.users),
+                groups: union(&self.beside.groups, &later.beside.groups),
+                etc: &self.beside.etc | &later.beside.etc,
+            },
+            there: &(&self.there | &later.there) - &self.beside.etc,
         }
     }
 }
 
-/// Paths with what is at them after a later transaction has written some of them again. If somebody else has
-/// written to one in between, it is theirs, and keeps what the earlier transaction left.
-fn follow(
-    etc: &BTreeMap<Utf8PathBuf, String>,
-    rewritten: &BTreeMap<Utf8PathBuf, Rewritten>,
-) -> BTreeMap<Utf8PathBuf, String> {
-    (etc.iter())
-        .map(|(path, what)| {
-            let now = match rewritten.get(path) {
-                Some(again) if again.before == *what => &again.after,
-                _ => what,
-            };
-            (path.clone(), now.clone())
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use camino::Utf8Path;
-
     use super::*;
 
-    fn inventory(packages: &[(&str, &str)], etc: &[(&str, &str)]) -> Inventory {
+    fn inventory(packages: &[(&str, &str)], etc: &[&str]) -> Inventory {
         Inventory {
             schema: Inventory::SCHEMA,
             packages: packages
                 .iter()
                 .map(|(name, version)| ((*name).to_owned(), (*version).to_owned()))
                 .collect(),
-            etc: etc
-                .iter()
-                .map(|(path, what)| ((*path).into(), (*what).to_owned()))
-                .collect(),
+            unowned: Unowned {
+                etc: etc.iter().map(|path| (*path).into()).collect(),
+                ..Unowned::default()
+            },
             ..Inventory::default()
         }
     }
@@ -360,7 +312,7 @@ mod tests {
     fn the_difference_of_two_inventories() {
         let mut before = inventory(
             &[("bash", "1"), ("exim4", "4"), ("zlib1g", "1")],
-            &[("/etc/exim4", "folder"), ("/etc/passwd", "a")],
+            &["/etc/docker/daemon.json", "/etc/site.conf"],
         );
         before.configured = ["docker.io".to_owned()].into();
         before.auto = ["zlib1g".to_owned()].into();
@@ -371,51 +323,47 @@ mod tests {
                 ("runc", "1"),
                 ("zlib1g", "2"),
             ],
-            &[("/etc/passwd", "b"), ("/etc/docker", "folder")],
+            &["/etc/docker/daemon.json", "/etc/docker/key.json"],
         );
-        after.groups = ["docker".to_owned()].into();
+        after.unowned.groups = ["docker".to_owned()].into();
         let effects = before.effects(&after);
         assert_eq!(names(&effects.appeared), ["runc"]);
         assert_eq!(names(&effects.refilled), ["docker.io"]);
         assert_eq!(effects.disappeared[0].name, "exim4");
         assert_eq!(effects.moved[0].version.as_deref(), Some("1"));
         assert_eq!(names(&effects.now_manual), ["zlib1g"]);
-        assert_eq!(names(&effects.groups), ["docker"]);
-        assert_eq!(effects.etc.len(), 1);
+        assert_eq!(names(&effects.beside.groups), ["docker"]);
+        assert_eq!(effects.beside.etc, ["/etc/docker/key.json".into()].into());
+        // A script may remove the first one; a package owns the other one now.
+        let there = ["/etc/docker/daemon.json", "/etc/site.conf"].map(Utf8PathBuf::from);
+        assert_eq!(effects.there, there.into());
         assert!(before.effects(&before).is_empty());
     }
 
     #[test]
     fn two_transactions_are_undone_as_one() {
         let start = inventory(&[("old", "1"), ("lib", "1")], &[]);
-        let middle = inventory(&[("lib", "2"), ("a", "1")], &[("/etc/a", "x")]);
+        let middle = inventory(&[("lib", "2"), ("a", "1")], &["/etc/a"]);
         let end = inventory(
             &[("old", "1"), ("lib", "3"), ("b", "1")],
-            &[("/etc/a", "x"), ("/etc/b", "y")],
+            &["/etc/a", "/etc/b"],
         );
         let both = start.effects(&middle).and_then(&middle.effects(&end));
         let at_once = start.effects(&end);
         assert!(both.disappeared.is_empty());
         assert_eq!(both.moved, at_once.moved);
-        assert_eq!(both.etc, at_once.etc);
+        assert_eq!(both.beside, at_once.beside);
         // `a` is purged too: its configuration may have stayed.
         assert_eq!(names(&both.appeared), ["a", "b"]);
     }
 
     #[test]
-    fn what_a_later_transaction_writes_again_is_still_what_the_packages_made() {
-        let start = inventory(&[], &[]);
-        let torn = inventory(&[("a", "1")], &[("/etc/a", "torn"), ("/etc/b", "b")]);
-        let whole = inventory(&[("a", "1")], &[("/etc/a", "whole"), ("/etc/b", "b")]);
-        let repair = torn.effects(&whole);
-        assert!(repair.is_empty());
-        let both = start.effects(&torn).and_then(&repair);
-        assert_eq!(both.etc[Utf8Path::new("/etc/a")], "whole");
-        assert_eq!(both.etc[Utf8Path::new("/etc/b")], "b");
-        // Somebody has written to it before the repair, so it is theirs.
-        let edited = inventory(&[("a", "1")], &[("/etc/a", "edited"), ("/etc/b", "b")]);
-        let both = (start.effects(&torn)).and_then(&edited.effects(&whole));
-        assert_eq!(both.etc[Utf8Path::new("/etc/a")], "torn");
+    fn what_the_first_transaction_brought_was_not_there_before_the_second() {
+        let start = inventory(&[], &["/etc/theirs"]);
+        let middle = inventory(&[("a", "1")], &["/etc/theirs", "/etc/a"]);
+        let end = inventory(&[("a", "1"), ("b", "1")], &[]);
+        let both = start.effects(&middle).and_then(&middle.effects(&end));
+        assert_eq!(both.there, ["/etc/theirs".into()].into());
     }
 
     #[test]

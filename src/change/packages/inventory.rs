@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::effects::{FOLDER, Inventory};
+use super::effects::{Inventory, Unowned};
 use crate::{
     change::{Applier, ChangeError},
-    host::{Kind, digest::sha256},
+    host::Kind,
     tools::{
         accounts,
         packages::{Condition, DatabaseError, Package},
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The folder of configuration files.
-pub(super) const ETC: &str = "/etc";
+const ETC: &str = "/etc";
 
 impl Applier {
     /// The package database.
@@ -39,17 +39,16 @@ impl Applier {
         keys.map_err(|error| unreadable_database("list the keys that are trusted", error))
     }
 
-    fn text(&self, path: &str) -> Result<String, ChangeError> {
-        Ok(self
-            .host
-            .files
-            .read(path.into())?
-            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-            .unwrap_or_default())
-    }
-
     /// The inventory of this moment.
     pub(super) async fn inventory(&self) -> Result<Inventory, ChangeError> {
+        Ok(Inventory {
+            unowned: self.unowned().await?,
+            ..self.inventory_of_packages().await?
+        })
+    }
+
+    /// The same without what belongs to no package, for which all lists of files must be read.
+    pub(super) async fn inventory_of_packages(&self) -> Result<Inventory, ChangeError> {
         let database = self.database().await?;
         let automatic = self.backend.automatic(self.host.reader(), &database).await;
         let mut inventory = Inventory {
@@ -57,14 +56,6 @@ impl Applier {
             auto: automatic
                 .map_err(|error| unreadable_database("list marks of packages", error))?,
             keys: self.keys().await?.unwrap_or_default(),
-            users: accounts::users(&self.text(accounts::PASSWD)?)
-                .into_iter()
-                .map(|user| user.name)
-                .collect(),
-            groups: accounts::groups(&self.text(accounts::GROUP)?)
-                .into_iter()
-                .map(|group| group.name)
-                .collect(),
             ..Inventory::default()
         };
         for package in &database {
@@ -79,48 +70,44 @@ impl Applier {
                 }
             }
         }
-        self.walk(ETC.into(), &mut |path, what| {
-            inventory.etc.insert(path, what);
-        })?;
         Ok(inventory)
     }
 
+    /// The accounts of this moment, and the files below [`ETC`] that no package owns.
+    pub(super) async fn unowned(&self) -> Result<Unowned, ChangeError> {
+        let names = |path: &str| -> Result<BTreeSet<String>, ChangeError> {
+            let text = self.host.files.read(path.into())?.unwrap_or_default();
+            Ok(accounts::names(&String::from_utf8_lossy(&text)))
+        };
+        let owned = self.backend.owned_below(self.host.reader(), ETC.into());
+        let owned = (owned.await)
+            .map_err(|error| unreadable_database("list the files that packages own", error))?;
+        let mut etc = BTreeSet::new();
+        self.walk(ETC.into(), &mut etc)?;
+        Ok(Unowned {
+            users: names(accounts::PASSWD)?,
+            groups: names(accounts::GROUP)?,
+            etc: &etc - &owned,
+        })
+    }
+
+    /// Adds the files and links below a folder.
     fn walk(
         &self,
         folder: &Utf8Path,
-        found: &mut dyn FnMut(Utf8PathBuf, String),
+        found: &mut BTreeSet<Utf8PathBuf>,
     ) -> Result<(), ChangeError> {
         for name in self.host.files.list(folder)? {
             let path = folder.join(name);
-            if let Some(what) = self.describe(&path)? {
-                let inside = what == FOLDER;
-                found(path.clone(), what);
-                if inside {
-                    self.walk(&path, found)?;
+            match self.host.files.stat(&path)?.map(|stat| stat.kind) {
+                Some(Kind::Folder) => self.walk(&path, found)?,
+                Some(Kind::File | Kind::Link(_)) => {
+                    found.insert(path);
                 }
+                _ => {}
             }
         }
         Ok(())
-    }
-
-    /// A path as an entry of [`Inventory::etc`]; `None` if it does not exist.
-    pub(super) fn describe(&self, path: &Utf8Path) -> Result<Option<String>, ChangeError> {
-        let files = &self.host.files;
-        let Some(stat) = files.stat(path)? else {
-            return Ok(None);
-        };
-        Ok(match stat.kind {
-            Kind::Folder => Some(FOLDER.to_owned()),
-            Kind::Link(target) => Some(format!("link {target}")),
-            Kind::File => match files.read(path) {
-                // A core dump or an image: what is known without its content must do.
-                Err(error) if error.is_too_large() => {
-                    Some(format!("large {} {}", stat.size, stat.mtime))
-                }
-                content => content?.map(|content| sha256(&content)),
-            },
-            Kind::CharDevice(..) | Kind::Other => Some("other".to_owned()),
-        })
     }
 }
 

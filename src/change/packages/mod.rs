@@ -4,30 +4,27 @@
 //! afterwards.
 //!
 //! [`install`] is the transaction, [`approval`] decides what it may do, [`run`] runs its commands,
-//! [`record`] stores the effects of each command on disk, [`claims`] decides which of them are ours,
-//! and [`undo`] undoes them.
+//! [`record`] stores the effects of each command on disk, and [`undo`] undoes them.
 
 mod approval;
-mod claims;
+mod beside;
 mod effects;
 mod exclusive;
 mod holds;
 mod install;
 mod inventory;
 pub mod kept;
-mod leftovers;
 mod lists;
 mod record;
 mod repair;
 pub mod repository;
 mod run;
-mod scripts;
 mod space;
 mod streams;
 mod undo;
 mod withdraw;
 
-pub use effects::{Effects, Inventory, Rewritten, Unclaimed};
+pub use effects::{Effects, Inventory, Unowned};
 pub(super) use holds::Holds;
 pub use install::NOT_SIMULATED;
 pub(super) use lists::Lists;

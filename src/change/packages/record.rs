@@ -56,8 +56,7 @@ impl Transaction {
             return Ok(self.done);
         };
         let now = applier.inventory().await?;
-        let effects = self.done.and_then(&before.effects(&now).only(&approved));
-        applier.claim(effects).await
+        Ok(self.done.and_then(&before.effects(&now).only(&approved)))
     }
 }
 
@@ -198,14 +197,7 @@ impl Applier {
 
     /// The packages that the transactions of this program brought, also those that were interrupted.
     pub(super) fn brought(&self) -> Result<BTreeSet<String>, ChangeError> {
-        Ok(self.brought_and_made()?.0)
-    }
-
-    /// The same, and the paths below `/etc` that came with them.
-    pub(super) fn brought_and_made(
-        &self,
-    ) -> Result<(BTreeSet<String>, BTreeSet<Utf8PathBuf>), ChangeError> {
-        let (mut brought, mut made) = (BTreeSet::new(), BTreeSet::new());
+        let mut brought = BTreeSet::new();
         for file in self.host.files.list(&self.state.join(FOLDER))? {
             let Some(name) = file.strip_suffix(ENDING) else {
                 continue;
@@ -214,13 +206,12 @@ impl Applier {
                 continue;
             };
             brought.extend(transaction.done.new_packages());
-            made.extend(transaction.done.etc.into_keys());
             if let Some(Running { before, approved }) = transaction.running {
                 let new = approved.into_iter();
                 brought.extend(new.filter(|name| !before.packages.contains_key(name)));
             }
         }
-        Ok((brought, made))
+        Ok(brought)
     }
 
     /// Removes the record of a transaction of which nothing stands any more.

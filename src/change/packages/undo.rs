@@ -1,5 +1,5 @@
 //! Undoes a package transaction: packages that it installed are removed, and packages that it removed
-//! are installed again. What package scripts left behind is removed by `leftovers.rs`.
+//! are installed again. What package scripts made is left to the package manager's purge.
 
 use std::collections::BTreeSet;
 
@@ -54,34 +54,22 @@ impl Applier {
             }
         };
         if effects.is_empty() {
-            self.name_unclaimed(&effects.unclaimed, sink).await?;
+            self.name_beside(&effects.beside, sink).await?;
             return Ok(Reverted::Nothing {
                 why: "the transaction changed no package".to_owned(),
             });
         }
         self.transactions()?;
-        let (effects, mut endings, all_gone) = self
+        let (mut endings, all_gone) = self
             .exclusively(sink, async {
-                let effects = effects.and_then(&self.configure_before_removal(sink).await?);
-                let (endings, all_gone) = self.undo_packages(&effects, sink).await?;
-                Ok((effects, endings, all_gone))
+                self.configure_before_removal(sink).await?;
+                self.undo_packages(effects, sink).await
             })
             .await?;
-        let effects = &effects;
-        // Packages that stay use their accounts, and no package owns the links of their
-        // alternatives.
         if all_gone {
-            endings.extend(self.remove_accounts(effects, sink).await?);
-            endings.extend(self.remove_leftovers(effects).await?);
             endings.extend(self.forget_keys(effects, sink).await?);
-        } else if !(effects.users.is_empty() && effects.groups.is_empty() && effects.etc.is_empty())
-        {
-            endings.push(Reverted::Left {
-                what: "accounts and files below `/etc` that the packages created".to_owned(),
-                why: "some of the packages stay".to_owned(),
-            });
         }
-        self.name_unclaimed(&effects.unclaimed, sink).await?;
+        self.name_beside(&effects.beside, sink).await?;
         endings.extend(self.reload_units(sink).await?);
         let reverted = Reverted::of(endings);
         // What comes back later has somebody else brought.
@@ -92,16 +80,14 @@ impl Applier {
     }
 
     /// Configures unpacked packages, so that the package manager does not refuse to work. They may be
-    /// those to remove: if they cannot be configured, they can still be removed. Returns what their
-    /// scripts made.
-    async fn configure_before_removal(&self, sink: &dyn Sink) -> Result<Effects, ChangeError> {
+    /// those to remove: if they cannot be configured, they can still be removed.
+    async fn configure_before_removal(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         if self.half_done().await?.is_empty() {
-            return Ok(Effects::default());
+            return Ok(());
         }
         let Some(configure) = self.transactions()?.configure() else {
-            return Ok(Effects::default());
+            return Ok(());
         };
-        let before = self.inventory().await?;
         let ran = self.run_with_retries("configure unpacked packages", configure, sink);
         if let Err(error) = ran.await {
             if error.reason() == STOPPED {
@@ -109,8 +95,7 @@ impl Applier {
             }
             sink.line(&format!("{error}; the removal goes on without it"));
         }
-        let made = before.effects(&self.inventory().await?);
-        self.claim(made.only(&BTreeSet::new())).await
+        Ok(())
     }
 
     pub(super) async fn undo_packages(
@@ -123,7 +108,7 @@ impl Applier {
         let is_of_toolkit = |name: &String| name.starts_with(toolkit::PACKAGES);
         let had_toolkit = self.host.files.exists(toolkit::RUNTIME.into())?
             || effects.appeared.iter().any(is_of_toolkit);
-        let inventory = self.inventory().await?;
+        let inventory = self.inventory_of_packages().await?;
         let mut purge: Vec<String> = effects
             .appeared
             .iter()
@@ -195,7 +180,7 @@ impl Applier {
                 what: format!("removed {} ({})", count(&remove), first_few(&remove)),
             });
             // Those that needed them have gone along, and one without configuration is unknown from then on.
-            let now = self.inventory().await?;
+            let now = self.inventory_of_packages().await?;
             purge.retain(|name| now.packages.contains_key(name) || now.configured.contains(name));
         }
         if !purge.is_empty() {
@@ -280,9 +265,9 @@ impl Applier {
         if packages.is_empty() || !self.host.files.exists(systemctl::BOOTED.into())? {
             return Ok(Vec::new());
         }
-        let manifest = self.backend.manifest(self.host.reader(), packages).await;
-        let manifest =
-            manifest.map_err(|error| unreadable_database("list the files of packages", error))?;
+        let owned = self.backend.owned_by(self.host.reader(), packages).await;
+        let owned =
+            owned.map_err(|error| unreadable_database("list the files of packages", error))?;
         let is_in = |path: &Utf8Path| {
             systemctl::OF_PACKAGES
                 .iter()
@@ -294,7 +279,7 @@ impl Applier {
                 && matches!(path.extension(), Some("socket" | "service"))
                 && !path.as_str().contains('@')
         };
-        let mut units: Vec<Utf8PathBuf> = manifest.paths.iter().filter(is_unit).cloned().collect();
+        let mut units: Vec<Utf8PathBuf> = owned.iter().filter(is_unit).cloned().collect();
         units.sort_by_key(|path| path.extension() != Some("socket"));
         Ok(units)
     }
@@ -440,10 +425,10 @@ impl Applier {
         let (mut others, runtime) = (Vec::new(), Utf8Path::new(toolkit::RUNTIME));
         for name in packages {
             let alone = BTreeSet::from([name.clone()]);
-            let manifest = self.backend.manifest(self.host.reader(), &alone).await;
-            let manifest = manifest
-                .map_err(|error| unreadable_database("list the files of a package", error))?;
-            if manifest.owns(runtime) {
+            let owned = self.backend.owned_by(self.host.reader(), &alone).await;
+            let owned =
+                owned.map_err(|error| unreadable_database("list the files of a package", error))?;
+            if owned.contains(runtime) {
                 kept.names.push(name.clone());
             } else {
                 others.push(name.clone());
@@ -493,7 +478,7 @@ impl Applier {
         gone: &[PackageWish],
         sink: &dyn Sink,
     ) -> Result<Vec<Reverted>, ChangeError> {
-        let (inventory, transactions) = (self.inventory().await?, self.transactions()?);
+        let (inventory, transactions) = (self.inventory_of_packages().await?, self.transactions()?);
         let specs: Vec<String> = gone
             .iter()
             .filter(|wish| !inventory.packages.contains_key(&wish.name))
@@ -542,7 +527,7 @@ impl Applier {
         effects: &Effects,
         sink: &dyn Sink,
     ) -> Result<Vec<Reverted>, ChangeError> {
-        let inventory = self.inventory().await?;
+        let inventory = self.inventory_of_packages().await?;
         let names: Vec<String> = effects
             .now_manual
             .iter()
@@ -566,7 +551,7 @@ impl Applier {
     /// Upgraded packages stay: an older version may not read the data of the newer one, and a
     /// repository may not offer it any more. So this is reported, with the command to downgrade.
     async fn report_moved(&self, moved: &[PackageWish]) -> Result<Option<Reverted>, ChangeError> {
-        let (inventory, transactions) = (self.inventory().await?, self.transactions()?);
+        let (inventory, transactions) = (self.inventory_of_packages().await?, self.transactions()?);
         let stays: Vec<(String, String)> = moved
             .iter()
             .filter_map(|wish| {

@@ -189,28 +189,32 @@ fn split(effects: &Effects, going: &BTreeSet<String>) -> (Effects, Effects) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::change::packages::Unowned;
 
     #[test]
-    fn accounts_and_paths_stay_recorded_until_the_last_package_goes() {
+    fn what_appeared_beside_them_stays_recorded_until_the_last_package_goes() {
         let set = |names: &[&str]| -> BTreeSet<String> {
             names.iter().map(|name| (*name).to_owned()).collect()
         };
         let effects = Effects {
             appeared: set(&["docker.io", "nvidia-driver", "runc"]),
             refilled: set(&["tini"]),
-            groups: set(&["docker"]),
+            beside: Unowned {
+                groups: set(&["docker"]),
+                ..Unowned::default()
+            },
             now_manual: set(&["zlib1g"]),
             ..Effects::default()
         };
         let (part, rest) = split(&effects, &set(&["docker.io", "tini"]));
         assert_eq!(part.appeared, set(&["docker.io"]));
         assert_eq!(part.refilled, set(&["tini"]));
-        assert!(part.groups.is_empty() && part.now_manual.is_empty());
+        assert!(part.beside.is_empty() && part.now_manual.is_empty());
         assert_eq!(rest.appeared, set(&["nvidia-driver", "runc"]));
         assert!(rest.refilled.is_empty());
         assert_eq!(
-            (rest.groups, rest.now_manual),
-            (effects.groups, effects.now_manual)
+            (rest.beside, rest.now_manual),
+            (effects.beside, effects.now_manual)
         );
     }
 }

@@ -26,8 +26,6 @@ pub(super) struct Offered {
     pub conffile: Option<&'static str>,
     /// What its script does and its removal does not undo.
     pub script: fn(&FakeFiles),
-    /// The text of its script.
-    pub says: &'static str,
     /// A path that it owns and that is not written: a link may lead to it.
     pub owns: &'static str,
 }
@@ -40,7 +38,6 @@ impl Offered {
             conflicts: &[],
             conffile: None,
             script: |_| {},
-            says: "",
             owns: "",
         }
     }
@@ -133,9 +130,7 @@ impl Archive {
             "/var/lib/apt",
             "/etc/apt",
             dnf::OWNED,
-            dnf::SCRIPTS,
             tiny::OWNED,
-            tiny::SCRIPTS,
         ] {
             machine.fakes.files.put_folder(folder, 0o755);
         }
@@ -477,7 +472,6 @@ impl Archive {
         }
         let owned = [offered.conffile.unwrap_or_default(), offered.owns];
         files.put(&self.kind.owned_path(name), owned.join("\n"));
-        files.put(&self.kind.script_path(name), offered.says);
     }
 
     fn take(&self, names: &[String], purge: bool, simulated: bool, files: &FakeFiles) -> Output {
@@ -534,7 +528,6 @@ impl Archive {
                     files.take(path);
                 }
                 files.take(&self.kind.owned_path(name));
-                files.take(&self.kind.script_path(name));
             } else {
                 package.gone = true;
                 installed.insert(name.clone(), package);

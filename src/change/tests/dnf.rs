@@ -15,7 +15,6 @@ pub(super) const OWNED: &str = "/var/lib/rpm/owned";
 pub(super) const NO_METADATA: &str = "/var/lib/rpm/no-metadata";
 /// Files of packages with flags, sizes and times.
 pub(super) const CONFIGURATION: &str = "/var/lib/rpm/configuration";
-pub(super) const SCRIPTS: &str = "/var/lib/rpm/scripts";
 
 /// What shows that a transaction was interrupted.
 const INTERRUPTED: &str = "/var/lib/dnf/rpmdb_lock.pid";
@@ -281,7 +280,6 @@ impl Archive {
                 texts(CONFIGURATION, names)
             }
             ["-q", "--qf", _, "--", ref names @ ..] => texts(OWNED, names),
-            ["-q", "--scripts", "--", ref names @ ..] => texts(SCRIPTS, names),
             _ => panic!("rpm in memory knows no `{}`", cmd.line()),
         }
     }

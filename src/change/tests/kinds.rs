@@ -67,14 +67,6 @@ impl Kind {
             Self::Tiny => format!("{name}_{version}"),
         }
     }
-
-    pub(super) fn script_path(self, name: &str) -> String {
-        match self {
-            Self::Apt => format!("/var/lib/dpkg/info/{name}.postinst"),
-            Self::Dnf => format!("{}/{name}", dnf::SCRIPTS),
-            Self::Tiny => format!("{}/{name}", tiny::SCRIPTS),
-        }
-    }
 }
 
 fn apt() -> &'static dyn Transactions {

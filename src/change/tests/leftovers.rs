@@ -32,9 +32,7 @@ with_each_manager! {
     a_package_that_somebody_asked_for_since_stays_with_what_it_needs
     an_unchanged_mark_keeps_no_package
     packages_of_which_others_need_some_are_removed_but_for_these
-    accounts_stay_while_a_package_stays
     marks_are_restored_only_on_packages_that_are_still_manual
-    a_changed_file_stays_and_an_unchanged_one_does_not
 }
 
 /// Docker's script, and at the same time a script of the administrator.
@@ -70,6 +68,7 @@ async fn what_appears_beside_packages_is_left_and_named(kind: Kind) {
     for path in [
         "/etc/site/rules.conf",
         "/etc/docker/daemon.json",
+        "/etc/docker/key.json",
         "/etc/systemd/system/site.service",
     ] {
         assert!(files.stat(path.into()).unwrap().is_some(), "{path}");
@@ -77,11 +76,10 @@ async fn what_appears_beside_packages_is_left_and_named(kind: Kind) {
     }
     assert!(files.text("/etc/passwd").contains("joe"));
     assert!(files.text("/etc/group").contains("site"));
-    assert!(noted.contains("stays: user `joe`, group `site`"), "{noted}");
-    // What the packages made is gone.
-    assert!(!files.exists("/etc/docker/key.json".into()).unwrap());
-    assert!(!files.text("/etc/passwd").contains("dock"));
-    assert!(!files.text("/etc/group").contains("docker"));
+    assert!(
+        noted.contains("stays: user `dock`, user `joe`, group `docker`, group `site`"),
+        "{noted}"
+    );
 }
 
 async fn what_appears_during_a_failed_attempt_is_nobodys(kind: Kind) {
@@ -138,8 +136,6 @@ async fn a_package_that_somebody_asked_for_since_stays_with_what_it_needs(kind: 
     assert!(why.contains("marked as manually installed since"), "{why}");
     assert!(why.contains("would remove docker.io"), "{why}");
     assert_eq!(there(&apt), ["docker.io", "runc"]);
-    // It uses its account.
-    assert!(machine.fakes.files.text("/etc/passwd").contains("dock:"));
 }
 
 async fn an_unchanged_mark_keeps_no_package(kind: Kind) {
@@ -214,37 +210,6 @@ async fn packages_of_which_others_need_some_are_removed_but_for_these(kind: Kind
     assert!(there(&apt).is_empty());
 }
 
-async fn accounts_stay_while_a_package_stays(kind: Kind) {
-    let (machine, apt) = docker(kind);
-    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
-    apt.offer("theirs", Offered::new("1", &["runc"]));
-    apt.have("theirs", "1");
-    apt.write(&machine.fakes.files);
-    let Reverted::Left { what, .. } = machine.revert(&undo).await else {
-        panic!("runc stays");
-    };
-    assert!(what.contains("accounts and files below `/etc`"), "{what}");
-    assert!(
-        machine
-            .fakes
-            .files
-            .exists("/etc/docker/key.json".into())
-            .unwrap()
-    );
-    // Packages without accounts and files have nothing of that kind to leave.
-    let (machine, apt) = docker(kind);
-    apt.offer("tool", Offered::new("1", &["lib"]));
-    apt.offer("lib", Offered::new("1", &[]));
-    let undo = machine.apply(&install(&["tool"])).await.unwrap();
-    apt.offer("theirs", Offered::new("1", &["lib"]));
-    apt.have("theirs", "1");
-    apt.write(&machine.fakes.files);
-    let Reverted::Left { what, .. } = machine.revert(&undo).await else {
-        panic!("lib stays");
-    };
-    assert!(!what.contains("accounts"), "{what}");
-}
-
 async fn marks_are_restored_only_on_packages_that_are_still_manual(kind: Kind) {
     let (machine, apt) = docker(kind);
     for name in ["runc", "lost", "kept"] {
@@ -277,19 +242,4 @@ fn install_new(names: &[&str]) -> Change {
             .collect(),
         removing: vec![],
     }
-}
-
-async fn a_changed_file_stays_and_an_unchanged_one_does_not(kind: Kind) {
-    let (machine, _) = docker(kind);
-    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
-    let files = &machine.fakes.files;
-    files.put("/etc/docker/key.json", "changed");
-    let Reverted::Left { what, why } = machine.revert(&undo).await else {
-        panic!("a file was changed");
-    };
-    assert!(what.contains("`/etc/docker/key.json`"), "{what}");
-    assert!(why.contains("changed afterwards"), "{why}");
-    assert_eq!(files.text("/etc/docker/key.json"), "changed");
-    let link = "/etc/systemd/system/multi-user.target.wants/docker.service";
-    assert!(files.stat(link.into()).unwrap().is_none());
 }

@@ -1,7 +1,6 @@
 //! Each verb on a machine in memory: applied, undone, and the machine compared with its state
 //! before.
 
-mod accounts;
 mod admission;
 mod agents;
 mod answers;

@@ -4,7 +4,7 @@ use camino::Utf8Path;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    archive::{Archive, Kind, Offered, append, hold_lock, release_lock},
+    archive::{Archive, Kind, Offered, hold_lock, release_lock},
     kit::{STATE, TestMachine},
     with_each_manager,
 };
@@ -45,8 +45,6 @@ with_each_manager! {
     an_upgraded_package_stays_and_the_way_back_is_reported
     a_systemd_that_does_not_answer_is_reported
     unneeded_packages_are_removed_and_needed_ones_stay
-    a_number_in_a_container_is_another_user
-    accounts_in_use_stay
     only_own_holds_are_released
     the_lists_are_downloaded_once_until_a_repository_is_added
     only_transient_errors_are_retried
@@ -59,7 +57,7 @@ with_each_manager! {
     the_plan_shows_what_the_transaction_will_do
 }
 
-/// An archive with docker, whose scripts leave the same files behind as the real ones.
+/// An archive with docker, and what it needs.
 pub(super) fn docker(kind: Kind) -> (TestMachine, Archive) {
     let machine = TestMachine::with(kind);
     let apt = Archive::on(&machine);
@@ -68,20 +66,6 @@ pub(super) fn docker(kind: Kind) -> (TestMachine, Archive) {
         "docker.io",
         Offered {
             conffile: Some("/etc/default/docker"),
-            script: |files| {
-                append(files, "/etc/group", "docker:x:113:");
-                append(
-                    files,
-                    "/etc/passwd",
-                    "dock:x:105:113::/nonexistent:/bin/false",
-                );
-                files.put("/etc/docker/key.json", "{}");
-                files.put_link(
-                    "/etc/systemd/system/multi-user.target.wants/docker.service",
-                    "/lib/systemd/system/docker.service",
-                );
-            },
-            says: "addgroup docker\nadduser --system dock\n>/etc/docker/key.json\n",
             owns: "/lib/systemd/system/docker.service",
             ..Offered::new("20.10.24", &["runc"])
         },
@@ -104,7 +88,6 @@ async fn every_installed_package_is_removed_again(kind: Kind) {
         effects.appeared.iter().collect::<Vec<_>>(),
         ["docker.io", "runc"]
     );
-    assert!(effects.groups.contains("docker") && effects.users.contains("dock"));
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
 }
 
@@ -342,46 +325,6 @@ async fn unneeded_packages_are_removed_and_needed_ones_stay(kind: Kind) {
         let installed = apt.installed.lock().unwrap();
         assert!(installed.contains_key("runc") && !installed.contains_key("docker.io"));
     }
-    // Accounts and files may belong to the packages that stay.
-    assert!(machine.fakes.files.text("/etc/group").contains("docker"));
-    assert!(what.contains("accounts"), "{what}");
-}
-
-async fn a_number_in_a_container_is_another_user(kind: Kind) {
-    let (machine, _) = docker(kind);
-    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
-    let files = &machine.fakes.files;
-    files.put("/proc/77/status", "Name:\tx\nUid:\t105\t105\t105\t105\n");
-    files.put_link("/proc/77/ns/pid", "pid:[4026532999]");
-    files.put_link("/proc/self/ns/pid", "pid:[4026531836]");
-    let reverted = machine.revert(&undo).await;
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
-}
-
-async fn accounts_in_use_stay(kind: Kind) {
-    let (machine, _) = docker(kind);
-    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
-    machine
-        .fakes
-        .files
-        .put("/proc/77/status", "Name:\tx\nUid:\t105\t105\t105\t105\n");
-    let group = machine
-        .fakes
-        .files
-        .text("/etc/group")
-        .replace("docker:x:113:", "docker:x:113:bob");
-    machine.fakes.files.put("/etc/group", group);
-    machine
-        .fakes
-        .files
-        .put("/etc/docker/key.json", "{\"theirs\":1}");
-    let Reverted::Left { what, why } = machine.revert(&undo).await else {
-        panic!("something is left");
-    };
-    for part in ["user `dock`", "group `docker`", "key.json"] {
-        assert!(what.contains(part), "{what}");
-    }
-    assert!(why.contains("bob"), "{why}");
 }
 
 async fn only_own_holds_are_released(kind: Kind) {

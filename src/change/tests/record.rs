@@ -4,7 +4,7 @@
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    archive::{Archive, Break, Kind, Offered, append, hold_lock, release_lock},
+    archive::{Archive, Break, Kind, Offered, hold_lock, release_lock},
     kit::{RecordingSink, STATE, TestMachine},
     packages::{docker, install, wish},
     with_each_manager,
@@ -298,39 +298,6 @@ async fn what_is_half_configured_is_configured_before_it_is_removed() {
         configured.is_some() && configured < at(" purge "),
         "{lines:#?}"
     );
-}
-
-/// The power went while the package was unpacked. Its script runs only before its removal.
-#[tokio::test]
-async fn what_the_script_of_an_interrupted_package_makes_later_goes_with_the_package() {
-    let (machine, apt) = docker(Kind::Apt);
-    let before = machine.fakes.files.text("/etc/group");
-    let undo = (machine.applier.capture(&install(&["docker.io"])).await).unwrap();
-    let Undo::Packages { transaction, .. } = &undo else {
-        panic!("{undo:?}");
-    };
-    let comes = Action::Install {
-        name: "docker.io".to_owned(),
-        from: None,
-        to: "20.10.24".to_owned(),
-    };
-    (machine.applier.record_start(transaction, &[comes]).await).unwrap();
-    apt.have("docker.io", "20.10.24");
-    (apt.installed.lock().unwrap().get_mut("docker.io").unwrap()).half = true;
-    apt.write(&machine.fakes.files);
-    let script = "/var/lib/dpkg/info/docker.io.postinst";
-    machine.fakes.files.put(script, "addgroup docker\n");
-    machine.fakes.exec.on("dpkg", |cmd, files| {
-        if cmd.args.iter().any(|arg| arg == "--configure") {
-            append(files, "/etc/group", "docker:x:113:");
-        }
-        ok("")
-    });
-    let applier = machine.restarted();
-    let undo = applier.reconcile(&undo, &machine.sink).await.unwrap();
-    let reverted = applier.revert(&undo, &machine.sink).await.unwrap();
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
-    assert_eq!(machine.fakes.files.text("/etc/group"), before);
 }
 
 /// The removal of a package may need another one in its place, which nobody has asked for.

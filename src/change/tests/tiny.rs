@@ -12,14 +12,13 @@ use crate::{
     host::{Cmd, FilesError, Query, ReadFiles, Reader},
     model::packages::Repository,
     tools::packages::{
-        Action, Backend, Commands, Condition, DatabaseError, Fault, Manifest, Mark, Offer, Package,
-        Removals, Settings, TransactionRequest, Transactions,
+        Action, Backend, Commands, Condition, DatabaseError, Fault, Mark, Offer, Package, Removals,
+        Settings, TransactionRequest, Transactions,
     },
 };
 
 pub(super) const DATABASE: &str = "/var/lib/tiny/database";
 pub(super) const OWNED: &str = "/var/lib/tiny/owned";
-pub(super) const SCRIPTS: &str = "/var/lib/tiny/scripts";
 pub(super) const LOCK: &str = "/var/lib/tiny/lock";
 
 /// The backend of the smallest package manager.
@@ -120,25 +119,19 @@ impl Backend for Tiny {
         Ok(owned)
     }
 
-    async fn manifest(
+    async fn owned_by(
         &self,
         host: Reader<'_>,
         packages: &BTreeSet<String>,
-    ) -> Result<Manifest, DatabaseError> {
-        let mut manifest = Manifest::default();
-        let text = |folder: &str, name: &str| -> Result<String, FilesError> {
-            let path = format!("{folder}/{name}");
-            Ok(host
-                .files()
-                .read_text(path.as_str().into())?
-                .unwrap_or_default())
-        };
+    ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError> {
+        let mut owned = BTreeSet::new();
         for name in packages {
-            let paths = text(OWNED, name)?;
-            manifest.paths.extend(paths.lines().map(Utf8PathBuf::from));
-            manifest.scripts.push(text(SCRIPTS, name)?);
+            let list = host
+                .files()
+                .read_text(format!("{OWNED}/{name}").as_str().into())?;
+            owned.extend(list.unwrap_or_default().lines().map(Utf8PathBuf::from));
         }
-        Ok(manifest)
+        Ok(owned)
     }
 
     fn compare(&self, a: &str, b: &str) -> Ordering {

@@ -31,8 +31,8 @@ use serde::{Deserialize, Serialize};
 pub use fault::Fault;
 pub use types::{
     Action, ArchiveError, Commands, Condition, Contents, Estimate, Exclusion, Further, HalfDone,
-    LowerBounds, Manifest, Mark, Offer, Package, Refusal, Removals, Settings, SourceEntry,
-    SourceFailure, SourceFlaw, TransactionRequest, contradictions,
+    LowerBounds, Mark, Offer, Package, Refusal, Removals, Settings, SourceEntry, SourceFailure,
+    SourceFlaw, TransactionRequest, contradictions,
 };
 
 use crate::{
@@ -206,18 +206,15 @@ pub trait Backend: Debug + Send + Sync {
         folder: &Utf8Path,
     ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError>;
 
-    /// What packages, given by [`Package::id`], say about themselves. Nothing by default: then
-    /// nothing that appears beside them counts as theirs.
+    /// The paths that packages own, given by [`Package::id`].
     ///
     /// # Errors
     /// When the machine could not be read.
-    async fn manifest(
+    async fn owned_by(
         &self,
-        _host: Reader<'_>,
-        _packages: &BTreeSet<String>,
-    ) -> Result<Manifest, DatabaseError> {
-        Ok(Manifest::default())
-    }
+        host: Reader<'_>,
+        packages: &BTreeSet<String>,
+    ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError>;
 
     /// The lines of the manager's configuration by which somebody keeps packages from being installed.
     ///

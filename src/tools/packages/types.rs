@@ -1,6 +1,6 @@
 //! The types that all package managers share: packages and their condition, offers, actions.
 
-use std::{collections::BTreeSet, fmt};
+use std::fmt;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -77,29 +77,6 @@ impl Package {
             self.condition,
             Condition::HalfInstalled | Condition::Unpacked
         )
-    }
-}
-
-/// What packages say about themselves.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Manifest {
-    /// The paths that they own.
-    pub paths: BTreeSet<Utf8PathBuf>,
-    /// The text of each of their scripts.
-    pub scripts: Vec<String>,
-    /// The text of the files by which systemd makes accounts and paths.
-    pub declared: String,
-}
-
-impl Manifest {
-    /// Whether one of the packages owns the path; `/lib` and the like may be links into `/usr`.
-    #[must_use]
-    pub fn owns(&self, path: &Utf8Path) -> bool {
-        let merged = || match path.strip_prefix("/usr") {
-            Ok(rest) => Utf8Path::new("/").join(rest),
-            Err(_) => Utf8Path::new("/usr").join(path.as_str().trim_start_matches('/')),
-        };
-        self.paths.contains(path) || self.paths.contains(&merged())
     }
 }
 

@@ -85,12 +85,11 @@ fn write(root: &Path, path: &str, text: &str) {
     fs::write(&at, text).unwrap_or_else(|error| panic!("{}: {error}", at.display()));
 }
 
-fn script(package: &Package) -> String {
-    let groups = (package.groups.iter()).map(|group| {
-        format!("if [ -x /usr/sbin/addgroup ]; then\n    addgroup --system {group}\nfi\n")
-    });
-    let fails = package.dkms.as_ref().map(|_| SCRIPT.to_owned());
-    groups.chain(fails).collect()
+fn script(package: &Package) -> &'static str {
+    match package.dkms {
+        Some(_) => SCRIPT,
+        None => "",
+    }
 }
 
 /// Writes the trees and descriptions of the packages.

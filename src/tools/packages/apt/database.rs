@@ -13,7 +13,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     host::{FilesError, ReadFiles},
-    tools::packages::{Condition, Manifest, Package},
+    tools::packages::{Condition, Package},
 };
 
 /// The path of the database.
@@ -211,52 +211,30 @@ pub fn owned_below(
     Ok(owned)
 }
 
-/// Where packages tell systemd which accounts and paths to make, sysusers.d(5), tmpfiles.d(5).
-const DECLARED: [&str; 2] = ["/usr/lib/sysusers.d", "/usr/lib/tmpfiles.d"];
-
-/// What packages say about themselves, in [`INFO`] and in the files that they declare things in.
+/// The paths that these packages own, by their lists in [`INFO`].
 ///
 /// # Errors
-/// When an existing file cannot be read.
-pub fn manifest(
+/// When an existing list cannot be read.
+pub fn owned_by(
     files: &dyn ReadFiles,
     packages: &BTreeSet<String>,
-) -> Result<Manifest, FilesError> {
+) -> Result<BTreeSet<Utf8PathBuf>, FilesError> {
     let info = Utf8Path::new(INFO);
-    let text = |path: &Utf8Path| -> Result<String, FilesError> {
-        let bytes = files.read(path)?.unwrap_or_default();
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    };
-    let mut manifest = Manifest::default();
+    let mut owned = BTreeSet::new();
     for file in files.list(info)? {
-        let Some((package, part)) = file.rsplit_once('.') else {
+        let Some(package) = file.strip_suffix(".list") else {
             continue;
         };
         // dpkg names the files of a package that exists for several architectures `NAME:ARCH`.
         let bare = package.split(':').next().unwrap_or(package);
-        if !(packages.contains(package) || packages.contains(bare)) {
-            continue;
-        }
-        match part {
-            "list" => {
-                let text = text(&info.join(&file))?;
-                let paths = text.lines().filter(|path| *path != "/.");
-                manifest.paths.extend(paths.map(Utf8PathBuf::from));
-            }
-            "preinst" | "postinst" | "prerm" | "postrm" | "config" => {
-                manifest.scripts.push(text(&info.join(&file))?);
-            }
-            _ => {}
+        if packages.contains(package) || packages.contains(bare) {
+            let text = files.read(&info.join(&file))?.unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            let paths = text.lines().filter(|path| *path != "/.");
+            owned.extend(paths.map(Utf8PathBuf::from));
         }
     }
-    let declared = |path: &&Utf8PathBuf| {
-        path.extension() == Some("conf") && DECLARED.iter().any(|folder| path.starts_with(folder))
-    };
-    for path in manifest.paths.iter().filter(declared) {
-        manifest.declared.push_str(&text(path)?);
-        manifest.declared.push('\n');
-    }
-    Ok(manifest)
+    Ok(owned)
 }
 
 #[cfg(test)]
@@ -413,38 +391,16 @@ Status: install ok installed
     }
 
     #[test]
-    fn packages_say_what_they_own_and_what_their_scripts_do() {
+    fn the_lists_of_some_packages() {
         let files = FakeFiles::new();
         let put = |name: &str, text: &str| files.put(&format!("{INFO}/{name}"), text);
-        put(
-            "docker.io.list",
-            "/.\n/etc/docker\n/usr/lib/sysusers.d/docker.conf\n",
-        );
-        put("docker.io.postinst", "addgroup --system docker");
+        put("docker.io.list", "/.\n/etc/docker\n");
         put("docker.io.md5sums", "nothing of interest");
         put("libcuda1:amd64.list", "/usr/lib/libcuda.so\n");
         put("docker.list", "/etc/theirs\n");
-        put("docker.postinst", "useradd theirs");
-        files.put("/usr/lib/sysusers.d/docker.conf", "u dock -");
         let packages = ["docker.io", "libcuda1"].map(str::to_owned).into();
-        let found = manifest(&files, &packages).unwrap();
-        assert_eq!(
-            found
-                .paths
-                .iter()
-                .map(|path| path.as_str())
-                .collect::<Vec<_>>(),
-            [
-                "/etc/docker",
-                "/usr/lib/libcuda.so",
-                "/usr/lib/sysusers.d/docker.conf"
-            ]
-        );
-        assert_eq!(found.scripts, ["addgroup --system docker"]);
-        assert_eq!(found.declared, "u dock -\n");
-        // `/lib` is a link to `/usr/lib`.
-        assert!(found.owns("/lib/libcuda.so".into()));
-        assert!(!found.owns("/etc/theirs".into()));
+        let found: Vec<Utf8PathBuf> = (owned_by(&files, &packages).unwrap().into_iter()).collect();
+        assert_eq!(found, ["/etc/docker", "/usr/lib/libcuda.so"]);
     }
 
     #[test]

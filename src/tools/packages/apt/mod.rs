@@ -25,8 +25,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
     Action, ArchiveError, Backend, Commands, DatabaseError, Estimate, Exclusion, Fault, Further,
-    LowerBounds, Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure,
-    SourceFlaw, TransactionRequest, Transactions, Updater,
+    LowerBounds, Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure, SourceFlaw,
+    TransactionRequest, Transactions, Updater,
 };
 use crate::{
     host::{Cmd, FilesError, Kind, Query, ReadFiles, Reader},
@@ -97,12 +97,12 @@ impl Backend for Apt {
         Ok(database::owned_below(host.files(), folder)?)
     }
 
-    async fn manifest(
+    async fn owned_by(
         &self,
         host: Reader<'_>,
         packages: &BTreeSet<String>,
-    ) -> Result<Manifest, DatabaseError> {
-        Ok(database::manifest(host.files(), packages)?)
+    ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError> {
+        Ok(database::owned_by(host.files(), packages)?)
     }
 
     /// Debian's order. Text that is not a version sorts as text: apt reports it with a better

@@ -89,13 +89,6 @@ pub fn parse_configuration(text: &str) -> Vec<Utf8PathBuf> {
         .collect()
 }
 
-/// Queries the scripts of packages.
-#[must_use]
-pub fn scripts_of(names: &[&str]) -> Query {
-    let args = ["-q", "--scripts", "--"];
-    Query::new("rpm", args.iter().chain(names).copied())
-}
-
 /// Queries the keys that rpm trusts.
 #[must_use]
 pub fn keys() -> Query {

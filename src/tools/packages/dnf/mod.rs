@@ -25,7 +25,7 @@ use rpm_version::rpm_evr_compare;
 
 use super::{
     Action, ArchiveError, Backend, Commands, Contents, DatabaseError, Estimate, Exclusion, Fault,
-    Further, HalfDone, HoldList, Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry,
+    Further, HalfDone, HoldList, Mark, Offer, Package, Removals, Settings, SourceEntry,
     SourceFailure, SourceFlaw, Streams, TransactionRequest, Transactions,
 };
 use crate::{
@@ -38,9 +38,6 @@ const DATABASES: [&str; 2] = ["/usr/lib/sysimage/rpm", "/var/lib/rpm"];
 
 /// The folder of downloaded metadata and packages; each repository has a folder of its own in it.
 const CACHE: &str = "/var/cache/dnf";
-
-/// Where packages tell systemd which accounts and paths to make, sysusers.d(5), tmpfiles.d(5).
-const DECLARED: [&str; 2] = ["/usr/lib/sysusers.d", "/usr/lib/tmpfiles.d"];
 
 /// The backend for dnf.
 #[derive(Debug)]
@@ -146,35 +143,19 @@ impl Backend for Dnf {
             .collect())
     }
 
-    async fn manifest(
+    async fn owned_by(
         &self,
         host: Reader<'_>,
         packages: &BTreeSet<String>,
-    ) -> Result<Manifest, DatabaseError> {
+    ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError> {
         if packages.is_empty() {
-            return Ok(Manifest::default());
+            return Ok(BTreeSet::new());
         }
         let names: Vec<&str> = packages.iter().map(String::as_str).collect();
         // The status only says whether all of them are installed.
-        let paths = host.query(&database::owned_by(&names)).await?.stdout;
-        let scripts = host.query(&database::scripts_of(&names)).await?.stdout;
-        let mut manifest = Manifest {
-            paths: (paths.lines().filter(|line| line.starts_with('/')))
-                .map(Utf8PathBuf::from)
-                .collect(),
-            scripts: vec![scripts],
-            declared: String::new(),
-        };
-        for path in &manifest.paths {
-            if path.extension() == Some("conf")
-                && DECLARED.iter().any(|folder| path.starts_with(folder))
-            {
-                let text = host.files().read_text(path)?.unwrap_or_default();
-                manifest.declared.push_str(&text);
-                manifest.declared.push('\n');
-            }
-        }
-        Ok(manifest)
+        let output = host.query(&database::owned_by(&names)).await?;
+        let paths = output.stdout.lines().filter(|line| line.starts_with('/'));
+        Ok(paths.map(Utf8PathBuf::from).collect())
     }
 
     async fn keys(&self, host: Reader<'_>) -> Result<Option<BTreeSet<String>>, DatabaseError> {

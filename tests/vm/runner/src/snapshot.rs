@@ -12,14 +12,24 @@ use crate::machine::Machine;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot(BTreeSet<String>);
 
-/// Backups that the user tools make of the files they edit; they hold the state before the last
-/// one.
-const VOLATILE: [&str; 5] = [
-    "/etc/passwd-",
-    "/etc/group-",
-    "/etc/shadow-",
-    "/etc/gshadow-",
+/// What scripts and services of packages make, and a purge leaves: accounts, and what a daemon writes at its first start
+/// (`key.json` of Docker 20.10, containerd's folder of pod networks). `uninstall` names it.
+const LEFT: [&str; 15] = [
+    "/etc/.pwd.lock",
     "/etc/.updated",
+    "/etc/cni",
+    "/etc/cni/net.d",
+    "/etc/docker",
+    "/etc/docker/key.json",
+    "/etc/group",
+    "/etc/group-",
+    "/etc/gshadow",
+    "/etc/gshadow-",
+    "/etc/passwd",
+    "/etc/passwd-",
+    "/etc/shadow",
+    "/etc/shadow-",
+    "/etc/subgid",
 ];
 
 const LOOK: &str = r#"set -euo pipefail
@@ -61,7 +71,7 @@ impl Snapshot {
     fn parse(text: &str) -> Snapshot {
         let lasting = |line: &&str| {
             let path = line.split(' ').nth(1).unwrap_or_default();
-            !VOLATILE.contains(&path)
+            !LEFT.contains(&path)
         };
         Snapshot(
             text.lines()

@@ -1,0 +1,43 @@
+//! What appeared while packages were installed, and belongs to none of them: their scripts and services made it, or
+//! another program at the same time. `uninstall` names it and leaves it, as the package manager does.
+
+use std::collections::BTreeSet;
+
+use camino::Utf8PathBuf;
+
+use super::effects::{OTHERS, OURS, Unowned};
+use crate::change::{Applier, ChangeError, Sink};
+
+impl Applier {
+    /// Names what appeared beside packages and is still there.
+    pub(super) async fn name_beside(
+        &self,
+        beside: &Unowned,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        if beside.is_empty() {
+            return Ok(());
+        }
+        let now = self.unowned().await?;
+        let is_theirs = |path: &&Utf8PathBuf| {
+            !OTHERS.iter().any(|other| path.starts_with(other)) && !path.as_str().contains(OURS)
+        };
+        let both = |then: &BTreeSet<String>, now: &BTreeSet<String>| -> Vec<String> {
+            then.intersection(now).cloned().collect()
+        };
+        let named = |kind: &str, names: Vec<String>| -> Vec<String> {
+            (names.iter().map(|name| format!("{kind} `{name}`"))).collect()
+        };
+        let mut left = named("user", both(&beside.users, &now.users));
+        left.extend(named("group", both(&beside.groups, &now.groups)));
+        let etc = beside.etc.intersection(&now.etc).filter(is_theirs);
+        left.extend(etc.map(|path| format!("`{path}`")));
+        if !left.is_empty() {
+            sink.note(&format!(
+                "what appeared while packages were installed, and no package owns, stays: {}",
+                left.join(", ")
+            ));
+        }
+        Ok(())
+    }
+}
