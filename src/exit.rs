@@ -33,6 +33,8 @@ pub enum Exit {
     Interrupted,
     /// SIGTERM; a running change was finished first.
     Terminated,
+    /// `check` as a plugin of a monitoring system: what its protocol says, 0 to 3.
+    Plugin(u8),
 }
 
 impl Exit {
@@ -53,6 +55,7 @@ impl Exit {
             Self::NotPermitted => 10,
             Self::Interrupted => 130,
             Self::Terminated => 143,
+            Self::Plugin(status) => status,
         }
     }
 

@@ -44,6 +44,7 @@ fn session(name: &str, lines: &[&str]) {
     settings.add_filter(r"[0-9]+(\.[0-9])? [KMGT]iB", "[SIZE]");
     settings.add_filter(r#""(total|free)-bytes": [0-9]+"#, r#""$1-bytes": [BYTES]"#);
     settings.add_filter(r"[0-9]+\.[0-9] s\b", "[SECONDS] s");
+    settings.add_filter(r"duration_seconds [0-9.e-]+", "duration_seconds [SECONDS]");
     settings.add_filter(env!("CARGO_MANIFEST_DIR"), "[REPOSITORY]");
     settings.bind(|| insta::assert_snapshot!(name, text.join("\n")));
 }
@@ -162,6 +163,27 @@ fn check_of_a_tree() {
         &[&format!(
             "check --root {BARE} --only pci,driver --format json"
         )],
+    );
+}
+
+#[test]
+fn check_in_the_formats_of_other_programs() {
+    let check = |rest: &str| format!("check --root {BARE} --only pci,driver.module {rest}");
+    let lines = [
+        "--format junit",
+        "--format tap",
+        "--format nagios",
+        "--format npd",
+        "--format prometheus",
+        "--format markdown",
+        "--format html",
+        "--format npd --ignore driver",
+        "--format npd --ignore driver --strict",
+        "--format tap --only pci --fail-on warn",
+    ];
+    session(
+        "check-formats",
+        &lines.map(check).each_ref().map(String::as_str),
     );
 }
 

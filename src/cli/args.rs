@@ -79,7 +79,7 @@ pub enum Format {
     Json,
 }
 
-/// The format of the findings of `check`. It will get formats for other programs.
+/// The format of the findings of `check`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum CheckFormat {
     /// For people
@@ -87,6 +87,30 @@ pub enum CheckFormat {
     Human,
     /// One JSON document
     Json,
+    /// XML of JUnit: a suite for each layer, a test case for each finding
+    Junit,
+    /// TAP 14: a line for each finding
+    Tap,
+    /// A plugin of Nagios and its relatives: exits with 0, 1 (warning), 2 (critical) or 3 (unknown)
+    Nagios,
+    /// Metrics for the textfile collector of Prometheus' node_exporter
+    Prometheus,
+    /// A plugin of Kubernetes' node problem detector: exits with 0, 1 (a problem) or 2 (unknown)
+    Npd,
+    /// A report for a ticket
+    Markdown,
+    /// A page for a browser, in one file
+    Html,
+}
+
+/// What `check` ends with 4 for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum FailOn {
+    /// Failures
+    #[default]
+    Fail,
+    /// Warnings, too
+    Warn,
 }
 
 /// The output options.
@@ -157,6 +181,15 @@ pub struct Check {
     /// Omit these findings
     #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
     pub skip: Vec<Id>,
+    /// Show these findings as skipped, so that they fail nothing
+    #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
+    pub ignore: Vec<Id>,
+    /// The least verdict with which `check` ends with 4
+    #[arg(long, value_enum, default_value_t, value_name = "VERDICT")]
+    pub fail_on: FailOn,
+    /// Whatever is unknown fails, too
+    #[arg(long)]
+    pub strict: bool,
     /// First compute on the GPUs, on the host and in a container of each runtime, and record the result
     /// (as root; pulls no image; each container takes at most `validation.timeout-seconds`)
     #[arg(long, conflicts_with_all = ["root", "record", "lspci"])]

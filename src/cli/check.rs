@@ -6,7 +6,7 @@ use camino::Utf8Path;
 
 use super::{
     Failure,
-    args::{self, CheckFormat},
+    args::{self, CheckFormat, FailOn},
     install, machine, prepare, print, prove,
     world::World,
 };
@@ -27,7 +27,8 @@ use crate::{
     journal::Request,
     model::id::Id,
     report::{
-        document,
+        document::{self, Machine},
+        formats,
         human::{self, Examined},
     },
     state::owner,
@@ -169,6 +170,9 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         options: Options {
             only: names(&args.only),
             skip: names(&args.skip),
+            ignore: names(&args.ignore),
+            fail_on_warnings: args.fail_on == FailOn::Warn,
+            fail_on_unknown: args.strict,
             ..prepare::options(world, &ground.facts, Request::default())
         },
     };
@@ -205,14 +209,26 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         whole: args.only.is_empty() && args.skip.is_empty(),
         here: args.root.is_none() && !text_only,
     };
+    let out = &mut world.out;
     match args.format {
-        CheckFormat::Json => print::json(
-            &mut world.out,
-            &document::check(&report, &ground.facts, &warnings),
-        )?,
-        CheckFormat::Human => print::show(&mut world.out, |to| {
-            human::check(to, &report, examined, style)
-        })?,
+        CheckFormat::Json => print::json(out, &document::check(&report, &ground.facts, &warnings))?,
+        CheckFormat::Human => {
+            print::show(out, |to| human::check(to, &report, examined, style))?;
+        }
+        CheckFormat::Junit => print::show(out, |to| formats::junit(to, &report))?,
+        CheckFormat::Tap => print::show(out, |to| formats::tap(to, &report))?,
+        CheckFormat::Nagios => return print::shown(out, |to| formats::nagios(to, &report)),
+        CheckFormat::Npd => return print::shown(out, |to| formats::npd(to, &report)),
+        CheckFormat::Prometheus => {
+            print::show(out, |to| {
+                formats::prometheus(to, &report, ground.facts.gpus.len())
+            })?;
+        }
+        CheckFormat::Html => print::show(out, |to| formats::html(to, &report, &ground.facts))?,
+        CheckFormat::Markdown => {
+            let machine = Machine::of(&ground.facts);
+            print::show(out, |to| formats::markdown(to, &report, &machine))?;
+        }
     }
     Ok(report.exit)
 }

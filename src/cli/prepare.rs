@@ -353,13 +353,9 @@ pub(super) fn options(world: &World<'_>, facts: &Facts, request: Request) -> Opt
         version: env!("CARGO_PKG_VERSION").to_owned(),
         exe: world.exe.clone(),
         request,
-        policy: None,
         instance_id: facts.instance_id.clone(),
         boot_id: facts.boot_id.clone(),
-        deadline: None,
-        resumed: false,
-        only: Vec::new(),
-        skip: Vec::new(),
+        ..Options::default()
     }
 }
 

@@ -48,6 +48,17 @@ pub(super) fn show(
     written(write(out).and_then(|()| out.flush()))
 }
 
+/// The same for a format that decides on the exit status.
+pub(super) fn shown(
+    out: &mut dyn Write,
+    write: impl FnOnce(&mut dyn Write) -> std::io::Result<Exit>,
+) -> Result<Exit, Failure> {
+    let mut text = Vec::new();
+    let exit = write(&mut text).map_err(failed)?;
+    written(out.write_all(&text).and_then(|()| out.flush()))?;
+    Ok(exit)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Error, ErrorKind, Result, Write};

@@ -68,10 +68,18 @@ impl Session {
         findings.extend(proven.into_iter().cloned());
         findings.sort_by_key(|finding| (rank(finding), Layer::of(&finding.id)));
         checks::causes::find(&mut findings);
-        let any = |verdict| findings.iter().any(|finding| finding.status == verdict);
-        let fails = any(Verdict::Fail);
-        // Whoever asks for some findings alone gets their answers; a whole audit in which nothing passes has seen no machine.
         let options = &self.tools.options;
+        for finding in &mut findings {
+            if finding.status != Verdict::Pass && options.ignores(finding.id.as_str()) {
+                finding.status = Verdict::Skip;
+                finding.why = format!("ignored: {}", finding.why);
+            }
+        }
+        let any = |verdict| findings.iter().any(|finding| finding.status == verdict);
+        let fails = any(Verdict::Fail)
+            || options.fail_on_warnings && any(Verdict::Warn)
+            || options.fail_on_unknown && any(Verdict::Unknown);
+        // Whoever asks for some findings alone gets their answers; a whole audit in which nothing passes has seen no machine.
         let whole = options.only.is_empty() && options.skip.is_empty();
         blind |= whole && any(Verdict::Unknown) && !any(Verdict::Pass);
         let has_gpus = !self.inner.state().facts().gpus.is_empty();

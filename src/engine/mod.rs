@@ -124,6 +124,12 @@ pub struct Options {
     pub only: Vec<String>,
     /// `check`: not these.
     pub skip: Vec<String>,
+    /// `check`: these are shown as skipped.
+    pub ignore: Vec<String>,
+    /// `check`: warnings fail it, too.
+    pub fail_on_warnings: bool,
+    /// `check`: what is unknown fails it, too.
+    pub fail_on_unknown: bool,
 }
 
 /// What `check` knows beyond the steps.
@@ -476,9 +482,15 @@ impl Options {
         self.skip.iter().any(|name| stands_for(name, id))
     }
 
+    /// Whether a finding of this name fails nothing.
+    pub(super) fn ignores(&self, id: &str) -> bool {
+        self.ignore.iter().any(|name| stands_for(name, id))
+    }
+
     fn all_known(&self, known: &[Id]) -> Result<(), EngineError> {
         let is_known = |name: &str| known.iter().any(|id| stands_for(name, id.as_str()));
-        match (self.only.iter().chain(&self.skip)).find(|name| !is_known(name)) {
+        let mut named = (self.only.iter()).chain(&self.skip).chain(&self.ignore);
+        match named.find(|name| !is_known(name)) {
             None => Ok(()),
             Some(name) => Err(EngineError::NoFinding {
                 name: name.clone(),

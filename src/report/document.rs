@@ -56,7 +56,9 @@ pub struct Machine {
 }
 
 impl Machine {
-    fn of(facts: &Facts) -> Self {
+    /// What the facts say of it.
+    #[must_use]
+    pub fn of(facts: &Facts) -> Self {
         Self {
             os: facts.os.as_ref().map(|os| match &os.version_id {
                 Some(version) => format!("{} {version}", os.id),

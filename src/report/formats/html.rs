@@ -1,0 +1,230 @@
+use std::io::{self, Write};
+
+use super::{Alarm, by_layer, line};
+use crate::{
+    check::{Finding, Layer, Verdict},
+    engine::RunReport,
+    facts::{Facts, PciFact},
+    model::pci::PciAddress,
+    report::document::{Machine, TOOL, Verdicts},
+};
+
+const STYLE: &str = include_str!("page.css");
+
+/// One page without anything to load: the verdict, the devices of the bus, the layers of a node from its bottom to its top
+/// with the first broken one marked, and each finding with its remedy.
+///
+/// # Errors
+/// An error of the writer.
+pub fn html(to: &mut dyn Write, report: &RunReport, facts: &Facts) -> io::Result<()> {
+    let machine = Machine::of(facts);
+    let alarm = Alarm::of(report);
+    let (class, verdict) = match alarm {
+        Alarm::Fine => ("pass", "No fault found"),
+        Alarm::Warning => ("warn", "No fault found, with warnings"),
+        Alarm::Critical => ("fail", "Not as it should be"),
+        Alarm::Unknown => ("unknown", "Not everything could be looked at"),
+    };
+    write!(
+        to,
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>GPU check: {verdict}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
+         <header class=\"{class}\">\n<h1>{verdict}</h1>\n"
+    )?;
+    if let Some(cause) = alarm.causes(&report.findings).first() {
+        writeln!(to, "<p>{}</p>", escaped(&cause.why))?;
+    }
+    let gpus = match machine.gpus {
+        1 => "1 GPU".to_owned(),
+        more => format!("{more} GPUs"),
+    };
+    let about: Vec<String> = [
+        machine.os,
+        machine.kernel,
+        machine.cloud,
+        machine.instance_type,
+        machine.instance_id,
+        Some(gpus),
+    ]
+    .into_iter()
+    .flatten()
+    .map(|part| escaped(&part))
+    .collect();
+    writeln!(
+        to,
+        "<p class=\"about\">{}</p>\n</header>",
+        about.join(" · ")
+    )?;
+    devices(to, report, facts)?;
+    layers(to, &report.findings)?;
+    findings(to, &report.findings)?;
+    let count = Verdicts::of(&report.findings);
+    writeln!(
+        to,
+        "<footer>{} fail, {} warn, {} unknown, {} pass, {} skip · {} {}</footer>\n</body>\n</html>",
+        count.fail, count.warn, count.unknown, count.pass, count.skip, TOOL.name, TOOL.version
+    )?;
+    to.flush()
+}
+
+/// The devices of the bus. One is broken if a failure names its address.
+fn devices(to: &mut dyn Write, report: &RunReport, facts: &Facts) -> io::Result<()> {
+    let named_by = |address: &str, verdict: Verdict| {
+        (report.findings.iter())
+            .filter(|finding| finding.status == verdict)
+            .any(|finding| {
+                let observed = finding.observed.as_deref().unwrap_or_default();
+                finding.why.contains(address) || observed.contains(address)
+            })
+    };
+    let class = |address: &str| match () {
+        () if named_by(address, Verdict::Fail) => "fail",
+        () if named_by(address, Verdict::Warn) => "warn",
+        () => "plain",
+    };
+    let rows = [
+        (
+            "GPUs",
+            (facts.gpus.iter().map(|gpu| (gpu.pci_address, &gpu.name))).collect(),
+        ),
+        ("NVSwitches", named(&facts.nvswitches)),
+        ("Network", named(&facts.network_devices)),
+    ];
+    if rows.iter().all(|(_, devices)| devices.is_empty()) {
+        return Ok(());
+    }
+    writeln!(to, "<section class=\"bus\">\n<h2>Bus</h2>")?;
+    for (title, devices) in rows.iter().filter(|(_, devices)| !devices.is_empty()) {
+        writeln!(to, "<div class=\"row\"><span>{title}</span><ul>")?;
+        for (address, name) in devices {
+            let address = address.to_string();
+            writeln!(
+                to,
+                "<li class=\"{}\"><code>{address}</code>{}</li>",
+                class(&address),
+                escaped(name.as_deref().unwrap_or_default())
+            )?;
+        }
+        writeln!(to, "</ul></div>")?;
+    }
+    writeln!(to, "</section>")
+}
+
+fn named(devices: &[PciFact]) -> Vec<(PciAddress, &Option<String>)> {
+    (devices
+        .iter()
+        .map(|device| (device.pci_address, &device.name)))
+    .collect()
+}
+
+/// The layers from the bottom to the top, drawn upwards. The first one with a failure has the root cause.
+fn layers(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
+    let worst = |findings: &[&Finding]| {
+        let any = |verdict| findings.iter().any(|finding| finding.status == verdict);
+        [
+            (Verdict::Fail, "fail"),
+            (Verdict::Warn, "warn"),
+            (Verdict::Unknown, "unknown"),
+            (Verdict::Pass, "pass"),
+        ]
+        .into_iter()
+        .find_map(|(verdict, class)| any(verdict).then_some(class))
+        .unwrap_or("skip")
+    };
+    let all: Vec<(Layer, Vec<&Finding>)> = by_layer(findings).collect();
+    let root = (all.iter()).find(|(_, findings)| worst(findings) == "fail");
+    writeln!(to, "<section class=\"layers\">\n<h2>Layers</h2>\n<ol>")?;
+    for (layer, findings) in all.iter().rev() {
+        let class = worst(findings);
+        let mark = match root {
+            Some((broken, _)) if broken == layer => " <strong>here</strong>",
+            _ => "",
+        };
+        let pass = (findings.iter()).filter(|finding| finding.status == Verdict::Pass);
+        writeln!(
+            to,
+            "<li class=\"{class}\"><span>{}</span>{mark}<em>{} of {} pass</em></li>",
+            layer.name(),
+            pass.count(),
+            findings.len()
+        )?;
+    }
+    writeln!(to, "</ol>\n</section>")
+}
+
+fn findings(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
+    writeln!(to, "<section>\n<h2>Findings</h2>")?;
+    for verdict in [
+        Verdict::Fail,
+        Verdict::Warn,
+        Verdict::Unknown,
+        Verdict::Pass,
+        Verdict::Skip,
+    ] {
+        for finding in findings.iter().filter(|one| one.status == verdict) {
+            one(to, finding)?;
+        }
+    }
+    writeln!(to, "</section>")
+}
+
+/// A finding. Those that a person should read are open.
+fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
+    let (class, open) = match finding.status {
+        Verdict::Fail => ("fail", finding.because.is_none()),
+        Verdict::Warn => ("warn", true),
+        Verdict::Unknown => ("unknown", true),
+        Verdict::Pass => ("pass", false),
+        Verdict::Skip => ("skip", false),
+    };
+    writeln!(
+        to,
+        "<details class=\"{class}\"{}><summary><b>{class}</b> {} <code>{}</code></summary>\n<p>{}</p>",
+        if open { " open" } else { "" },
+        escaped(&finding.title),
+        finding.id,
+        escaped(&finding.why)
+    )?;
+    if let Some(cause) = &finding.because {
+        writeln!(to, "<p>caused by <code>{cause}</code></p>")?;
+    }
+    let mut values = String::new();
+    for (name, value) in [
+        ("observed", &finding.observed),
+        ("expected", &finding.expected),
+        ("remedy", &finding.remedy),
+    ] {
+        if let Some(value) = value {
+            values.push_str(&format!("<dt>{name}</dt><dd>{}</dd>", escaped(value)));
+        }
+    }
+    if !values.is_empty() {
+        writeln!(to, "<dl>{values}</dl>")?;
+    }
+    for link in &finding.links {
+        let link = escaped(link);
+        writeln!(to, "<p><a href=\"{link}\">{link}</a></p>")?;
+    }
+    writeln!(to, "</details>")
+}
+
+/// A text as one line, without markup; what stands between backquotes is code.
+fn escaped(text: &str) -> String {
+    let text = line(text)
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;");
+    let parts: Vec<&str> = text.split('`').collect();
+    // An odd backquote is none.
+    if parts.len().is_multiple_of(2) {
+        return text;
+    }
+    (parts.iter().enumerate())
+        .map(|(at, part)| match at % 2 {
+            1 => format!("<code>{part}</code>"),
+            _ => (*part).to_owned(),
+        })
+        .collect()
+}

@@ -1,0 +1,64 @@
+use std::io::{self, Write};
+
+use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
+
+use super::{by_layer, line};
+use crate::{
+    check::{Finding, Verdict},
+    engine::RunReport,
+    report::document::TOOL,
+};
+
+/// JUnit's XML, as CI servers read it: a suite for each layer, a test case for each finding. A warning is a success with
+/// output, because a server knows no third verdict; what is unknown is skipped, because it alone does not fail `check`.
+///
+/// # Errors
+/// An error of the writer.
+pub fn junit(to: &mut dyn Write, report: &RunReport) -> io::Result<()> {
+    let mut document = Report::new(TOOL.name);
+    for (layer, findings) in by_layer(&report.findings) {
+        let mut suite = TestSuite::new(layer.name());
+        suite.add_test_cases(findings.iter().map(|finding| {
+            let mut case = TestCase::new(finding.id.as_str(), status(finding));
+            case.set_classname(format!("{}.{}", TOOL.name, layer.name()));
+            if finding.status == Verdict::Warn {
+                case.set_system_out(format!("warning: {}\n{}", finding.why, details(finding)));
+            }
+            case
+        }));
+        document.add_test_suite(suite);
+    }
+    document.serialize(&mut *to).map_err(io::Error::other)?;
+    to.flush()
+}
+
+fn status(finding: &Finding) -> TestCaseStatus {
+    let mut status = match finding.status {
+        Verdict::Pass | Verdict::Warn => return TestCaseStatus::success(),
+        Verdict::Fail => TestCaseStatus::non_success(NonSuccessKind::Failure),
+        Verdict::Skip | Verdict::Unknown => TestCaseStatus::skipped(),
+    };
+    match finding.status {
+        Verdict::Unknown => status.set_message(format!("unknown: {}", line(&finding.why))),
+        _ => status.set_message(line(&finding.why)),
+    };
+    if finding.status == Verdict::Fail {
+        status.set_type("fail");
+        status.set_description(details(finding));
+    }
+    status
+}
+
+/// What else is known, one line each.
+fn details(finding: &Finding) -> String {
+    let because = finding.because.as_ref().map(ToString::to_string);
+    [
+        ("observed", finding.observed.as_ref()),
+        ("expected", finding.expected.as_ref()),
+        ("cause", because.as_ref()),
+        ("remedy", finding.remedy.as_ref()),
+    ]
+    .into_iter()
+    .filter_map(|(name, value)| Some(format!("{name}: {}\n", value?)))
+    .collect()
+}

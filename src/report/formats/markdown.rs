@@ -1,0 +1,104 @@
+use std::io::{self, Write};
+
+use super::{Alarm, line};
+use crate::{
+    check::{Finding, Verdict},
+    engine::RunReport,
+    report::document::{Machine, TOOL, Verdicts},
+};
+
+/// Markdown for a ticket: the verdict, the machine, and each finding that a person should read, with its remedy.
+///
+/// # Errors
+/// An error of the writer.
+pub fn markdown(to: &mut dyn Write, report: &RunReport, machine: &Machine) -> io::Result<()> {
+    let alarm = Alarm::of(report);
+    let verdict = match alarm {
+        Alarm::Fine => "no fault found",
+        Alarm::Warning => "no fault found, with warnings",
+        Alarm::Critical => "not as it should be",
+        Alarm::Unknown => "not everything could be looked at",
+    };
+    writeln!(to, "## GPU check: {verdict}\n")?;
+    let gpus = machine.gpus.to_string();
+    let version = format!("{} {}", TOOL.name, TOOL.version);
+    for (name, value) in [
+        ("System", machine.os.as_ref()),
+        ("Kernel", machine.kernel.as_ref()),
+        ("Cloud", machine.cloud.as_ref()),
+        ("Instance type", machine.instance_type.as_ref()),
+        ("Instance", machine.instance_id.as_ref()),
+        ("GPUs on the bus", Some(&gpus)),
+        ("Checked by", Some(&version)),
+    ] {
+        if let Some(value) = value {
+            writeln!(to, "- {name}: {}", escaped(value))?;
+        }
+    }
+    for (title, verdict) in [
+        ("Failures", Verdict::Fail),
+        ("Warnings", Verdict::Warn),
+        ("Unknown", Verdict::Unknown),
+    ] {
+        let mut findings = (report.findings.iter())
+            .filter(|finding| finding.status == verdict)
+            .peekable();
+        if findings.peek().is_some() {
+            writeln!(to, "\n### {title}")?;
+        }
+        for finding in findings {
+            one(to, finding)?;
+        }
+    }
+    let count = Verdicts::of(&report.findings);
+    writeln!(
+        to,
+        "\n{} fail, {} warn, {} unknown, {} pass, {} skip",
+        count.fail, count.warn, count.unknown, count.pass, count.skip
+    )?;
+    to.flush()
+}
+
+fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
+    writeln!(
+        to,
+        "\n**{}** (`{}`): {}",
+        escaped(&finding.title),
+        finding.id,
+        escaped(&finding.why)
+    )?;
+    if let Some(cause) = &finding.because {
+        writeln!(to, "- cause: `{cause}`")?;
+    }
+    for (name, value) in [
+        ("observed", &finding.observed),
+        ("expected", &finding.expected),
+        ("remedy", &finding.remedy),
+    ] {
+        if let Some(value) = value {
+            writeln!(to, "- {name}: {}", escaped(value))?;
+        }
+    }
+    for link in &finding.links {
+        writeln!(to, "- <{link}>")?;
+    }
+    Ok(())
+}
+
+/// Text of the machine is no markup, but for the backquotes that sentences here put around names.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    let mut in_code = false;
+    let text = line(text);
+    // An odd backquote would make code of all that follows.
+    let codes = text.matches('`').count().is_multiple_of(2);
+    for c in text.chars() {
+        if c == '`' && codes {
+            in_code = !in_code;
+        } else if !in_code && "\\`*_{}[]<>#|!".contains(c) {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}

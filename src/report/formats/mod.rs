@@ -1,0 +1,109 @@
+//! The findings of `check` in the formats of other programs. Each function writes a whole document.
+
+mod html;
+mod junit;
+mod markdown;
+mod nagios;
+mod npd;
+mod prometheus;
+mod tap;
+#[cfg(test)]
+mod tests;
+
+pub use html::html;
+pub use junit::junit;
+pub use markdown::markdown;
+pub use nagios::nagios;
+pub use npd::npd;
+pub use prometheus::prometheus;
+pub use tap::tap;
+
+use crate::{
+    check::{Finding, Layer, Verdict},
+    engine::RunReport,
+    exit::Exit,
+};
+
+impl Layer {
+    /// All layers, from the bottom of a node to its top.
+    pub const ALL: [Self; 6] = [
+        Self::Machine,
+        Self::Bus,
+        Self::Driver,
+        Self::Fabric,
+        Self::Runtime,
+        Self::Node,
+    ];
+
+    /// Its name in documents.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Machine => "machine",
+            Self::Bus => "bus",
+            Self::Driver => "driver",
+            Self::Fabric => "fabric",
+            Self::Runtime => "runtime",
+            Self::Node => "node",
+        }
+    }
+}
+
+/// What a monitoring system does about a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Alarm {
+    Fine,
+    Warning,
+    Critical,
+    /// Something could not be looked at.
+    Unknown,
+}
+
+impl Alarm {
+    /// Of several causes the worst counts; what is unknown is the least of them, as in the plugins of others (`gcm`,
+    /// `health_checks/types.py`).
+    fn of(report: &RunReport) -> Self {
+        let any = |verdict| (report.findings.iter()).any(|finding| finding.status == verdict);
+        if any(Verdict::Fail) {
+            Self::Critical
+        } else if any(Verdict::Warn) {
+            Self::Warning
+        } else if report.exit == Exit::Ok {
+            Self::Fine
+        } else {
+            Self::Unknown
+        }
+    }
+
+    /// What a person has to look at: those with the verdict that decides, root causes alone.
+    fn causes(self, findings: &[Finding]) -> Vec<&Finding> {
+        let wanted = match self {
+            Self::Fine => return Vec::new(),
+            Self::Warning => Verdict::Warn,
+            Self::Critical => Verdict::Fail,
+            Self::Unknown => Verdict::Unknown,
+        };
+        (findings.iter())
+            .filter(|finding| finding.status == wanted && finding.because.is_none())
+            .collect()
+    }
+}
+
+/// The findings of each layer that has some.
+fn by_layer(findings: &[Finding]) -> impl Iterator<Item = (Layer, Vec<&Finding>)> {
+    (Layer::ALL.into_iter())
+        .map(|layer| {
+            let of_layer = (findings.iter()).filter(move |one| Layer::of(&one.id) == layer);
+            (layer, of_layer.collect::<Vec<_>>())
+        })
+        .filter(|(_, findings)| !findings.is_empty())
+}
+
+/// A text as one line without control characters.
+fn line(text: &str) -> String {
+    let words = text.split(|c: char| c.is_control() || c.is_whitespace());
+    words
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
+}

@@ -1,0 +1,50 @@
+use std::io::{self, Write};
+
+use super::{Alarm, line};
+use crate::{check::Finding, engine::RunReport, exit::Exit, report::document::Verdicts};
+
+/// A plugin's answer, as Nagios, Icinga and Sensu read it (Monitoring Plugins Development Guidelines): the state and the root
+/// cause in the first line, the counts as performance data, the other causes below. The status is 0, 1, 2 or 3.
+///
+/// # Errors
+/// An error of the writer.
+pub fn nagios(to: &mut dyn Write, report: &RunReport) -> io::Result<Exit> {
+    let alarm = Alarm::of(report);
+    let (word, status) = match alarm {
+        Alarm::Fine => ("OK", 0),
+        Alarm::Warning => ("WARNING", 1),
+        Alarm::Critical => ("CRITICAL", 2),
+        Alarm::Unknown => ("UNKNOWN", 3),
+    };
+    let count = Verdicts::of(&report.findings);
+    let causes = alarm.causes(&report.findings);
+    let first = match causes.first() {
+        Some(finding) => told(finding),
+        None if alarm == Alarm::Unknown => "not everything could be looked at".to_owned(),
+        None => format!("{} findings pass", count.pass),
+    };
+    writeln!(
+        to,
+        "GPU {word} - {first} | fail={} warn={} unknown={} pass={}",
+        count.fail, count.warn, count.unknown, count.pass
+    )?;
+    for finding in causes.iter().skip(1) {
+        writeln!(to, "{}", told(finding))?;
+    }
+    for finding in &causes {
+        if let Some(remedy) = &finding.remedy {
+            writeln!(to, "remedy of {}: {}", finding.id, plain(remedy))?;
+        }
+    }
+    to.flush()?;
+    Ok(Exit::Plugin(status))
+}
+
+fn told(finding: &Finding) -> String {
+    format!("{}: {}", finding.id, plain(&finding.why))
+}
+
+/// A bar begins performance data.
+fn plain(text: &str) -> String {
+    line(text).replace('|', "/")
+}

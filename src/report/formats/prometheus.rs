@@ -1,0 +1,70 @@
+use std::io::{self, Write};
+
+use super::Alarm;
+use crate::{
+    check::{Layer, Verdict},
+    engine::RunReport,
+    report::document::TOOL,
+};
+
+/// Metrics in Prometheus' text format, for node_exporter's textfile collector: no time stamps, a line end at the end, and the
+/// same help and type each time. Write it to a file beside the collected one, and rename it.
+///
+/// # Errors
+/// An error of the writer.
+pub fn prometheus(to: &mut dyn Write, report: &RunReport, gpus: usize) -> io::Result<()> {
+    let mut metric = |name: &str, help: &str, lines: &[(String, f64)]| -> io::Result<()> {
+        writeln!(to, "# HELP gpu_bootstrap_{name} {help}")?;
+        writeln!(to, "# TYPE gpu_bootstrap_{name} gauge")?;
+        for (labels, value) in lines {
+            writeln!(to, "gpu_bootstrap_{name}{labels} {value}")?;
+        }
+        Ok(())
+    };
+    let one = |value: f64| vec![(String::new(), value)];
+    metric(
+        "build_info",
+        "The version of the program that wrote these metrics.",
+        &[(format!("{{version=\"{}\"}}", TOOL.version), 1.0)],
+    )?;
+    metric(
+        "check_success",
+        "1 if the last check found no failure and could look at everything.",
+        &one(f64::from(u8::from(matches!(
+            Alarm::of(report),
+            Alarm::Fine | Alarm::Warning
+        )))),
+    )?;
+    metric(
+        "check_duration_seconds",
+        "How long the last check took.",
+        &one(report.seconds),
+    )?;
+    #[expect(clippy::cast_precision_loss, reason = "a machine has few GPUs")]
+    metric("gpus", "NVIDIA GPUs on the PCI bus.", &one(gpus as f64))?;
+    // Names of findings and layers have no character that a label would have to escape.
+    let findings: Vec<(String, f64)> = (report.findings.iter())
+        .map(|finding| {
+            let (id, layer) = (&finding.id, Layer::of(&finding.id).name());
+            let status = word(finding.status);
+            let labels = format!("{{id=\"{id}\",layer=\"{layer}\",status=\"{status}\"}}");
+            (labels, 1.0)
+        })
+        .collect();
+    metric(
+        "finding",
+        "1 for each finding of the last check, with its status: pass, warn, fail, skip or unknown.",
+        &findings,
+    )?;
+    to.flush()
+}
+
+const fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Pass => "pass",
+        Verdict::Warn => "warn",
+        Verdict::Fail => "fail",
+        Verdict::Skip => "skip",
+        Verdict::Unknown => "unknown",
+    }
+}

@@ -1,0 +1,68 @@
+use std::io::{self, Write};
+
+use serde_json::json;
+
+use super::line;
+use crate::{
+    check::{Finding, Verdict},
+    engine::RunReport,
+};
+
+/// TAP, version 14 (testanything.org): a line for each finding; below those that a person should read a block of YAML, whose
+/// values are written as JSON, which is YAML, too.
+///
+/// # Errors
+/// An error of the writer.
+pub fn tap(to: &mut dyn Write, report: &RunReport) -> io::Result<()> {
+    writeln!(to, "TAP version 14\n1..{}", report.findings.len())?;
+    for (at, finding) in report.findings.iter().enumerate() {
+        let word = match finding.status {
+            Verdict::Fail => "not ok",
+            _ => "ok",
+        };
+        let skipped = match finding.status {
+            Verdict::Skip => format!(" # SKIP {}", escaped(&finding.why)),
+            Verdict::Unknown => format!(" # SKIP unknown: {}", escaped(&finding.why)),
+            _ => String::new(),
+        };
+        let id = &finding.id;
+        writeln!(
+            to,
+            "{word} {} - {id}: {}{skipped}",
+            at + 1,
+            escaped(&finding.title)
+        )?;
+        if matches!(finding.status, Verdict::Fail | Verdict::Warn) {
+            block(to, finding)?;
+        }
+    }
+    to.flush()
+}
+
+/// `#` begins a directive.
+fn escaped(text: &str) -> String {
+    line(text).replace('\\', "\\\\").replace('#', "\\#")
+}
+
+fn block(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
+    writeln!(to, "  ---")?;
+    let severity = match finding.status {
+        Verdict::Fail => "fail",
+        _ => "warn",
+    };
+    writeln!(to, "  message: {}", json!(finding.why))?;
+    writeln!(to, "  severity: {severity}")?;
+    for (name, value) in [
+        ("observed", &finding.observed),
+        ("expected", &finding.expected),
+        ("remedy", &finding.remedy),
+    ] {
+        if let Some(value) = value {
+            writeln!(to, "  {name}: {}", json!(value))?;
+        }
+    }
+    if let Some(cause) = &finding.because {
+        writeln!(to, "  cause: {cause}")?;
+    }
+    writeln!(to, "  ...")
+}

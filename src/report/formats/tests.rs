@@ -1,0 +1,123 @@
+use insta::assert_snapshot;
+
+use super::{junit, markdown, nagios, npd, prometheus, tap};
+use crate::{
+    check::{Finding, Verdict},
+    engine::{Mode, RunReport},
+    exit::Exit,
+    model::id::Id,
+    report::document::Machine,
+};
+
+/// A finding whose texts have what each format must escape.
+fn finding(id: &'static str, status: Verdict) -> Finding {
+    Finding {
+        observed: Some("7 | \"a\" <b> #1".to_owned()),
+        expected: Some("8".to_owned()),
+        remedy: Some("run `reset --gpu *`\nthen look again".to_owned()),
+        links: vec!["https://docs.nvidia.com/deploy/xid-errors/".to_owned()],
+        ..Finding::new(
+            Id::new(id),
+            "A title # with_marks",
+            status,
+            "of 8 | 7: \u{1b}[31m<0000:18:00.0>\n\"off\" the `bus`",
+        )
+    }
+}
+
+fn report(exit: Exit, findings: Vec<Finding>) -> RunReport {
+    RunReport {
+        mode: Mode::Check,
+        run: "20260101T000000Z-1".to_owned(),
+        exit,
+        steps: Vec::new(),
+        findings,
+        notes: Vec::new(),
+        reboot: None,
+        left: Vec::new(),
+        seconds: 0.25,
+    }
+}
+
+fn broken() -> RunReport {
+    let caused = Finding {
+        because: Some(Id::new("pci.gpus")),
+        ..finding("driver.module", Verdict::Fail)
+    };
+    report(
+        Exit::Drift,
+        vec![
+            finding("pci.gpus", Verdict::Fail),
+            caused,
+            finding("driver.options", Verdict::Warn),
+            finding("fabric.state", Verdict::Unknown),
+            finding("runtime.docker", Verdict::Skip),
+            Finding::new(Id::new("os.kernel"), "A kernel", Verdict::Pass, "it runs"),
+        ],
+    )
+}
+
+fn machine() -> Machine {
+    Machine {
+        os: Some("ubuntu 24.04".to_owned()),
+        kernel: Some("6.8.0-1067-gcp".to_owned()),
+        arch: Some("x86_64".to_owned()),
+        cloud: Some("gcp".to_owned()),
+        instance_type: Some("a3-highgpu-8g".to_owned()),
+        instance_id: None,
+        gpus: 8,
+    }
+}
+
+fn text(write: impl FnOnce(&mut Vec<u8>)) -> String {
+    let mut written = Vec::new();
+    write(&mut written);
+    let text = String::from_utf8(written).unwrap();
+    assert!(!text.contains('\u{1b}'), "{text}");
+    assert!(text.ends_with('\n'), "{text}");
+    text
+}
+
+#[test]
+fn each_format_escapes_what_it_must() {
+    let broken = broken();
+    assert_snapshot!("junit", text(|to| junit(to, &broken).unwrap()));
+    assert_snapshot!("tap", text(|to| tap(to, &broken).unwrap()));
+    assert_snapshot!("nagios", text(|to| _ = nagios(to, &broken).unwrap()));
+    assert_snapshot!("npd", text(|to| _ = npd(to, &broken).unwrap()));
+    assert_snapshot!("prometheus", text(|to| prometheus(to, &broken, 8).unwrap()));
+    assert_snapshot!(
+        "markdown",
+        text(|to| markdown(to, &broken, &machine()).unwrap())
+    );
+}
+
+#[test]
+fn what_was_written_as_junit_is_read_again() {
+    let written = text(|to| junit(to, &broken()).unwrap());
+    let read = quick_junit::Report::deserialize_from_str(&written).unwrap();
+    let names: Vec<&str> = (read.test_suites.iter().map(|suite| suite.name.as_str())).collect();
+    assert_eq!(names, ["machine", "bus", "driver", "fabric", "runtime"]);
+    let cases: usize = (read.test_suites.iter().map(|suite| suite.test_cases.len())).sum();
+    assert_eq!(cases, 6);
+}
+
+#[test]
+fn the_status_of_a_plugin_is_that_of_the_worst_cause() {
+    let one = |verdict, exit| report(exit, vec![finding("pci.gpus", verdict)]);
+    for (report, of_nagios, of_npd) in [
+        (one(Verdict::Pass, Exit::Ok), 0, 0),
+        (one(Verdict::Skip, Exit::Ok), 0, 0),
+        (one(Verdict::Warn, Exit::Ok), 1, 0),
+        (one(Verdict::Fail, Exit::Drift), 2, 1),
+        // An unknown that a check gives on purpose is its answer; one that fails the audit is none.
+        (one(Verdict::Unknown, Exit::Ok), 0, 0),
+        (one(Verdict::Unknown, Exit::Drift), 3, 2),
+        (broken(), 2, 1),
+    ] {
+        let mut text = Vec::new();
+        let nagios = nagios(&mut text, &report).unwrap();
+        assert_eq!(nagios, Exit::Plugin(of_nagios), "{report:?}");
+        assert_eq!(npd(&mut text, &report).unwrap(), Exit::Plugin(of_npd));
+    }
+}
