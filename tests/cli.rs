@@ -177,8 +177,8 @@ fn check_in_the_formats_of_other_programs() {
         "--format prometheus",
         "--format markdown",
         "--format html",
-        "--format npd --ignore driver",
-        "--format npd --ignore driver --strict",
+        "--format npd --ignore pci",
+        "--format npd --ignore pci --strict",
         "--format tap --only pci --fail-on warn",
     ];
     session(

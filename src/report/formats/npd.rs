@@ -6,24 +6,24 @@ use crate::{engine::RunReport, exit::Exit};
 /// The answer of a plugin of the node problem detector (kubernetes/node-problem-detector, docs/custom_plugin_monitor.md): the
 /// status is 0 if there is no problem, 1 if there is one, 2 if that is unknown; the output becomes the message of the condition
 /// or event, and is cut at `max_output_length`, 80 bytes by default. So the root cause is the whole output. A warning is no
-/// problem of the node.
+/// problem of the node, but with `--fail-on warn`.
 ///
 /// # Errors
 /// An error of the writer.
 pub fn npd(to: &mut dyn Write, report: &RunReport) -> io::Result<Exit> {
     let alarm = Alarm::of(report);
     let status = match alarm {
-        Alarm::Fine | Alarm::Warning => 0,
+        Alarm::Fine => 0,
+        // A warning is a problem for whoever asks for that.
+        Alarm::Warning => u8::from(report.exit != Exit::Ok),
         Alarm::Critical => 1,
         Alarm::Unknown => 2,
     };
     let causes = alarm.causes(&report.findings);
-    let text = match (alarm, causes.first()) {
-        (Alarm::Critical | Alarm::Unknown, Some(finding)) => {
-            format!("{}: {}", finding.id, line(&finding.why))
-        }
-        (Alarm::Unknown, None) => "not everything could be looked at".to_owned(),
-        _ => "GPUs, driver and runtimes are as they should be".to_owned(),
+    let text = match causes.first() {
+        _ if status == 0 => "GPUs, driver and runtimes are as they should be".to_owned(),
+        Some(finding) => format!("{}: {}", finding.id, line(&finding.why)),
+        None => "not everything could be looked at".to_owned(),
     };
     writeln!(to, "{text}")?;
     to.flush()?;

@@ -1,9 +1,9 @@
 use std::io::{self, Write};
 
-use super::Alarm;
 use crate::{
     check::{Layer, Verdict},
     engine::RunReport,
+    exit::Exit,
     report::document::TOOL,
 };
 
@@ -29,11 +29,8 @@ pub fn prometheus(to: &mut dyn Write, report: &RunReport, gpus: usize) -> io::Re
     )?;
     metric(
         "check_success",
-        "1 if the last check found no failure and could look at everything.",
-        &one(f64::from(u8::from(matches!(
-            Alarm::of(report),
-            Alarm::Fine | Alarm::Warning
-        )))),
+        "1 if the last check ended with status 0.",
+        &one(f64::from(u8::from(report.exit == Exit::Ok))),
     )?;
     metric(
         "check_duration_seconds",

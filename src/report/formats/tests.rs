@@ -109,6 +109,8 @@ fn the_status_of_a_plugin_is_that_of_the_worst_cause() {
         (one(Verdict::Pass, Exit::Ok), 0, 0),
         (one(Verdict::Skip, Exit::Ok), 0, 0),
         (one(Verdict::Warn, Exit::Ok), 1, 0),
+        // With `--fail-on warn`.
+        (one(Verdict::Warn, Exit::Drift), 1, 1),
         (one(Verdict::Fail, Exit::Drift), 2, 1),
         // An unknown that a check gives on purpose is its answer; one that fails the audit is none.
         (one(Verdict::Unknown, Exit::Ok), 0, 0),

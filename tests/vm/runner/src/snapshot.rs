@@ -12,9 +12,10 @@ use crate::machine::Machine;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot(BTreeSet<String>);
 
-/// What scripts and services of packages make, and a purge leaves: accounts, and what a daemon writes at its first start
-/// (`key.json` of Docker 20.10, containerd's folder of pod networks). `uninstall` names it.
-const LEFT: [&str; 15] = [
+/// What scripts and services of packages make, and a purge leaves: accounts, what a daemon writes at its first start
+/// (`key.json` of Docker 20.10, containerd's folder of pod networks), and the configuration that the script of NVIDIA's
+/// toolkit writes. `uninstall` names it.
+const LEFT: [&str; 17] = [
     "/etc/.pwd.lock",
     "/etc/.updated",
     "/etc/cni",
@@ -25,6 +26,8 @@ const LEFT: [&str; 15] = [
     "/etc/group-",
     "/etc/gshadow",
     "/etc/gshadow-",
+    "/etc/nvidia-container-runtime",
+    "/etc/nvidia-container-runtime/config.toml",
     "/etc/passwd",
     "/etc/passwd-",
     "/etc/shadow",
