@@ -106,6 +106,33 @@ fn documents(path: &str) -> Vec<Value> {
         .collect()
 }
 
+/// The machine of the case `eks-karpenter` gets what Karpenter would make of the class: the parts of its user data, then its
+/// own NodeConfig (aws/karpenter-provider-aws, commit 1d927085, `pkg/providers/amifamily/bootstrap/mime/mime.go`, and
+/// `pkg/providers/launchtemplate/testdata/al2023_mime_userdata_merged.golden`).
+#[test]
+fn the_user_data_of_the_karpenter_case_is_made_from_the_class() {
+    let class = text(KARPENTER);
+    let (_, user_data) = class.split_once("\n  userData: |\n").expect("user data");
+    let (user_data, _) = user_data.split_once("\n---\n").expect("an end");
+    let lines = user_data
+        .lines()
+        .map(|line| line.strip_prefix("    ").unwrap_or(line));
+    let user_data = lines.collect::<Vec<_>>().join("\n");
+    let (parts, _) = user_data.split_once("--gpu-bootstrap--").expect("an end");
+    let parts = (parts.split("--gpu-bootstrap\n").skip(1))
+        .map(|part| part.strip_suffix("\n").unwrap_or(part))
+        .collect::<Vec<_>>();
+    let begins = format!(
+        "MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=\"//\"\n\n--//\n{}\n--//\n\
+         Content-Type: application/node.eks.aws\n\n# Karpenter Generated NodeConfig\n",
+        parts.join("\n--//\n")
+    );
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vm/user-data/eks-karpenter.mime");
+    let made = fs::read_to_string(path).expect("the user data of the case");
+    assert!(made.starts_with(&begins), "{begins}");
+    assert!(made.ends_with("\n--//--\n"));
+}
+
 /// The file that user data writes: its path, and its content.
 fn written(path: &str) -> Vec<(String, Value)> {
     let mut files = Vec::new();

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use super::runtime_files;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    config::desired::{Desired, RuntimeKind},
+    config::desired::{Desired, JoinMethod, RuntimeKind},
     model::id::Id,
     state::{CONTAINERD_CONFIG, KubeletRuntime},
     step::StepError,
@@ -85,8 +85,16 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
             }
         };
     }
-    let wanted =
-        |kind| desired.is_none_or(|desired| desired.runtimes.iter().any(|wish| wish.kind == kind));
+    // nodeadm writes containerd's configuration, with `nvidia` as the default runtime, and `runtime.use` may not name it.
+    let by_nodeadm = |desired: &Desired| {
+        (desired.cluster.as_ref()).is_some_and(|wish| matches!(wish.method, JoinMethod::Eks))
+    };
+    let wanted = |kind| {
+        desired.is_none_or(|desired| {
+            desired.runtimes.iter().any(|wish| wish.kind == kind)
+                || (kind == RuntimeKind::Containerd && by_nodeadm(desired))
+        })
+    };
     let kind = match name.as_str() {
         "containerd" => Some(RuntimeKind::Containerd),
         "crio" => Some(RuntimeKind::Crio),
@@ -177,7 +185,12 @@ impl Check for Kubelet {
 #[cfg(test)]
 mod tests {
     use super::decide;
-    use crate::{check::Verdict, state::KubeletRuntime, steps::fixtures::desired};
+    use crate::{
+        check::Verdict,
+        config::desired::{ClusterWish, JoinMethod, NodeWish},
+        state::KubeletRuntime,
+        steps::fixtures::desired,
+    };
 
     fn runtime(name: &str, runs: bool, nvidia: Option<bool>) -> KubeletRuntime {
         KubeletRuntime {
@@ -231,5 +244,17 @@ mod tests {
         assert_eq!(decide(Some(&containerd), true, None).status, Verdict::Pass);
         // Docker alone is wanted here.
         assert_eq!(said(&containerd, true).0, Verdict::Warn);
+        let mut eks = want.clone();
+        eks.cluster = Some(ClusterWish {
+            method: JoinMethod::Eks,
+            node: NodeWish::default(),
+            packages: Vec::new(),
+            access: None,
+            timeout_seconds: 1,
+            ready_timeout_seconds: 1,
+        });
+        let of_eks = |found| decide(Some(found), true, Some(&eks)).status;
+        assert_eq!(of_eks(&containerd), Verdict::Pass);
+        assert_eq!(of_eks(&runtime("crio", true, None)), Verdict::Warn);
     }
 }

@@ -49,6 +49,7 @@ pub(super) fn unit(exe: &Utf8Path, deadline: Duration) -> String {
          Description=Finish the GPU set-up that gpu-bootstrap began\n\
          Wants=network-online.target\n\
          After=network-online.target\n\
+         After=nvidia-kmod-load.service\n\
          ConditionPathExists={journal}\n\
          StartLimitIntervalSec=1h\n\
          StartLimitBurst=3\n\

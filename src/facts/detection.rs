@@ -41,6 +41,7 @@ pub(crate) struct Detection {
     pub driver_packages: DriverPackages,
     pub vendor: Vendor,
     pub runfile: Runfile,
+    pub image: Image,
     pub runtime: Vec<RuntimeRow>,
     pub owner: Vec<OwnerRow>,
     pub driver_root: Vec<DriverRoot>,
@@ -110,6 +111,12 @@ pub(crate) struct Vendor {
 /// Files that NVIDIA's installer leaves.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Runfile {
+    pub marks: Vec<String>,
+}
+
+/// Files of images that bring the driver themselves.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Image {
     pub marks: Vec<String>,
 }
 

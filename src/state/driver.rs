@@ -40,7 +40,7 @@ pub enum Origin {
     Vendor,
     /// NVIDIA's installer, without packages.
     Runfile,
-    /// No package and no trace of the installer: it is part of the image.
+    /// It is part of the image: no package and no trace of the installer, or a service of the image brings the module.
     Preinstalled,
 }
 
@@ -345,6 +345,9 @@ fn origin(
     {
         return Some(Origin::Runfile);
     }
+    if found && (table().image.marks.iter()).any(|mark| reader.exists(fact, mark)) {
+        return Some(Origin::Preinstalled);
+    }
     match (from_package, packages) {
         (Some((package, _)), _) => match package.by_vendor {
             Some(true) => Some(Origin::Vendor),
@@ -586,6 +589,10 @@ mod tests {
         assert_eq!(of(&Ok(vec![]), true), (Some(Origin::Preinstalled), 0));
         assert_eq!(of(&Ok(vec![]), false), (None, 0));
         assert_eq!(of(&Err("why".to_owned()), true), (None, 1));
+        // Amazon's accelerated image for EKS has packages of NVIDIA, and its own service brings the module.
+        fakes.files.put("/etc/eks/nvidia-kmod-load.sh", "x");
+        assert_eq!(of(&one(Some(true)), true), (Some(Origin::Preinstalled), 0));
+        assert_eq!(of(&Ok(vec![]), false), (None, 0));
         fakes.files.put("/usr/bin/nvidia-uninstall", "x");
         assert_eq!(of(&one(Some(false)), true), (Some(Origin::Runfile), 0));
     }

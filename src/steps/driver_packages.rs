@@ -244,14 +244,14 @@ fn beside(
     }
 }
 
-/// A driver that did not come as packages: kept, replaced or refused, but never mixed with ours.
+/// A driver that did not come as packages alone: kept, replaced or refused, but never mixed with ours.
 fn foreign(driver: &DriverWish, state: &DriverPackagesState) -> Option<Assessment> {
     let found = &state.found;
     let replaces = driver.existing == Existing::Replace;
     let origin = match found.origin? {
         Origin::Runfile if replaces && !state.uninstaller => return None,
         Origin::Runfile => "by NVIDIA's installer",
-        Origin::Preinstalled => "with the image, outside packages",
+        Origin::Preinstalled => "with the image",
         Origin::Distribution | Origin::Vendor => return None,
     };
     let version = found

@@ -1,5 +1,6 @@
-# Part of the test bed: makes a root filesystem of Debian stand in for AlmaLinux.
-#   $1 Debian's root   $2 the new one   $3 directory of stand-in packages   $4 release   $5 database of rpm
+# Part of the test bed: makes a root filesystem of Debian stand in for AlmaLinux or Amazon Linux.
+#   $1 Debian's root   $2 the new one   $3 directory of stand-in packages   $4 release   $5 platform   $6 database of rpm
+#   others: the packages of that directory which it has
 cp -a --reflink=auto "$1" "$2"
 # rpm 4.20 gives scripts mounts of their own, for which their root must be a mount.
 mount --bind "$2" "$2"
@@ -41,8 +42,8 @@ END
 chmod 755 usr/bin/uname
 
 # As in AlmaLinux: Debian's rpm has its database in the home directory of its user.
-mkdir -p usr/lib/rpm/macros.d ".$5" etc/pki/rpm-gpg etc/yum.repos.d etc/ld.so.conf.d usr/lib64
-echo "%_dbpath $5" >usr/lib/rpm/macros.d/macros.testbed
+mkdir -p usr/lib/rpm/macros.d ".$6" etc/pki/rpm-gpg etc/yum.repos.d etc/ld.so.conf.d usr/lib64
+echo "%_dbpath $6" >usr/lib/rpm/macros.d/macros.testbed
 cat >etc/dnf/dnf.conf <<'END'
 [main]
 gpgcheck=1
@@ -62,11 +63,24 @@ END
 
 mount -t proc proc proc
 mount --bind "$3" mnt
-LC_ALL=C.UTF-8 chroot . dnf -q -y --disablerepo='*' --nogpgcheck --releasever="$4" \
-    --setopt=module_platform_id="platform:el$4" --setopt=keepcache=0 install $(cd mnt && ls *.rpm | sed 's,^,/mnt/,')
+release=$4
+platform=$5
+shift 6
+LC_ALL=C.UTF-8 chroot . dnf -q -y --disablerepo='*' --nogpgcheck --releasever="$release" \
+    --setopt=module_platform_id="platform:$platform" --setopt=keepcache=0 install $(printf ' /mnt/%s' "$@")
 # dnf succeeds, too, if a script after the transaction fails.
 test -e usr/lib/modules/*/modules.dep
 chroot . ldconfig
+if [ "$release" = 2023 ]; then
+    # As Amazon's images of EKS: awslabs/amazon-eks-ami, install-worker.sh.
+    LC_ALL=C.UTF-8 chroot . dnf -q --disablerepo='*' versionlock 'kernel*'
+    # Modules are loaded by the simulated kernel.
+    for name in modprobe rmmod; do
+        mv "usr/sbin/$name" "usr/lib/stand-in/$name"
+        printf '#!/bin/sh\nexec /usr/lib/testbed/kernel %s "$@"\n' "$name" >"usr/sbin/$name"
+        chmod 755 "usr/sbin/$name"
+    done
+fi
 # What systemd does in the first boot after an update (ConditionNeedsUpdate=) is done: else `ldconfig.service` of systemd 257
 # would be active in that boot only.
 touch etc/.updated var/.updated

@@ -23,8 +23,10 @@ users() {
 
 # Shows what was loaded: a layer over the kernel's own modules must not change while it is mounted.
 show() {
-    umount -l /sys/module 2>/dev/null || :
+    # Only its own layer goes: a machine in a cloud has the host's modules as a mount there.
+    [ ! -e "$now/shown" ] || umount -l /sys/module
     mount -t overlay -o "lowerdir=$now/module:/sys/module" testbed /sys/module
+    touch "$now/shown"
     [ -e /proc/modules ] || return 0
     for one in "$now"/module/*; do
         name=${one##*/}
@@ -37,7 +39,7 @@ show() {
 
 # Puts a stand-in at the place of a library, with the inventory at its end for containers: NAME STAND-IN
 stand_in() {
-    for library in /usr/lib/x86_64-linux-gnu/"$1".so.*.*; do
+    for library in /usr/lib/x86_64-linux-gnu/"$1".so.*.* /usr/lib64/"$1".so.*.*; do
         [ -f "$library" ] && [ ! -L "$library" ] || continue
         {
             cat "$here/$2"
@@ -54,7 +56,7 @@ stand_in() {
 }
 
 nvml() {
-    for library in /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.*.*; do
+    for library in /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.*.* /usr/lib64/libnvidia-ml.so.*.*; do
         [ -f "$library" ] && [ ! -L "$library" ] || continue
         version=${library##*.so.}
     done

@@ -1,4 +1,4 @@
-//! Root filesystems that stand in for AlmaLinux: Debian's programs, with dnf as the only package
+//! Root filesystems that stand in for AlmaLinux and Amazon Linux: Debian's programs, with dnf as the only package
 //! manager, and a database of rpm that holds stand-in packages. README.md says what of it is real.
 
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::bed::Bed;
-use crate::repo::rpm::Served;
-use crate::repo::rpm::table::Rpms;
+use crate::repo::rpm::table::{Package, Rpms};
+use crate::repo::rpm::{Served, file_name};
 use crate::rootfs;
 use crate::sh::Cmd;
 use crate::tables::Root;
@@ -24,22 +24,32 @@ pub fn base(bed: &Bed, spec: &Root) -> Result<PathBuf> {
     rootfs::build(bed, &spec)
 }
 
+/// The release that a root stands in for, and the series of its kernel where a release has several.
+pub fn release(name: &str) -> (&str, Option<&str>) {
+    match name.split_once('/') {
+        Some((number, series)) => (number, Some(series)),
+        None => (name, None),
+    }
+}
+
 /// Returns the directory with the root filesystem of the row `spec`, in its subdirectory `root`:
-/// its [`base`] with what makes it AlmaLinux.
-pub fn build(
-    bed: &Bed,
-    spec: &Root,
-    number: &str,
-    table: &Rpms,
-    served: &Served,
-) -> Result<PathBuf> {
+/// its [`base`] with what makes it the release of this name.
+pub fn build(bed: &Bed, spec: &Root, name: &str, table: &Rpms, served: &Served) -> Result<PathBuf> {
     let base = base(bed, spec)?;
+    let (number, series) = self::release(name);
     let release = table.release(number)?;
+    let of_series = |one: &Package| one.series.is_none() || one.series.as_deref() == series;
     let installed: Vec<_> = (table.packages_of(number))
-        .filter(|package| package.installed)
+        .filter(|package| package.installed && of_series(package))
         .collect();
+    let mut files = Vec::new();
+    for package in &installed {
+        if let Some(version) = package.versions_in(number, release)?.first() {
+            files.push(file_name(&package.name, version, package.noarch));
+        }
+    }
     let recipe = format!("{} {release:?} {installed:?} {FINISH}", base.display());
-    let kind = format!("almalinux-{number}");
+    let kind = format!("almalinux-{}", name.replace('/', "-"));
     bed.cached(&kind, &recipe, Some(rootfs::MAX_AGE), |dir| {
         let argv = [
             "unshare",
@@ -53,16 +63,17 @@ pub fn build(
         let places = [&base.join("root"), &dir.join("root"), &served.installed];
         let mut argv = argv.map(String::from).to_vec();
         argv.extend(places.map(|path: &PathBuf| path.to_string_lossy().into_owned()));
-        argv.extend([number.to_string(), release.database.clone()]);
+        argv.extend([number, &release.platform, &release.database].map(String::from));
+        argv.extend(files.clone());
         Cmd::new(argv)
             .deadline(Duration::from_secs(1200))
             .ok()
-            .context("cannot make Debian look like AlmaLinux")?;
+            .with_context(|| format!("cannot make Debian look like the release {name}"))?;
         Ok(())
     })
 }
 
-/// Writes the repositories that AlmaLinux configures itself, and their keys, into the root of a
+/// Writes the repositories that the distribution configures itself, and their keys, into the root of a
 /// machine before its first boot.
 pub fn configure(root: &Path, served: &Served) -> Result<()> {
     for (path, text) in &served.files {

@@ -139,11 +139,15 @@ pub fn prepare(
                 toolkit::build(bed, &machines.toolkit)
             })?;
             let mut served = BTreeMap::new();
-            for number in numbers.values() {
-                let one = timed(&format!("repositories for AlmaLinux {number}"), || {
+            for name in numbers.values() {
+                let (number, _) = almalinux::release(name);
+                if served.contains_key(number) {
+                    continue;
+                }
+                let one = timed(&format!("repositories for release {number}"), || {
                     repo::rpm::build(bed, &rpms, number, &toolkit, &mirror)
                 })?;
-                served.insert(number.clone(), one);
+                served.insert(number.to_string(), one);
             }
             let repositories = timed("signed repositories of stand-in packages", || {
                 repo::build(bed, &packages, &toolkit, None, &mirror)
@@ -216,7 +220,8 @@ pub fn prepare(
         for (name, number) in &numbers {
             let spec = machines.root(name)?;
             let root = timed(&format!("root filesystem {name}"), || {
-                almalinux::build(bed, spec, number, &rpms, &served[number])
+                let served = &served[almalinux::release(number).0];
+                almalinux::build(bed, spec, number, &rpms, served)
             })?;
             roots.insert(name.clone(), root);
         }
@@ -227,6 +232,7 @@ pub fn prepare(
                 let what = format!("repositories with Kubernetes for {name}");
                 let one = timed(&what, || match numbers.get(name) {
                     Some(number) => {
+                        let (number, _) = almalinux::release(number);
                         let real = rpms.of_kubernetes(&bed.here("rpms"))?;
                         let served = &served[number].repositories;
                         let sources = (&*toolkit, &**programs);
@@ -257,7 +263,7 @@ pub fn prepare(
             clusters,
             kubernetes,
             served: (numbers.iter())
-                .map(|(name, number)| (name.clone(), served[number].clone()))
+                .map(|(name, number)| (name.clone(), served[almalinux::release(number).0].clone()))
                 .collect(),
             image: image.join().map_err(joined)??,
             mirror: mirror.clone(),
@@ -284,7 +290,7 @@ fn digest(path: &Path) -> Result<String> {
         .context("`sha256sum` printed no digest")
 }
 
-/// By root filesystem, the release of AlmaLinux that it stands in for.
+/// By root filesystem, the release that it stands in for.
 fn releases(machines: &Machines, roots: &BTreeSet<String>) -> Result<BTreeMap<String, String>> {
     let mut releases = BTreeMap::new();
     for name in roots {

@@ -65,9 +65,11 @@ pub fn join(bed: &Bed, machine: &Machine, cloud: Cloud, user_data: &str) -> Resu
     let text =
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     // An instance type with a GPU would promise one to a machine that has none.
-    let machine_type = match machine.spec().pci.is_empty() {
-        true => "e2-standard-4",
-        false => "g2-standard-4",
+    let machine_type = match (cloud, machine.spec().pci.is_empty()) {
+        (Cloud::Aws, true) => "m7i.large",
+        (Cloud::Aws, false) => "p5.4xlarge",
+        (_, true) => "e2-standard-4",
+        (_, false) => "g2-standard-4",
     };
     let values = [
         ("mac", machine.mac()?),

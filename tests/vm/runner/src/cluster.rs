@@ -96,6 +96,9 @@ pub struct Wish {
     /// The machine has the stand-in for the agents of k3s and RKE2.
     #[serde(default)]
     pub agents: bool,
+    /// The machine is of EKS, and this is the name of its node: it has the real kubelet, and a certificate of that node where
+    /// it would have a token of IAM.
+    pub node: Option<String>,
 }
 
 /// How the control plane behaves from a step on.
@@ -364,6 +367,8 @@ impl Cluster {
         self.values
             .insert("wrong-ca-hash".into(), format!("sha256:{wrong}"));
         self.values.insert("ca-hash".into(), hash.into());
+        let authority = self.authority()?;
+        self.values.insert("ca-certificate".into(), authority);
         let apply = self.kubectl(&["apply", "--filename", "-"]);
         self.program(machine, KUBECTL, &apply).stdin(ACCOUNT).ok()?;
         let (id, _) = token.split_once('.').context("a token has two parts")?;
@@ -427,7 +432,30 @@ impl Cluster {
         if let Some(path) = &wish.kubeconfig {
             write(&at(path), &self.account(machine)?, 0o600)?;
         }
+        if let Some(node) = &wish.node {
+            let name = format!("--client-name=system:node:{node}");
+            let user = [
+                "kubeconfig",
+                "user",
+                "--config=/kubeadm.yaml",
+                "--org=system:nodes",
+                &name,
+            ];
+            let kubeconfig = self.program(machine, KUBEADM, &user).ok()?.stdout;
+            write(&at(&here).join("node.conf"), &kubeconfig, 0o600)?;
+            machine.put(&self.programs.join("kubelet"), &format!("{here}/kubelet"))?;
+        }
         Ok(())
+    }
+
+    /// The certificate of the authority, in base64.
+    fn authority(&self) -> Result<String> {
+        let all =
+            fs::read_to_string(self.root.join(ALL_RIGHTS)).context("cannot read a kubeconfig")?;
+        let authority =
+            (all.lines()).find_map(|line| line.trim().strip_prefix("certificate-authority-data: "));
+        let authority = authority.context("kubeadm's kubeconfig names no authority")?;
+        Ok(authority.to_string())
     }
 
     /// The kubeconfig of the account that manages nodes.
@@ -440,11 +468,7 @@ impl Cluster {
             "--duration=24h",
         ]);
         let token = self.program(machine, KUBECTL, &create).ok()?.stdout;
-        let all =
-            fs::read_to_string(self.root.join(ALL_RIGHTS)).context("cannot read a kubeconfig")?;
-        let authority = (all.lines())
-            .find_map(|line| line.trim().strip_prefix("certificate-authority-data: "))
-            .context("kubeadm's kubeconfig names no authority")?;
+        let authority = self.authority()?;
         Ok(format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: node-manager\nclusters:\n- name: test-bed\n  cluster:\n    \
              certificate-authority-data: {authority}\n    server: https://{}\ncontexts:\n- name: node-manager\n  \

@@ -108,6 +108,8 @@ fn compile(
         kernel: None,
         secure_boot: false,
         dmi: BTreeMap::new(),
+        loads_modules: false,
+        image_files: Vec::new(),
         cloud: None,
         pci: Vec::new(),
         faults: toml::Table::new(),

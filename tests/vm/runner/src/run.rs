@@ -13,7 +13,7 @@ use crate::cases::{Boot, Case, Step, fill};
 use crate::cluster::Cluster;
 use crate::machine::Machine;
 use crate::server::Server;
-use crate::sh::Done;
+use crate::sh::{Cmd, Done};
 use crate::snapshot::Snapshot;
 use crate::tables::{Kind, Machines};
 use crate::{
@@ -157,10 +157,19 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
         almalinux::configure(&machine.root(), served)?;
     }
     let repositories = (stage.assets).repositories(&spec.root, case.cluster.is_some());
+    let (root, stand_ins) = (machine.root(), &stage.assets.stand_ins);
     if let Some(kernel) = &spec.kernel {
-        let (root, stand_ins) = (machine.root(), &stage.assets.stand_ins);
         ubuntu::configure(&root, kernel, repositories)?;
-        kernel::prepare(&root, kernel, stage.machines, spec, stand_ins)?;
+    }
+    if spec.kernel.is_some() || spec.loads_modules {
+        kernel::prepare(&root, machine.kernel(), stage.machines, spec, stand_ins)?;
+    }
+    for folder in &spec.image_files {
+        let from = stage.bed.here("image-files").join(folder);
+        let (from, to) = (from.to_string_lossy(), root.to_string_lossy());
+        Cmd::new(["cp", "-rPT", "--preserve=mode,links", &from, &to])
+            .ok()
+            .with_context(|| format!("cannot copy the files of {folder}"))?;
     }
     let server = Server::start(&machine, repositories, &stage.assets.product)?;
     let cluster = match (&case.cluster, &stage.assets.kubernetes) {

@@ -49,7 +49,8 @@ pub struct Toolkit {
 pub struct Root {
     pub suite: String,
     pub packages: Vec<String>,
-    /// The release of AlmaLinux that it stands in for, in `rpms/almalinux.toml`.
+    /// The release that it stands in for, in the folder `rpms`; after a slash the series of its kernel, where a release has
+    /// several.
     pub almalinux: Option<String>,
     /// Whether its packages are those of the last point release, as in an image made at that time.
     /// Its apt has the security updates all the same.
@@ -127,6 +128,12 @@ pub struct MachineSpec {
     /// What the firmware of such a machine says about it: `sys_vendor` and the like.
     #[serde(default)]
     pub dmi: BTreeMap<String, String>,
+    /// Its simulated kernel loads modules at any time, as that of each machine which stands in for Ubuntu.
+    #[serde(default)]
+    pub loads_modules: bool,
+    /// Folders of `image-files`, whose files its image has beside its packages.
+    #[serde(default)]
+    pub image_files: Vec<String>,
     /// It stands for a machine of this cloud: `clouds/NAME.toml`.
     pub cloud: Option<Cloud>,
     /// The devices on its bus, by place.
@@ -243,6 +250,12 @@ mod tests {
         let machines = machines();
         for (name, machine) in &machines.machines {
             assert!(machines.has_root(machine), "{name}");
+            for folder in &machine.image_files {
+                let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+                    .join("../image-files")
+                    .join(folder);
+                assert!(folder.is_dir(), "{name}: {}", folder.display());
+            }
             if let Some(config) = &machine.config {
                 let file = Path::new(env!("CARGO_MANIFEST_DIR"))
                     .join("../configs")

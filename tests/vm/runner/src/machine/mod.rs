@@ -181,8 +181,8 @@ impl Machine {
         };
         let body: Box<dyn Body + Send> = match spec.kind {
             Kind::Container => {
-                // A machine with a kernel of its own gets it later.
-                if spec.kernel.is_none() {
+                // A machine whose kernel loads modules gets it later.
+                if spec.kernel.is_none() && !spec.loads_modules {
                     simulation::prepare(&frame.root(), &frame.kernel, &spec.functions)?;
                 }
                 Box::new(Container::new(disk))

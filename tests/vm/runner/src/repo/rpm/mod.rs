@@ -1,10 +1,10 @@
-//! Repositories for dnf, of one release of AlmaLinux: packages built by rpmbuild and signed by
+//! Repositories for dnf, of one release of AlmaLinux or Amazon Linux: packages built by rpmbuild and signed by
 //! rpmsign, metadata by createrepo_c and signed by gpg.
 
 mod spec;
 pub mod table;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -69,12 +69,15 @@ pub fn build(
     mirror: &Mirror,
 ) -> Result<Served> {
     let recipe = format!(
-        "{number} {} {table:?} {SIGN} {SOURCE:?} {BUILD:?}",
-        toolkit.display()
+        "{number} {} {} {SIGN} {SOURCE:?} {BUILD:?}",
+        toolkit.display(),
+        table.told_of(number)?
     );
     let dir = bed.cached(&format!("rpms-{number}"), &recipe, None, |dir| {
-        let paths = (table.packages.iter()).flat_map(|package| package.from_debian.values());
-        let binaries = binaries(bed, paths, mirror)?;
+        let paths: BTreeSet<&String> = (table.packages_of(number))
+            .flat_map(|package| package.from_debian.values())
+            .collect();
+        let binaries = binaries(bed, paths.into_iter(), mirror)?;
         make(bed, dir, table, number, (toolkit, &binaries, None))
     })?;
     let repositories = Repositories {
@@ -139,7 +142,7 @@ fn signer<'a>(table: &'a Rpms, name: &'a str) -> &'a str {
     table.repositories[name].key_of.as_deref().unwrap_or(name)
 }
 
-/// The repositories that AlmaLinux itself configures, and their keys.
+/// The repositories that the distribution itself configures, and their keys.
 fn files(
     table: &Rpms,
     number: &str,
@@ -148,17 +151,22 @@ fn files(
     let release = table.release(number)?;
     let values = release.values(number);
     let mut files = BTreeMap::new();
-    for (name, repository) in &table.repositories {
+    for (name, (place, _)) in &repositories.places {
+        let repository = &table.repositories[name];
         let Some(id) = &repository.id else {
             continue;
         };
         let id = crate::cases::fill(id, &values)?;
-        let (place, _) = &repositories.places[name];
-        let key = format!("etc/pki/rpm-gpg/RPM-GPG-KEY-AlmaLinux-{number}");
+        let key = format!("etc/pki/rpm-gpg/{}", release.key);
+        let vendor = &repository.vendor;
+        let stem = match vendor.to_lowercase().replace(' ', "") {
+            own if own == id => own,
+            own => format!("{own}-{id}"),
+        };
         files.insert(
-            format!("etc/yum.repos.d/almalinux-{id}.repo"),
+            format!("etc/yum.repos.d/{stem}.repo"),
             format!(
-                "[{id}]\nname=AlmaLinux $releasever - {id} (a stand-in of the test bed)\n\
+                "[{id}]\nname={vendor} $releasever - {id} (a stand-in of the test bed)\n\
                  baseurl=http://{}:{PORT}/{}/\nenabled={}\ngpgcheck=1\ngpgkey=file:///{key}\n",
                 place.host,
                 place.path,
@@ -245,7 +253,7 @@ fn make(
 }
 
 /// The file of a package.
-fn file_name(name: &str, version: &str, noarch: bool) -> String {
+pub fn file_name(name: &str, version: &str, noarch: bool) -> String {
     let rest = version.split_once(':').map_or(version, |(_, rest)| rest);
     let architecture = if noarch { "noarch" } else { "x86_64" };
     format!("{name}-{rest}.{architecture}.rpm")
@@ -267,6 +275,7 @@ fn rpmbuild(specs: &[PathBuf], work: &Path, pool: &Path) -> Result<()> {
 
 /// The module streams of a repository as modulemd documents of version 2.
 fn modules(table: &Rpms, number: &str, repository: &str) -> Result<String> {
+    let release = table.release(number)?;
     let mut text = String::new();
     let streams = (table.streams.iter()).filter(|stream| stream.repository == repository);
     for (index, stream) in streams.enumerate() {
@@ -275,12 +284,13 @@ fn modules(table: &Rpms, number: &str, repository: &str) -> Result<String> {
             "---\ndocument: modulemd\nversion: 2\ndata:\n  name: {}\n  stream: {}\n  version: {}\n  \
              context: {:08x}\n  arch: x86_64\n  summary: stand-in of the test bed\n  \
              description: >-\n    A stand-in of the test bed.\n  license:\n    module:\n    - MIT\n  \
-             dependencies:\n  - requires:\n      platform: [el{number}]\n  profiles:\n    default:\n      \
+             dependencies:\n  - requires:\n      platform: [{}]\n  profiles:\n    default:\n      \
              rpms:",
             stream.module,
             stream.stream,
             20_261_101_000_000_u64,
-            index + 1
+            index + 1,
+            release.platform
         )?;
         for name in stream.packages.iter().chain(&stream.newest) {
             writeln!(text, "      - {name}")?;

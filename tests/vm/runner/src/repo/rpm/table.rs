@@ -11,6 +11,12 @@ use serde::Deserialize;
 use crate::cases::fill;
 use crate::repo::table::{Dkms, File, Modules, Place};
 
+/// In the name of a package of a kernel: the kernel's series.
+const SERIES: &str = "{{series}}";
+
+/// The series of Amazon Linux 2023 whose packages are called as elsewhere.
+const FIRST: &str = "6.1";
+
 /// The whole table.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -40,11 +46,24 @@ pub struct Release {
     /// What its packages have at the end of their version.
     pub dist: String,
     /// Version and release of its kernels, from the oldest; machines have the first.
+    #[serde(default)]
     pub kernels: Vec<String>,
+    /// The same by series, where packages of a kernel have the series in their names.
+    #[serde(default)]
+    pub series: BTreeMap<String, Vec<String>>,
     /// The directory of rpm's database.
     pub database: String,
     /// The id of the repository that AlmaLinux 9 calls CRB.
+    #[serde(default)]
     pub crb: String,
+    /// The repository of its base system.
+    pub base: String,
+    /// Its platform, which module streams are for.
+    pub platform: String,
+    /// Its name in the addresses of NVIDIA's repositories.
+    pub cuda: String,
+    /// The file of its own key below `/etc/pki/rpm-gpg`.
+    pub key: String,
     /// The file of the key that signs NVIDIA's repository.
     pub cuda_key: String,
     /// Whether its repositories have module streams.
@@ -107,6 +126,9 @@ pub struct Package {
     /// Its versions are those of the kernels.
     #[serde(default)]
     pub of_kernel: bool,
+    /// Of which series, set by [`Rpms::load`] for a name with `{{series}}`.
+    #[serde(skip)]
+    pub series: Option<String>,
     /// The releases that have it; all if absent.
     #[serde(default)]
     pub releases: Vec<String>,
@@ -177,6 +199,19 @@ pub struct Stream {
     _source: String,
 }
 
+/// A series as names of packages have it: those of the first series have none.
+fn in_names(series: &str) -> &str {
+    match series {
+        FIRST => "",
+        other => other,
+    }
+}
+
+/// Whether a list of releases has this one; an empty list has all.
+fn includes(releases: &[String], number: &str) -> bool {
+    releases.is_empty() || releases.iter().any(|one| one == number)
+}
+
 fn yes() -> bool {
     true
 }
@@ -189,7 +224,12 @@ impl Rpms {
     /// Reads and checks the table, of which each file of the folder has a part.
     pub fn load(folder: &Path) -> Result<Rpms> {
         let mut table = Rpms::default();
-        for name in ["almalinux.toml", "vendors.toml", "modules.toml"] {
+        for name in [
+            "almalinux.toml",
+            "amazon.toml",
+            "vendors.toml",
+            "modules.toml",
+        ] {
             let path = folder.join(name);
             let text = fs::read_to_string(&path)
                 .with_context(|| format!("cannot read {}", path.display()))?;
@@ -201,8 +241,13 @@ impl Rpms {
             table.packages.extend(part.packages);
             table.streams.extend(part.streams);
         }
-        let system = table.system.iter().map(Named::package);
-        table.packages.extend(system.collect::<Vec<_>>());
+        table.packages = (table.packages.iter())
+            .flat_map(|package| package.of_each_series(&table.releases))
+            .collect();
+        for (number, release) in &table.releases {
+            let system = table.system.iter().map(|one| one.package(number, release));
+            table.packages.extend(system);
+        }
         for (name, repository) in &table.repositories {
             let owner = repository.key_of.as_ref();
             if repository.key.is_some() == owner.is_some()
@@ -238,13 +283,27 @@ impl Rpms {
     pub fn release(&self, number: &str) -> Result<&Release> {
         self.releases
             .get(number)
-            .with_context(|| format!("rpms/almalinux.toml has no release `{number}`"))
+            .with_context(|| format!("the folder rpms has no release `{number}`"))
+    }
+
+    /// All that decides what the repositories of a release contain, as a text.
+    pub fn told_of(&self, number: &str) -> Result<String> {
+        let repositories: Vec<_> = (self.repositories.iter())
+            .filter(|(_, one)| includes(&one.releases, number))
+            .collect();
+        let packages: Vec<_> = self.packages_of(number).collect();
+        let (release, streams) = (self.release(number)?, &self.streams);
+        Ok(format!(
+            "{release:?} {repositories:?} {packages:?} {streams:?}"
+        ))
     }
 
     /// The packages of a release.
     pub fn packages_of<'a>(&'a self, number: &'a str) -> impl Iterator<Item = &'a Package> {
         (self.packages.iter()).filter(move |package| {
-            package.releases.is_empty() || package.releases.iter().any(|one| one == number)
+            let repository = self.repositories.get(&package.repository);
+            includes(&package.releases, number)
+                && repository.is_none_or(|one| includes(&one.releases, number))
         })
     }
 
@@ -269,10 +328,7 @@ impl Rpms {
             anyhow::Ok((name.clone(), place))
         };
         (self.repositories.iter())
-            .filter(|(_, repository)| {
-                repository.releases.is_empty()
-                    || repository.releases.iter().any(|one| one == number)
-            })
+            .filter(|(_, repository)| includes(&repository.releases, number))
             .map(filled)
             .collect()
     }
@@ -287,15 +343,18 @@ impl Release {
             ("codename", self.codename.clone()),
             ("dist", self.dist.clone()),
             ("crb", self.crb.clone()),
+            ("cuda", self.cuda.clone()),
+            ("platform", self.platform.clone()),
             ("cuda-key", self.cuda_key.clone()),
         ])
     }
 }
 
 impl Named {
-    fn package(&self) -> Package {
+    fn package(&self, number: &str, release: &Release) -> Package {
         Package {
-            repository: "baseos".into(),
+            repository: release.base.clone(),
+            releases: vec![number.to_string()],
             name: self.name.clone(),
             versions: vec![self.version.clone()],
             installed: true,
@@ -306,6 +365,21 @@ impl Named {
 }
 
 impl Package {
+    /// Itself, or a package for each series of kernels, if its name has one.
+    fn of_each_series(&self, releases: &BTreeMap<String, Release>) -> Vec<Package> {
+        if !self.name.contains(SERIES) {
+            return vec![self.clone()];
+        }
+        let all = self.releases.iter().filter_map(|one| releases.get(one));
+        all.flat_map(|release| release.series.keys())
+            .map(|series| Package {
+                name: self.name.replace(SERIES, in_names(series)),
+                series: Some(series.clone()),
+                ..self.clone()
+            })
+            .collect()
+    }
+
     fn check(&self, table: &Rpms) -> Result<()> {
         let named = self.files.values().filter_map(|file| file.key_of.as_ref());
         for name in named.chain([&self.repository]) {
@@ -331,7 +405,12 @@ impl Package {
     /// Its versions in a release, from the oldest.
     pub fn versions_in(&self, number: &str, release: &Release) -> Result<Vec<String>> {
         if self.of_kernel {
-            return Ok(release.kernels.clone());
+            let series = self
+                .series
+                .as_ref()
+                .map(|series| release.series.get(series));
+            let kernels = series.unwrap_or(Some(&release.kernels));
+            return Ok(kernels.cloned().unwrap_or_default());
         }
         let values = release.values(number);
         let dist = match self.without_dist {
@@ -354,13 +433,15 @@ mod tests {
         let table = Rpms::load(&path).unwrap();
         for (number, release) in &table.releases {
             // A newer kernel must be in the repository, so that staying on one has an effect.
-            assert!(release.kernels.len() > 1, "{number}");
-            let kernel = (table.packages_of(number)).find(|one| one.name == "kernel-core");
-            let versions = kernel.unwrap().versions_in(number, release).unwrap();
-            assert_eq!(versions, release.kernels);
+            let kernels = (table.packages_of(number))
+                .filter(|one| one.of_kernel && one.installed && one.repository == release.base);
+            for kernel in kernels {
+                let versions = kernel.versions_in(number, release).unwrap();
+                assert!(versions.len() > 1, "{number} {}", kernel.name);
+            }
             let places = table.places(number).unwrap();
             assert!(places["nvidia"].path.ends_with("/x86_64"), "{number}");
-            assert_eq!(places["baseos"].key, places["appstream"].key);
+            assert!(places.contains_key(&release.base), "{number}");
         }
         for stream in &table.streams {
             for name in stream.packages.iter().chain(&stream.newest) {
@@ -368,5 +449,25 @@ mod tests {
                 assert!(known, "{}:{} names {name}", stream.module, stream.stream);
             }
         }
+    }
+    /// As awslabs/amazon-eks-ami names them.
+    #[test]
+    fn packages_of_a_kernel_have_its_series_in_their_names() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../rpms");
+        let table = Rpms::load(&path).unwrap();
+        let release = table.release("2023").unwrap();
+        for (name, series) in [
+            ("kernel-devel", "6.1"),
+            ("kernel6.12-devel", "6.12"),
+            ("kernel6.18-devel", "6.18"),
+        ] {
+            let package = (table.packages_of("2023")).find(|one| one.name == name);
+            let versions = package.unwrap().versions_in("2023", release).unwrap();
+            assert!(
+                versions[0].starts_with(&format!("{series}.")),
+                "{versions:?}"
+            );
+        }
+        assert!((table.packages_of("9")).all(|one| one.series.is_none()));
     }
 }
