@@ -530,7 +530,7 @@ fn set_options(files: &dyn ReadFiles) -> Result<Vec<(String, ModuleSetting)>, St
         for name in files.list(Utf8Path::new(folder))? {
             let path = Utf8Path::new(folder).join(&name);
             if name.ends_with(".conf") {
-                let text = files.read_text(&path)?.unwrap_or_default();
+                let text = files.read_lossy(&path)?.unwrap_or_default();
                 found.extend(kmod::settings(&text).map(|one| (format!("`{path}`"), one)));
             }
         }
@@ -613,7 +613,9 @@ impl Check for Driver {
 mod tests {
     use std::sync::LazyLock;
 
-    use super::{DriverState, best, boards, modules, secure, supported, triangle, version};
+    use super::{
+        DriverState, best, boards, modules, secure, set_options, supported, triangle, version,
+    };
     use crate::{
         check::Verdict,
         compat::matrix::Matrix,
@@ -650,6 +652,14 @@ mod tests {
             wanted: Some(Branch(580)),
             ..DriverState::default()
         }
+    }
+
+    #[test]
+    fn a_comment_in_another_encoding_hides_no_option() {
+        let files = crate::host::fake::FakeFiles::new();
+        let text = b"# gew\xfcnscht\noptions nvidia NVreg_EnableGpuFirmware=0\n";
+        files.put("/etc/modprobe.d/site.conf", text.to_vec());
+        assert_eq!(set_options(&files).unwrap().len(), 1);
     }
 
     #[test]

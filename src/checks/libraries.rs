@@ -39,6 +39,8 @@ struct LibrariesState {
     owner: Option<Owner>,
     /// The name, and the file that it resolves to.
     found: Vec<(&'static str, Option<Utf8PathBuf>)>,
+    /// Files of the same names in later folders of the distribution.
+    all: Vec<Utf8PathBuf>,
 }
 
 async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
@@ -46,13 +48,16 @@ async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
     let loaded = subject.state.loaded_driver()?;
     let mut folders = library_folders(files);
     folders.extend(ALTERNATIVES.map(str::to_owned));
-    let mut found = Vec::new();
+    let (mut found, mut all) = (Vec::new(), Vec::new());
     for name in NAMES {
         let mut at = None;
         for folder in &folders {
-            at = files.resolve(&Utf8PathBuf::from(folder).join(name))?;
-            if at.is_some() {
-                break;
+            let path = Utf8PathBuf::from(folder).join(name);
+            if at.is_none() {
+                at = files.resolve(&path)?;
+            } else if of_distribution(&path) {
+                // What cannot be read hides nothing.
+                all.extend(files.resolve(&path).ok().flatten());
             }
         }
         found.push((name, at));
@@ -71,7 +76,20 @@ async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
         next: next.map(|version| version.to_string()),
         owner: owner(files, subject.facts)?,
         found,
+        all,
     })
+}
+
+/// Whether packages put libraries there.
+fn of_distribution(path: &Utf8Path) -> bool {
+    ["/usr/lib", "/usr/lib64", "/lib", "/lib64"]
+        .iter()
+        .any(|folder| path.starts_with(folder))
+}
+
+/// The version in the name of a library's file.
+fn version_of(path: &Utf8Path) -> Option<&str> {
+    Some(path.file_name()?.split_once(".so.")?.1)
 }
 
 fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
@@ -123,11 +141,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
     }
     let mut others = Vec::new();
     for (name, at) in &state.found {
-        let version = at
-            .as_deref()
-            .and_then(|path| path.file_name())
-            .and_then(|file| file.split_once(".so."))
-            .map(|(_, version)| version);
+        let version = at.as_deref().and_then(version_of);
         // A file named only `.so.1` does not show a version; NVML reports it then.
         if let Some(version) = version
             && version.contains('.')
@@ -141,6 +155,40 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
             Verdict::Pass,
             format!("{}, version {loaded}", NAMES.join(", ")),
             None,
+        );
+    }
+    // CUDA's package `cuda-compat`, or the libraries of a container, on the path of the whole machine.
+    let hides = |path: &&Utf8PathBuf| {
+        let is_other =
+            version_of(path).is_some_and(|version| version.contains('.') && version != loaded);
+        is_other && !of_distribution(path)
+    };
+    let hidden = |path: &Utf8Path| {
+        let name = path.file_name()?.split_once(".so.")?.0.to_owned();
+        let fits = |one: &&Utf8PathBuf| {
+            version_of(one) == Some(loaded.as_str())
+                && one.file_name().is_some_and(|file| file.starts_with(&name))
+        };
+        state.all.iter().find(fits)
+    };
+    if let Some(path) = state
+        .found
+        .iter()
+        .filter_map(|(_, at)| at.as_ref())
+        .find(hides)
+        && let Some(hidden) = hidden(path)
+        && let Some(folder) = path.parent()
+    {
+        return finding(
+            Verdict::Fail,
+            format!(
+                "`{path}` hides `{hidden}`, which has the version of the loaded module: `{folder}` comes first on the library \
+                 path"
+            ),
+            Some(
+                "remove that folder from `/etc/ld.so.conf`, or from the file of `/etc/ld.so.conf.d` that names it, then \
+                 run `ldconfig`",
+            ),
         );
     }
     // A reboot helps only where the module on disk is that of the libraries.
@@ -192,6 +240,7 @@ mod tests {
                 ("libnvidia-ml.so.1", ml.map(Into::into)),
                 ("libcuda.so.1", cuda.map(Into::into)),
             ],
+            all: Vec::new(),
         }
     }
 
@@ -236,6 +285,26 @@ mod tests {
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
         }
+    }
+
+    #[test]
+    fn a_library_that_hides_the_right_one_is_named() {
+        let compat = "/usr/local/cuda-11.8/compat/libcuda.so.520.61.05";
+        let ml = "/usr/lib/libnvidia-ml.so.535.261.03";
+        let mut state = state(Some("535.261.03"), Some(ml), Some(compat));
+        // Without the right one somewhere else it is another fault.
+        assert!(!decide(&state, None).why.contains("hides"));
+        state.all = vec!["/usr/lib/libcuda.so.535.261.03".into()];
+        let finding = decide(&state, None);
+        assert_eq!(finding.status, Verdict::Fail);
+        assert!(
+            finding
+                .why
+                .starts_with(&format!("`{compat}` hides `/usr/lib/libcuda")),
+            "{}",
+            finding.why
+        );
+        assert!(finding.remedy.unwrap().contains("/etc/ld.so.conf.d"));
     }
 
     #[test]

@@ -268,6 +268,16 @@ pub trait ReadFiles: Send + Sync {
             })
     }
 
+    /// The same of a file that people write and this program only reads: what is no UTF-8, such as a comment in another
+    /// encoding, is replaced.
+    ///
+    /// # Errors
+    /// As [`ReadFiles::read`].
+    fn read_lossy(&self, path: &Utf8Path) -> Result<Option<String>, FilesError> {
+        let bytes = self.read(path)?;
+        Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
     /// Whether something is at the path, links followed.
     ///
     /// # Errors

@@ -30,6 +30,8 @@ struct DriverPackagesState {
     installed: Packages,
     /// Bootable kernels for which no driver module is on disk.
     kernels_without_module: Vec<String>,
+    /// Packages do not let DKMS build.
+    no_autoinstall: bool,
     /// What DKMS's last build said, if there is no module although the packages are installed.
     build: Option<String>,
     /// The driver that is there, however it came.
@@ -57,6 +59,10 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
     Ok(DriverPackagesState {
         installed: packages::held_by_others(cx).await?,
         kernels_without_module,
+        no_autoinstall: cx
+            .host
+            .files()
+            .exists(Utf8Path::new(dkms::NO_AUTOINSTALL))?,
         build,
         found,
         uninstaller: cx.host.files().exists(Utf8Path::new(RUNFILE_UNINSTALLER))?,
@@ -198,8 +204,8 @@ fn builds(module: &str, state: &DriverPackagesState) -> impl Iterator<Item = Cha
     })
 }
 
-/// The same beside an installation that does not bring the module, because its package is there: an earlier
-/// run was interrupted. All packages from which DKMS compiles say so in their names.
+/// The same beside an installation that does not bring the module: its package is there, because an earlier run was
+/// interrupted, or may not build. All packages from which DKMS compiles say so in their names.
 fn builds_beside(
     driver: &DriverWish,
     desired: &Desired,
@@ -210,7 +216,8 @@ fn builds_beside(
         .cloned()
         .collect();
     let is_there = !sources.is_empty()
-        && compare(desired.packages.manager, &sources, &state.installed).all_met();
+        && (state.no_autoinstall
+            || compare(desired.packages.manager, &sources, &state.installed).all_met());
     match (&driver.dkms, is_there) {
         (Some(module), true) => builds(module, state).collect(),
         _ => Vec::new(),
@@ -367,6 +374,7 @@ mod tests {
         DriverPackagesState {
             installed: packages(installed),
             kernels_without_module: without.iter().map(ToString::to_string).collect(),
+            no_autoinstall: false,
             build: None,
             found: FoundDriver::default(),
             uninstaller: true,
@@ -408,6 +416,13 @@ mod tests {
             let builds = matches!(changes.last(), Some(Change::BuildModule { .. }));
             assert_eq!(builds, last, "{installed:?}");
         }
+        // An administrator has forbidden the packages to build.
+        let mut forbidden = state(&[], &kernel);
+        forbidden.no_autoinstall = true;
+        let Assessment::Needs { changes, .. } = decide(&forbidden, &want) else {
+            panic!("all packages are missing");
+        };
+        assert!(matches!(changes.last(), Some(Change::BuildModule { .. })));
         let mut failed = state(&INSTALLED, &["6.1.0-44-amd64"]);
         failed.build = Some("the log says: error".to_owned());
         let Assessment::Needs { why, .. } = decide(&failed, &want) else {

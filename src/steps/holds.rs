@@ -11,6 +11,7 @@ use crate::{
     config::desired::{Desired, Existing, PackageWish, Purpose},
     model::{id::StepId, pattern},
     step::{Assessment, Cx, Step, StepError},
+    tools::packages::NoHolds,
 };
 
 /// See the module.
@@ -22,7 +23,7 @@ struct HoldState {
     /// The file that makes the automatic updater leave packages alone.
     exclusion: Option<String>,
     /// Why a hold has no effect on this machine.
-    needs: Option<String>,
+    needs: Option<NoHolds>,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<HoldState, StepError> {
@@ -37,7 +38,7 @@ async fn detect(cx: &Cx<'_>) -> Result<HoldState, StepError> {
         installed: packages::installed(cx).await?,
         exclusion,
         needs: match packages::backend(cx).hold_list() {
-            Some(list) => list.needs(cx.host.files())?.map(str::to_owned),
+            Some(list) => list.needs(cx.host.files())?,
             None => None,
         },
     })
@@ -80,15 +81,16 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
     if !whys.is_empty() {
         if let Some(needs) = &state.needs {
             let is_there = |wish: &PackageWish| state.installed.contains_key(&wish.name);
-            if hold.packages.iter().all(is_there) {
+            if !needs.package || hold.packages.iter().all(is_there) {
                 return Assessment::Blocked {
-                    why: format!("{}; {needs}", whys.join("; ")),
-                    hint: "enable it; or set `hold.enabled = false`, then upgrades in the \
-                           background may change the driver"
-                        .into(),
+                    why: format!("{}; {}", whys.join("; "), needs.why),
+                    hint: format!(
+                        "{}; or set `hold.enabled = false`, then upgrades in the background may change the driver",
+                        needs.remedy
+                    ),
                 };
             }
-            whys.push(needs.clone());
+            whys.push(needs.why.clone());
             changes.push(Change::InstallPackages {
                 packages: hold.packages.clone(),
                 removing: Vec::new(),
@@ -160,7 +162,7 @@ impl Step for Holds {
 
 #[cfg(test)]
 mod tests {
-    use super::{HoldState, decide};
+    use super::{HoldState, NoHolds, decide};
     use crate::{
         change::Change,
         step::Assessment,
@@ -197,7 +199,11 @@ mod tests {
         want.hold.packages = wishes(&["plugin"]);
         let mut lacks = HoldState {
             installed: packages(&["libnvidia-ml1=535.1"]),
-            needs: Some("the plugin is not installed, or it is disabled".into()),
+            needs: Some(NoHolds {
+                why: "the plugin is not installed, or it is disabled".into(),
+                remedy: "enable it".into(),
+                package: true,
+            }),
             ..HoldState::default()
         };
         let Assessment::Needs { changes, .. } = decide(&lacks, &want) else {
@@ -216,6 +222,19 @@ mod tests {
             panic!("somebody has disabled it");
         };
         assert!(why.contains("it is disabled"), "{why}");
+        // No package helps against a setting.
+        lacks.installed = packages(&["libnvidia-ml1=535.1"]);
+        lacks.needs = lacks.needs.map(|needs| NoHolds {
+            package: false,
+            ..needs
+        });
+        let Assessment::Blocked { hint, .. } = decide(&lacks, &want) else {
+            panic!("somebody has disabled it");
+        };
+        assert!(
+            hint.starts_with("enable it; or set `hold.enabled"),
+            "{hint}"
+        );
     }
 
     #[test]

@@ -55,7 +55,7 @@ fn detect(cx: &Cx<'_>) -> Result<OptionsState, StepError> {
             if !name.ends_with(".conf") || path == PATH {
                 continue;
             }
-            let text = files.read_text(&path)?.unwrap_or_default();
+            let text = files.read_lossy(&path)?.unwrap_or_default();
             let settings = kmod::settings(&text);
             others.extend(settings.map(|one| (format!("`{path}`"), one)));
         }

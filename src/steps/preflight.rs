@@ -26,8 +26,9 @@ use crate::{
 /// Filesystems that must be writable and have room, with the name of the bound in the profile.
 const ROOT: &str = "/";
 const BOOT: &str = "/boot";
-/// Where configuration is written; a read-only `/etc` is refused before anything else is touched.
-const ETC: &str = "/etc";
+/// Where files are written: read-only, each is refused before anything else is touched. An image-based system may have `/usr`
+/// so, in a mount of its own on the filesystem of `/`.
+const WRITTEN: [&str; 5] = ["/etc", ROOT, BOOT, "/usr", "/var"];
 /// Slack for clocks of build machines.
 const CLOCK_SLACK_SECONDS: i64 = 24 * 3600;
 
@@ -45,7 +46,8 @@ const PACKAGES: [&str; 3] = [ROOT, "/usr", "/var"];
 struct PreflightState {
     root: Room,
     boot: Room,
-    etc: Room,
+    /// Those of [`WRITTEN`] that are mounted read-only.
+    read_only: Vec<&'static str>,
     /// Further filesystems on which packages are put, by their mount points.
     others: Vec<(String, Room)>,
     /// Packages are still to come, or it was not asked because there is room for them.
@@ -91,10 +93,16 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
     } else {
         (true, 0)
     };
+    let mut read_only = Vec::new();
+    for path in WRITTEN {
+        if files.room(Utf8Path::new(path))?.read_only {
+            read_only.push(path);
+        }
+    }
     Ok(PreflightState {
         root,
         boot,
-        etc: files.room(Utf8Path::new(ETC))?,
+        read_only,
         others,
         to_come,
         here,
@@ -195,16 +203,12 @@ fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessmen
 fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Obstacle> {
     let want = &desired.preflight;
     let mut found = Vec::new();
-    for (path, room) in [(ETC, state.etc), (ROOT, state.root), (BOOT, state.boot)] {
-        if room.read_only {
-            found.push(Obstacle {
-                why: format!("`{path}` is mounted read-only"),
-                hint: "mount it writable; on an image-based system build the node image with \
-                       `install --image` instead"
-                    .into(),
-                passes: false,
-            });
-        }
+    for path in &state.read_only {
+        found.push(Obstacle {
+            why: format!("`{path}` is mounted read-only"),
+            hint: "mount it writable; on an image-based system build the node image with `install --image` instead".into(),
+            passes: false,
+        });
     }
     // The bound is for all that comes. What has come of it, before a run was cut off, needs no
     // more room; what is left keeps some for unpacking and building.
@@ -343,7 +347,7 @@ mod tests {
         PreflightState {
             root: room(50 * GIB),
             boot: room(GIB),
-            etc: room(50 * GIB),
+            read_only: vec![],
             others: vec![],
             to_come: true,
             here: 0,
@@ -389,14 +393,14 @@ mod tests {
     fn each_obstacle_is_named_and_all_at_once() {
         let mut bad = state();
         bad.root = room(GIB / 2);
-        bad.boot = Room {
-            read_only: true,
-            ..room(GIB)
-        };
+        bad.read_only = vec!["/boot", "/usr"];
         bad.now = 1_700_000_000;
         let (why, hint) = blocked(&bad);
         assert!(why.contains("`/` has 512.0 MiB free"), "{why}");
-        assert!(why.contains("`/boot` is mounted read-only"), "{why}");
+        assert!(
+            why.contains("`/boot` is mounted read-only; `/usr` is mounted"),
+            "{why}"
+        );
         assert!(why.contains("the clock says 2023-11-14"), "{why}");
         assert!(hint.contains("timedatectl"), "{hint}");
     }

@@ -2,6 +2,7 @@
 //! has one, is enabled and running. A runtime that was installed before is not replaced.
 
 use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
     REPOSITORIES, packages,
@@ -11,6 +12,7 @@ use super::{
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, RuntimeKind, RuntimeWish},
+    host::{FilesError, ReadFiles},
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::{containerd::layout::Version, docker, podman, systemctl::UnitState},
@@ -24,6 +26,8 @@ struct RuntimeState {
     installed: Packages,
     /// Docker is a snap; its folder.
     snap: Option<&'static str>,
+    /// The program of a daemon that somebody has installed without a package, with its unit.
+    by_hand: Option<Utf8PathBuf>,
     unit: Option<UnitState>,
     /// The version of a runtime that must read CDI by itself.
     version: Option<Version>,
@@ -46,7 +50,12 @@ async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepErr
         RuntimeKind::Podman => cx.state.podman_version().await,
         RuntimeKind::Docker | RuntimeKind::Containerd | RuntimeKind::Crio => None,
     };
+    let by_hand = match unit {
+        Some(_) => by_hand(cx.host.files(), wish.kind)?,
+        None => None,
+    };
     Ok(RuntimeState {
+        by_hand,
         snap: match wish.kind {
             RuntimeKind::Docker => docker::snap(cx.host.files())?,
             _ => None,
@@ -55,6 +64,20 @@ async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepErr
         unit,
         version,
     })
+}
+
+/// The program that is outside of the folders of packages, and alone. A package beside it would be of another version than the
+/// daemon: units of an administrator come before those of packages, and so does this folder.
+fn by_hand(files: &dyn ReadFiles, kind: RuntimeKind) -> Result<Option<Utf8PathBuf>, FilesError> {
+    let program = match kind {
+        RuntimeKind::Docker => "dockerd",
+        RuntimeKind::Containerd => "containerd",
+        RuntimeKind::Crio => "crio",
+        RuntimeKind::Podman => return Ok(None),
+    };
+    let theirs = Utf8Path::new("/usr/local/bin").join(program);
+    let packaged = Utf8Path::new("/usr/bin").join(program);
+    Ok((files.exists(&theirs)? && !files.exists(&packaged)?).then_some(theirs))
 }
 
 /// Whether neither the wanted packages nor their alternatives are there.
@@ -114,6 +137,8 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
             "{} was installed from another source and is kept",
             present.join(", ")
         )
+    } else if let Some(program) = state.by_hand.as_ref().filter(|_| !comparison.all_met()) {
+        format!("`{program}` was installed without a package and is kept")
     } else if !comparison.held.is_empty() {
         return Assessment::Blocked {
             why: comparison.held.join("; "),
@@ -201,10 +226,11 @@ impl Step for RuntimePackages {
 
 #[cfg(test)]
 mod tests {
-    use super::{RuntimeState, decide, lacks, wish};
+    use super::{RuntimeState, by_hand, decide, lacks, wish};
     use crate::{
         change::Change,
         config::desired::{Restart, RuntimeKind, RuntimeWish},
+        host::fake::FakeFiles,
         step::Assessment,
         steps::{
             fixtures::{desired, unit},
@@ -230,10 +256,9 @@ mod tests {
             ]
         ));
         let good = RuntimeState {
-            snap: None,
             installed: packages(&["docker.io=20.10.24"]),
             unit: Some(unit("enabled", "active")),
-            version: None,
+            ..RuntimeState::default()
         };
         assert!(matches!(
             decide(&good, docker, &want),
@@ -287,15 +312,40 @@ mod tests {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker");
         let other = RuntimeState {
-            snap: None,
             installed: packages(&["docker-ce=5:29.1"]),
             unit: Some(unit("enabled", "active")),
-            version: None,
+            ..RuntimeState::default()
         };
         let Assessment::Satisfied { why } = decide(&other, docker, &want) else {
             panic!("must be kept");
         };
         assert!(why.contains("docker-ce"), "{why}");
+    }
+
+    /// As containerd's own guide installs it.
+    #[test]
+    fn a_daemon_without_a_package_is_kept() {
+        let files = FakeFiles::new();
+        let asked = || by_hand(&files, RuntimeKind::Docker).unwrap();
+        assert_eq!(asked(), None);
+        files.put("/usr/local/bin/dockerd", "");
+        assert_eq!(asked().as_deref(), Some("/usr/local/bin/dockerd".into()));
+        let want = desired();
+        let docker = wish(&want, RuntimeKind::Docker).expect("docker");
+        let there = RuntimeState {
+            by_hand: asked(),
+            unit: Some(unit("enabled", "active")),
+            ..RuntimeState::default()
+        };
+        let Assessment::Satisfied { why } = decide(&there, docker, &want) else {
+            panic!("must be kept");
+        };
+        assert!(
+            why.starts_with("`/usr/local/bin/dockerd` was installed"),
+            "{why}"
+        );
+        files.put("/usr/bin/dockerd", "");
+        assert_eq!(asked(), None);
     }
 
     #[test]
@@ -319,10 +369,9 @@ mod tests {
         ));
         for (version, is_enough) in [("3.4.4", false), ("4.1.0", true), ("5.4.2", true)] {
             let state = RuntimeState {
-                snap: None,
                 installed: packages(&[&format!("podman={version}")]),
-                unit: None,
                 version: Version::parse(version),
+                ..RuntimeState::default()
             };
             match decide(&state, &podman, &want) {
                 Assessment::Satisfied { why } => {

@@ -16,6 +16,9 @@ pub const SIGNING: &str = "/etc/dkms/framework.conf.d/gpu-bootstrap.conf";
 /// The first version that reads [`SIGNING`] (the same, at its tags).
 pub const FIRST_TO_SIGN: &str = "3.0.4";
 
+/// While it exists, Debian's packages of modules build nothing (`common.postinst` of Debian's dkms 3.0.10).
+pub const NO_AUTOINSTALL: &str = "/etc/dkms/no-autoinstall";
+
 /// The tree in which DKMS keeps what it builds: `MODULE/VERSION`, with a link `source` in each.
 pub const TREE: &str = "/var/lib/dkms";
 

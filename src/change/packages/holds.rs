@@ -233,7 +233,7 @@ impl Applier {
         if mark == Mark::Hold
             && let Some(why) = list.needs(&**files)?
         {
-            return Err(unreadable(what, why));
+            return Err(unreadable(what, &why.why));
         }
         let database = self.database().await?;
         let packages: Vec<&Package> = (database.iter())

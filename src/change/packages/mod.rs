@@ -211,15 +211,15 @@ impl Applier {
     /// Runs a query of the package manager; its errors have classes.
     async fn ask(&self, what: &str, query: &Query) -> Result<String, ChangeError> {
         let transactions = self.transactions()?;
-        let failed = |fault, attachment, source| PackageError::Failed {
+        let failed = |fault, said: &str, attachment, source| PackageError::Failed {
             what: what.to_owned(),
             fault,
-            hint: self.hint(fault),
+            hint: self.hint_about(transactions, fault, said),
             attachment,
             source: Box::new(self.short(source, query.cmd())),
         };
         let output = (self.host.reader().query(query).await)
-            .map_err(|source| failed(Fault::Other, None, source))?;
+            .map_err(|source| failed(Fault::Other, "", None, source))?;
         let said = format!("{}\n{}", output.stderr, output.stdout);
         let stdout = output.stdout.clone();
         if transactions.has_answered(&output) {
@@ -241,7 +241,8 @@ impl Applier {
             Ok(database) => name_held_packages(fault, text, &held(&database)),
             Err(second) => (fault, self.with_error(text, &second)),
         };
-        Err(failed(fault, Some(text).filter(|text| !text.is_empty()), source).into())
+        let text = Some(text).filter(|text| !text.is_empty());
+        Err(failed(fault, &said, text, source).into())
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
     model::secret::without_logins,
     tools::{
         dkms,
-        packages::{Action, Fault, SourceFailure, Transactions},
+        packages::{Action, Fault, Refusal, SourceFailure, Transactions},
     },
 };
 
@@ -318,11 +318,49 @@ impl Applier {
         PackageError::Failed {
             what: what.to_owned(),
             fault,
-            hint: self.hint(fault),
+            hint: self.hint_about(transactions, fault, words),
             attachment: attachment.filter(|text| !already_contains(&source, text)),
             source: Box::new(source),
         }
         .into()
+    }
+
+    /// What the user can do about this failure. A keyring that cannot be used, and a proxy that somebody has told the package
+    /// manager to use, are named: its words about a signature or a server often do not.
+    pub(super) fn hint_about(
+        &self,
+        transactions: &dyn Transactions,
+        fault: Fault,
+        words: &str,
+    ) -> Option<String> {
+        if let Some(remedy) = transactions.remedy(words) {
+            return Some(remedy.to_owned());
+        }
+        let hint = self.hint(fault);
+        let files = &*self.host.files;
+        let found = match fault {
+            Fault::Network => self.backend.proxies(files).map(|lines| {
+                (lines.into_iter())
+                    .map(|line| format!("{line}, which counts before `packages.proxy`: correct or remove it, if that proxy does not work"))
+                    .collect()
+            }),
+            Fault::Key => self.backend.source_flaws(files).map(|flaws| {
+                (flaws.into_iter())
+                    .filter(|flaw| matches!(flaw.follows, Refusal::Source | Refusal::Lacking))
+                    .map(|flaw| format!("{}: {}", flaw.why, flaw.remedy))
+                    .collect()
+            }),
+            _ => return hint,
+        };
+        let mut found: Vec<String> = found.unwrap_or_else(|second| {
+            tracing::debug!(%second, "the package manager's settings cannot be read");
+            Vec::new()
+        });
+        if found.is_empty() {
+            return hint;
+        }
+        found.extend(hint.map(|hint| format!("otherwise {hint}")));
+        Some(found.join("; "))
     }
 
     /// What the user can do about a failure: the package manager's own command if there is one.

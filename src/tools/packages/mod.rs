@@ -31,8 +31,8 @@ use serde::{Deserialize, Serialize};
 pub use fault::Fault;
 pub use types::{
     Action, ArchiveError, Commands, Condition, Contents, Estimate, Exclusion, Further, HalfDone,
-    LowerBounds, Mark, Offer, Package, Refusal, Removals, Settings, SourceEntry, SourceFailure,
-    SourceFlaw, TransactionRequest, contradictions,
+    LowerBounds, Mark, NoHolds, Offer, Package, Refusal, Removals, Settings, SourceEntry,
+    SourceFailure, SourceFlaw, TransactionRequest, contradictions,
 };
 
 use crate::{
@@ -224,6 +224,14 @@ pub trait Backend: Debug + Send + Sync {
         Ok(Vec::new())
     }
 
+    /// The lines of the manager's configuration that name a proxy, as sentences.
+    ///
+    /// # Errors
+    /// When an existing file cannot be read.
+    fn proxies(&self, _files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> {
+        Ok(Vec::new())
+    }
+
     /// The ending under which a removal keeps a configuration file that is not the package's own; `None`
     /// where it keeps none.
     fn removed_configuration(&self) -> Option<&'static str> {
@@ -392,11 +400,11 @@ pub trait HoldList: Debug + Send + Sync {
     /// The package that makes the list have an effect.
     fn package(&self) -> &'static str;
 
-    /// What is missing so that the list has an effect, if anything.
+    /// What keeps the list from having an effect, if anything.
     ///
     /// # Errors
     /// When an existing file cannot be read.
-    fn needs(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError>;
+    fn needs(&self, files: &dyn ReadFiles) -> Result<Option<NoHolds>, FilesError>;
 
     /// The list with holds on the installed versions of these packages. Of those that are called so in
     /// `ours`, this program's holds on other versions go.
@@ -609,6 +617,11 @@ pub trait Transactions: Debug + Send + Sync {
 
     /// What the user can do about a failure, if this manager has a command for it.
     fn hint(&self, _fault: Fault) -> Option<&'static str> {
+        None
+    }
+
+    /// What the user can do about a failure whose words tell more than its class.
+    fn remedy(&self, _output: &str) -> Option<&'static str> {
         None
     }
 

@@ -253,6 +253,17 @@ pub enum Removals {
     Approved,
 }
 
+/// Why a list of holds has no effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoHolds {
+    /// The setting, with its file.
+    pub why: String,
+    /// What a person does about it.
+    pub remedy: String,
+    /// The package of the list may be all that is missing.
+    pub package: bool,
+}
+
 /// A line by which somebody keeps packages from being installed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exclusion {
@@ -277,8 +288,8 @@ impl Exclusion {
     ) -> Result<Vec<Self>, FilesError> {
         let mut found = Vec::new();
         for path in paths {
-            if let Some(text) = files.read(path)? {
-                found.extend(parse(path, &String::from_utf8_lossy(&text)));
+            if let Some(text) = files.read_lossy(path)? {
+                found.extend(parse(path, &text));
             }
         }
         Ok(found)
@@ -432,10 +443,21 @@ impl SourceEntry {
             && architectures.iter().all(has)
     }
 
-    /// A URL in canonical form, to compare it with others.
+    /// A URL in canonical form, to compare it with others. Those of files and discs are as apt's messages have them, whatever
+    /// people write.
     #[must_use]
     pub fn canonical(uri: &str) -> String {
-        uri.trim_end_matches('/').to_owned()
+        let uri = uri.trim_end_matches('/');
+        for (written, said) in [
+            ("file:///", "file:/"),
+            ("copy:///", "copy:/"),
+            ("cdrom:[", "cdrom://["),
+        ] {
+            if let Some(rest) = uri.strip_prefix(written) {
+                return format!("{said}{rest}");
+            }
+        }
+        uri.to_owned()
     }
 }
 
@@ -508,7 +530,7 @@ pub enum Refusal {
     All,
     /// It takes nothing from one source, and its update ends with an error.
     Source,
-    /// The same, if a file that is not here is not on the machine: a tree may lack it.
+    /// The same, if a file is on the machine as it is here: a tree may lack it, or have it with other rights.
     Lacking,
     /// It passes over a file.
     File,

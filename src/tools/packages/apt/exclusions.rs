@@ -1,14 +1,59 @@
-//! What an administrator keeps apt from installing: a negative priority, apt_preferences(5).
+//! What an administrator keeps apt from installing: a negative priority, apt_preferences(5); and the proxy that apt is told
+//! to use, apt.conf(5).
 
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     host::{FilesError, ReadFiles},
+    model::secret::without_logins,
     tools::packages::Exclusion,
 };
 
 const FILE: &str = "/etc/apt/preferences";
 const FOLDER: &str = "/etc/apt/preferences.d";
+
+const SETTINGS: &str = "/etc/apt/apt.conf";
+
+/// The lines of apt's configuration that name a proxy.
+pub(super) fn proxies(files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> {
+    let folder = Utf8PathBuf::from(format!("{SETTINGS}.d"));
+    let mut paths = vec![Utf8PathBuf::from(SETTINGS)];
+    let names = files.list(&folder)?.into_iter();
+    // apt.conf(5): no extension, or `conf`.
+    paths.extend(
+        names
+            .map(|name| folder.join(name))
+            .filter(|path| path.extension().is_none_or(|end| end == "conf")),
+    );
+    let mut found = Vec::new();
+    for path in paths {
+        let text = files.read_lossy(&path)?.unwrap_or_default();
+        found.extend(
+            (text.lines().enumerate())
+                .filter(|(_, line)| names_proxy(line))
+                .map(|(at, line)| {
+                    format!(
+                        "`{path}`, line {}, says `{}`",
+                        at + 1,
+                        without_logins(line.trim())
+                    )
+                }),
+        );
+    }
+    Ok(found)
+}
+
+fn names_proxy(line: &str) -> bool {
+    let line = line.trim().to_ascii_lowercase();
+    let Some((name, value)) = line.split_once('"') else {
+        return false;
+    };
+    let none = ["\"", "direct\"", "false\""];
+    !name.starts_with("//")
+        && !name.starts_with('#')
+        && name.contains("proxy")
+        && none.iter().all(|none| !value.starts_with(none))
+}
 
 pub(super) fn read(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
     let mut paths = vec![Utf8PathBuf::from(FILE)];
@@ -62,6 +107,33 @@ fn parse(path: &Utf8Path, text: &str) -> Vec<Exclusion> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::fake::FakeFiles;
+
+    #[test]
+    fn the_proxy_of_apt_is_named_without_its_login() {
+        let files = FakeFiles::new();
+        files.put(
+            "/etc/apt/apt.conf.d/90proxy",
+            "// Acquire::http::Proxy \"http://old:3128\";\nAcquire::http::Proxy \"http://joe:s3cret1@proxy:3128\";\n\
+             Acquire::http::Proxy::mirror.example \"DIRECT\";\nAcquire::Retries \"3\";\n",
+        );
+        files.put(
+            "/etc/apt/apt.conf.d/91.bak",
+            "Acquire::http::Proxy \"http://a\";\n",
+        );
+        let found = proxies(&files).unwrap();
+        let [one] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert!(
+            one.starts_with("`/etc/apt/apt.conf.d/90proxy`, line 2, says"),
+            "{one}"
+        );
+        assert!(
+            one.contains("proxy:3128") && !one.contains("s3cret1"),
+            "{one}"
+        );
+    }
 
     #[test]
     fn a_negative_priority_is_named_with_its_packages() {

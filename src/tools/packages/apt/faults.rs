@@ -39,8 +39,14 @@ const SIGNS: &[(&str, Fault)] = &[
     ("no longer has a Release file", Fault::Missing),
     ("InRelease  40", Fault::Missing),
     ("is not valid yet", Fault::Clock),
+    // apt 3 with `sqv`: the signature is dated in the future.
+    ("Not live until", Fault::Clock),
     ("is expired (invalid since", Fault::Expired),
     ("ertificate verification failed", Fault::Certificate),
+    // The repository's key is right; apt's own user does not get at it, or cannot write. See [`REMEDIES`].
+    (UNREADABLE, Fault::Other),
+    (NO_TEMPORARY, Fault::Other),
+    (NO_SIGNATURE, Fault::Other),
     ("NO_PUBKEY", Fault::Key),
     ("EXPKEYSIG", Fault::Key),
     ("KEYEXPIRED", Fault::Key),
@@ -49,6 +55,8 @@ const SIGNS: &[(&str, Fault)] = &[
     ("At least one invalid signature", Fault::Key),
     ("is not signed", Fault::Key),
     ("The following signatures couldn't be verified", Fault::Key),
+    // apt 2 about a keyring that its user may not read, of a repository that it knew already.
+    ("Unknown error executing apt-key", Fault::Key),
     // apt 3, which verifies with `sqv`; of a repository that it knew already it does not say "is not signed".
     ("OpenPGP signature verification failed", Fault::Key),
     ("Hash Sum mismatch", Fault::Stale),
@@ -90,6 +98,48 @@ const SIGNS: &[(&str, Fault)] = &[
     ),
     ("Failed to fetch", Fault::Network),
 ];
+
+const UNREADABLE: &str = "as the file is not readable by user";
+const NO_TEMPORARY: &str = "Couldn't create temporary file";
+/// The same of apt 3.
+const NO_SIGNATURE: &str = "Unable to mkstemp /tmp/apt.sig";
+const TEMPORARY: &str = "apt verifies signatures as the user `_apt`, who must be able to write into `/tmp`: `chmod 1777 /tmp`";
+
+/// Parts of the output about a setting of the machine, and what mends it.
+const REMEDIES: &[(&str, &str)] = &[
+    (
+        UNREADABLE,
+        "let everybody read the keyring named above: `chmod 644 FILE`, and `chmod 755` for its folder",
+    ),
+    (NO_TEMPORARY, TEMPORARY),
+    (NO_SIGNATURE, TEMPORARY),
+    (
+        "changed its '",
+        "there is another release now: let the source name the release of this machine instead of `stable`; where nothing else \
+         changes by it, accept it with `apt-get update --allow-releaseinfo-change`",
+    ),
+    (
+        "invalid for APT::Default-Release",
+        "correct or remove `APT::Default-Release`: `grep -r Default-Release /etc/apt/apt.conf*` finds it",
+    ),
+    (
+        "in statoverride file",
+        "remove the override of that user or group: `dpkg-statoverride --list` shows its path, and `dpkg-statoverride --remove \
+         PATH` removes it",
+    ),
+    (
+        "Problem executing scripts",
+        "a hook of apt failed, not a package: `grep -r Invoke /etc/apt/apt.conf.d` finds it; correct or remove it, and run the \
+         command again",
+    ),
+];
+
+/// What mends a setting of the machine that the output is about.
+#[must_use]
+pub fn remedy_for(text: &str) -> Option<&'static str> {
+    let mut all = REMEDIES.iter().copied();
+    all.find_map(|(sign, remedy)| text.contains(sign).then_some(remedy))
+}
 
 fn sign_in(text: &str) -> Option<(&'static str, Fault)> {
     (SIGNS.iter().copied()).find(|(sign, _)| text.contains(sign))
@@ -207,7 +257,9 @@ pub fn failures_by_source(text: &str) -> Option<Vec<SourceFailure>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{failed_sources, failures_by_source, hint, obstacle, telling_line};
+    use super::{
+        failed_sources, failures_by_source, fault, hint, obstacle, remedy_for, telling_line,
+    };
     use crate::model::text::reads_any_text;
     use crate::tools::packages::Fault;
 
@@ -222,6 +274,57 @@ mod tests {
             Some("zstd: error 70 : Write error : No space left on device")
         );
         assert_eq!(telling_line("Building initial module for 6.1\n"), None);
+    }
+
+    /// The words are those of apt 2.6 and 3.0.
+    #[test]
+    fn settings_of_the_machine_are_not_taken_for_a_wrong_key() {
+        for (text, remedy) in [
+            (
+                "W: GPG error: http://x / InRelease: Couldn't create temporary file /tmp/apt.conf.Q8Sbd5 for passing config to \
+                 apt-key\nE: The repository 'http://x / InRelease' is not signed.",
+                "`chmod 1777 /tmp`",
+            ),
+            (
+                "W: OpenPGP signature verification failed: file:/srv/repo ./ InRelease: Unable to mkstemp /tmp/apt.sig.XJpsUr - \
+                 GetTempFile (13: Permission denied)\nE: The repository 'file:/srv/repo ./ InRelease' is not signed.",
+                "`chmod 1777 /tmp`",
+            ),
+            (
+                "W: http://x/InRelease: The key(s) in the keyring /etc/apt/keyrings/x.asc are ignored as the file is not \
+                 readable by user '_apt' executing apt-key.\nW: GPG error: http://x InRelease: The following signatures \
+                 couldn't be verified because the public key is not available: NO_PUBKEY 1234\nE: The repository \
+                 'http://x InRelease' is not signed.",
+                "`chmod 644 FILE`",
+            ),
+            (
+                "E: Repository 'http://x stable InRelease' changed its 'Codename' value from 'bookworm' to 'trixie'",
+                "--allow-releaseinfo-change",
+            ),
+            (
+                "E: The value 'bullseye' is invalid for APT::Default-Release as such a release is not available in the sources",
+                "grep -r Default-Release",
+            ),
+            (
+                "dpkg: unrecoverable fatal error, aborting:\n unknown system group 'departed' in statoverride file; the system \
+                 group got removed\nbefore the override",
+                "`dpkg-statoverride --remove",
+            ),
+            (
+                "E: Problem executing scripts DPkg::Post-Invoke '/opt/agent/refresh'\nE: Sub-process returned an error code",
+                "grep -r Invoke",
+            ),
+        ] {
+            let told = remedy_for(text);
+            assert!(told.is_some_and(|told| told.contains(remedy)), "{text}");
+            assert_eq!(fault(text), Fault::Other, "{text}");
+        }
+        assert_eq!(remedy_for("E: Unable to locate package a"), None);
+        // apt 3.0 about a signature that is dated in the future.
+        let late = "W: OpenPGP signature verification failed: file:/srv/repo ./ InRelease: Sub-process /usr/bin/sqv returned \
+                    an error code (1), error message is: Verifying signature:            Not live until \
+                    2027-05-31T23:30:00Z\nE: The repository 'file:/srv/repo ./ InRelease' is not signed.";
+        assert_eq!(fault(late), Fault::Clock);
     }
 
     #[test]
@@ -290,6 +393,11 @@ mod tests {
             // apt 3.0 about a repository that it knew already.
             (
                 "W: An error occurred during the signature verification. The repository is not updated and the previous index files will be used. OpenPGP signature verification failed: http://x stable InRelease: Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.\nE: Failed to fetch http://x/dists/stable/InRelease  Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.",
+                Fault::Key,
+            ),
+            // apt 2.6 about a keyring of mode 0600.
+            (
+                "W: An error occurred during the signature verification. The repository is not updated and the previous index files will be used. GPG error: http://x/ InRelease: Unknown error executing apt-key\nE: Failed to fetch http://x/InRelease  Unknown error executing apt-key",
                 Fault::Key,
             ),
             (

@@ -200,6 +200,10 @@ impl Backend for Apt {
         exclusions::read(files)
     }
 
+    fn proxies(&self, files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> {
+        exclusions::proxies(files)
+    }
+
     fn commands(&self) -> Commands {
         Commands {
             unhold: "apt-mark unhold NAME",
@@ -325,6 +329,10 @@ impl Transactions for Apt {
 
     fn hint(&self, fault: Fault) -> Option<&'static str> {
         faults::hint(fault)
+    }
+
+    fn remedy(&self, output: &str) -> Option<&'static str> {
+        faults::remedy_for(output)
     }
 
     fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str> {

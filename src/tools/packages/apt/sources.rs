@@ -54,8 +54,7 @@ fn texts(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, String)>, FilesError
         if files.stat(&path)?.as_ref().is_some_and(is_folder) {
             continue;
         }
-        let bytes = files.read(&path)?.unwrap_or_default();
-        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let text = files.read_lossy(&path)?.unwrap_or_default();
         found.push((path, text));
     }
     Ok(found)
@@ -144,10 +143,13 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceF
                 SourceFlaw {
                     follows,
                     why: format!("`{key}`, which `{file}` names as the key of {written}, {why}"),
-                    remedy: format!(
-                        "write the repository's key to `{key}` again (`curl -f`, then `gpg --dearmor`), or remove its entry \
-                         from `{file}`"
-                    ),
+                    remedy: match why {
+                        UNREADABLE => format!("run `chmod 644 {key}`"),
+                        _ => format!(
+                            "write the repository's key to `{key}` again (`curl -f`, then `gpg --dearmor`), or remove its \
+                             entry from `{file}`"
+                        ),
+                    },
                 }
             }));
         }
@@ -163,17 +165,24 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceF
     Ok(found)
 }
 
+/// apt verifies as `_apt`, and says of a keyring that this user may not read only that the key is not there.
+const UNREADABLE: &str =
+    "can be read by root alone, and apt verifies signatures as the user `_apt`";
+
 /// Why there is no key in a keyring; `None` if there may be one. What this user may not read does not tell.
 fn flaw_of(
     files: &dyn ReadFiles,
     key: &str,
 ) -> Result<Option<(Refusal, &'static str)>, FilesError> {
     let path = Utf8Path::new(key);
-    if files.stat(path)?.is_none() {
+    let Some(stat) = files.stat(path)? else {
         // A folder without keyrings does not tell.
         let folder = path.parent().unwrap_or(path);
         let is_told = !files.list(folder)?.is_empty();
         return Ok(is_told.then_some((Refusal::Lacking, "is not there")));
+    };
+    if (stat.kind, stat.uid, stat.gid, stat.mode & 0o044) == (Kind::File, 0, 0, 0) {
+        return Ok(Some((Refusal::Lacking, UNREADABLE)));
     }
     let Ok(Some(bytes)) = files.read(path) else {
         return Ok(None);
@@ -395,8 +404,11 @@ fn stanza(file: &Utf8Path, fields: &[(String, String)]) -> Vec<SourceEntry> {
 
 #[cfg(test)]
 mod tests {
-    use super::read;
-    use crate::{host::fake::FakeFiles, tools::packages::SourceEntry};
+    use super::{one_line, read};
+    use crate::{
+        host::fake::FakeFiles,
+        tools::packages::{SourceEntry, apt::faults::failures_by_source},
+    };
 
     fn parse(name: &str, text: &str) -> Vec<SourceEntry> {
         super::parse(name.into(), text)
@@ -551,6 +563,12 @@ mod tests {
         assert!(whys(found()).ends_with("is empty"));
         files.put("/usr/share/keyrings/a.gpg", "<!DOCTYPE html>\n");
         assert!(whys(found()).ends_with("no key"));
+        files.put_mode("/usr/share/keyrings/a.gpg", "\u{1}", 0o600);
+        assert!(whys(found()).contains("can be read by root alone"));
+        assert_eq!(
+            found()[0].remedy,
+            "run `chmod 644 /usr/share/keyrings/a.gpg`"
+        );
         files.put("/usr/share/keyrings/a.gpg", "\u{1}");
         assert_eq!(found(), []);
         // Of several keyrings one is enough, and a key can stand in the file itself.
@@ -562,6 +580,26 @@ mod tests {
              -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n /mQINBGabcdef\n -----END PGP PUBLIC KEY BLOCK-----\n",
         );
         assert_eq!(found(), []);
+    }
+
+    /// The messages are those of apt 2.6.
+    #[test]
+    fn an_address_in_a_message_of_apt_is_that_of_its_entry() {
+        for (line, said) in [
+            (
+                "deb cdrom:[Debian GNU/Linux 12.5.0 _Bookworm_ - Official amd64 NETINST 20240210-11:27]/ bookworm main",
+                "Err:3 cdrom://[Debian GNU/Linux 12.5.0 _Bookworm_ - Official amd64 NETINST 20240210-11:27] bookworm \
+                 Release\n  Please use apt-cdrom to make this CD-ROM recognized by APT.",
+            ),
+            (
+                "deb file:///var/cuda-repo-debian12-12-4-local /",
+                "Err:3 file:/var/cuda-repo-debian12-12-4-local  Release\n  File not found",
+            ),
+        ] {
+            let failures = failures_by_source(said).expect("one");
+            let entry = one_line("/etc/apt/sources.list".into(), line).expect("an entry");
+            assert!(entry.is_at(&failures[0].address), "{failures:?} {entry:?}");
+        }
     }
 
     #[test]

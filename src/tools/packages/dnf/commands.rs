@@ -32,7 +32,7 @@ const RESOLVE_DEADLINE: Duration = Duration::from_secs(180);
 const FAIL_IF_LOCKED: &str = "--setopt=exit_on_lock=1";
 
 /// Options of every command, `dnf.conf(5)`.
-const OPTIONS: [&str; 10] = [
+const OPTIONS: [&str; 12] = [
     FAIL_IF_LOCKED,
     // The newest allowed version of each requested package, or an error: never quietly an older
     // one, and never without one of the requested packages.
@@ -49,6 +49,9 @@ const OPTIONS: [&str; 10] = [
     // A repository that fails is a warning; this program decides whether it is needed.
     "--setopt=*.skip_if_unavailable=1",
     "--setopt=*.timeout=30",
+    // What it prints is read: without the table of a transaction nothing could be approved.
+    "--setopt=debuglevel=2",
+    "--setopt=errorlevel=3",
     "--color=never",
 ];
 

@@ -1,9 +1,11 @@
-//! What an administrator keeps dnf from seeing: dnf.conf(5), `exclude`, `excludepkgs` and `includepkgs`.
+//! What an administrator keeps dnf from seeing: dnf.conf(5), `exclude`, `excludepkgs` and `includepkgs`; and the `proxy` that
+//! dnf is told to use.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     host::{FilesError, ReadFiles},
+    model::secret::without_logins,
     tools::packages::Exclusion,
 };
 
@@ -17,14 +19,44 @@ const FOLDERS: [(&str, &str); 3] = [
     ("/etc/dnf/repos.override.d", ".repo"),
 ];
 
-pub(super) fn read(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+/// The files with options.
+fn files_of(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut paths = vec![Utf8PathBuf::from(MAIN)];
     for (folder, ending) in FOLDERS {
         let names = files.list(Utf8Path::new(folder))?;
         let named = names.into_iter().filter(|name| name.ends_with(ending));
         paths.extend(named.map(|name| Utf8Path::new(folder).join(name)));
     }
-    Exclusion::in_files(files, &paths, parse)
+    Ok(paths)
+}
+
+pub(super) fn read(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+    Exclusion::in_files(files, &files_of(files)?, parse)
+}
+
+/// The lines of dnf's configuration that name a proxy.
+pub(super) fn proxies(files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> {
+    let names_proxy = |line: &str| {
+        (line.split_once('=')).is_some_and(|(key, value)| {
+            key.trim() == "proxy" && !["", "_none_"].contains(&value.trim())
+        })
+    };
+    let mut found = Vec::new();
+    for path in files_of(files)? {
+        let text = files.read_lossy(&path)?.unwrap_or_default();
+        found.extend(
+            (text.lines().enumerate())
+                .filter(|(_, line)| names_proxy(line))
+                .map(|(at, line)| {
+                    format!(
+                        "`{path}`, line {}, says `{}`",
+                        at + 1,
+                        without_logins(line.trim())
+                    )
+                }),
+        );
+    }
+    Ok(found)
 }
 
 /// `includepkgs` of a repository says nothing about the others, so only that of all counts.
@@ -79,6 +111,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::host::fake::FakeFiles;
 
     fn hidden(text: &str, name: &str) -> Vec<String> {
         let found = parse("/etc/dnf/dnf.conf".into(), text);
@@ -101,6 +134,25 @@ mod tests {
         assert!(hidden("[main]\nincludepkgs=nginx* dkms\n", "dkms").is_empty());
         assert!(hidden("[epel]\nincludepkgs=nginx*\n", "dkms").is_empty());
         assert!(hidden("exclude=\n", "dkms").is_empty());
+    }
+
+    #[test]
+    fn the_proxy_of_dnf_is_named() {
+        let files = FakeFiles::new();
+        files.put(
+            "/etc/dnf/dnf.conf",
+            "[main]\n#proxy=http://old\nproxy = http://joe:s3cret1@10.0.0.9:3128\n",
+        );
+        files.put("/etc/yum.repos.d/a.repo", "[a]\nproxy=_none_\n");
+        let found = proxies(&files).unwrap();
+        let [one] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert!(
+            one.starts_with("`/etc/dnf/dnf.conf`, line 3, says `proxy = http://"),
+            "{one}"
+        );
+        assert!(!one.contains("s3cret1"), "{one}");
     }
 
     proptest! {

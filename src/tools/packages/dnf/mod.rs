@@ -257,6 +257,10 @@ impl Backend for Dnf {
         exclusions::read(files)
     }
 
+    fn proxies(&self, files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> {
+        exclusions::proxies(files)
+    }
+
     fn commands(&self) -> Commands {
         Commands {
             unhold: "dnf versionlock delete 'ENTRY'",

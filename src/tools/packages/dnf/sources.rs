@@ -12,7 +12,7 @@ const FOLDER: &str = "/etc/yum.repos.d";
 
 /// The options of all repositories; a repository may say otherwise. The parts that dnf 5 reads, too, are not looked at: no
 /// distribution of a profile has it.
-const MAIN: &str = "/etc/dnf/dnf.conf";
+pub(super) const MAIN: &str = "/etc/dnf/dnf.conf";
 
 /// What is verified where a repository does not say it. dnf's own default is nothing, dnf.conf(5).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl Verified {
     }
 
     fn by_default(files: &dyn ReadFiles) -> Result<Self, FilesError> {
-        let text = files.read_text(Utf8Path::new(MAIN))?.unwrap_or_default();
+        let text = files.read_lossy(Utf8Path::new(MAIN))?.unwrap_or_default();
         let main = sections(&text).into_iter().rfind(|(id, _)| *id == "main");
         let nothing = Self::default();
         Ok(main.map_or(nothing, |(_, options)| Self::of(&options, nothing)))
@@ -59,7 +59,7 @@ pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
     for name in files.list(Utf8Path::new(FOLDER))? {
         let path = Utf8Path::new(FOLDER).join(&name);
         if path.extension() == Some("repo") {
-            let text = files.read_text(&path)?.unwrap_or_default();
+            let text = files.read_lossy(&path)?.unwrap_or_default();
             entries.extend(parse(&path, &text, default));
         }
     }
@@ -77,7 +77,17 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
         if path.extension() != Some("repo") {
             continue;
         }
-        let text = files.read_text(&path)?.unwrap_or_default();
+        let bytes = files.read(&path)?.unwrap_or_default();
+        if let Some(line) = undecodable(&bytes) {
+            found.push(SourceFlaw {
+                // libdnf/conf.py ends with a `TypeError` that names no file (tried with dnf 4.14).
+                follows: Refusal::All,
+                why: format!("line {line} of `{path}` is not UTF-8"),
+                remedy: format!("write line {line} of `{path}` in UTF-8, or remove it"),
+            });
+            continue;
+        }
+        let text = String::from_utf8_lossy(&bytes);
         let mut in_section = false;
         let bad = text.lines().position(|line| {
             let line = line.trim_end();
@@ -105,6 +115,12 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
         }
     }
     Ok(found)
+}
+
+/// The first line with an option that is not UTF-8. A comment may be anything.
+fn undecodable(bytes: &[u8]) -> Option<usize> {
+    let is_bad = |line: &[u8]| !line.starts_with(b"#") && std::str::from_utf8(line).is_err();
+    Some(bytes.split(|byte| *byte == b'\n').position(is_bad)? + 1)
 }
 
 /// The repositories in a file.
@@ -304,7 +320,26 @@ gpgcheck = 0
             "# x\n[one]\nname=One\nbaseurl=https://a.example\n https://b.example\n\n[two]\nenabled = 0\n",
         );
         put("note.txt", "anything\n");
+        // A comment in another encoding is no flaw; with a name in it, dnf ends.
+        let latin = b"# f\xfcr alle\n[three]\nname=Three\nbaseurl=https://c.example\n";
+        fakes
+            .files
+            .put("/etc/yum.repos.d/latin.repo", latin.to_vec());
         assert!(of().is_empty(), "{:?}", of());
+        let all = super::read(&*host.files).unwrap();
+        assert!(
+            all.iter().any(|entry| entry.id.as_deref() == Some("three")),
+            "{all:?}"
+        );
+        fakes.files.put(
+            "/etc/yum.repos.d/latin.repo",
+            b"[three]\nname=Gr\xfc\xdfe\n".to_vec(),
+        );
+        assert_eq!(
+            of(),
+            ["line 2 of `/etc/yum.repos.d/latin.repo` is not UTF-8"]
+        );
+        put("latin.repo", "");
         put("bad.repo", "<!DOCTYPE html>\n");
         assert!(of()[0].contains("web page"), "{:?}", of());
         put("bad.repo", "[one]\nname=One\n404\n");

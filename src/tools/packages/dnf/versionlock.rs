@@ -5,23 +5,54 @@ use std::collections::BTreeSet;
 
 use camino::Utf8Path;
 
-use super::generation;
+use super::{generation, sources};
 use crate::{
     host::{FilesError, ReadFiles},
     model::pattern,
-    tools::packages::{HoldList, Package},
+    tools::packages::{HoldList, NoHolds, Package},
 };
 
-/// Whether the plugin is there and enabled: without it the list has no effect.
-fn is_enabled(files: &dyn ReadFiles) -> Result<bool, FilesError> {
-    let text = files.read_text(Utf8Path::new(generation::LOCK_PLUGIN))?;
-    Ok(text.is_some_and(|text| {
-        let value = |line: &str| {
-            let (key, value) = line.split_once('=')?;
-            (key.trim() == "enabled").then(|| value.trim().to_ascii_lowercase())
-        };
-        (text.lines().find_map(value)).is_none_or(|value| ["1", "true", "yes"].contains(&&*value))
-    }))
+/// The list that the plugin reads, or why it reads none.
+fn list_of(files: &dyn ReadFiles) -> Result<Result<String, NoHolds>, FilesError> {
+    let main = files.read_lossy(Utf8Path::new(sources::MAIN))?;
+    if main.is_some_and(|text| !is_on(&text, "plugins")) {
+        return Ok(Err(NoHolds {
+            why: format!(
+                "`plugins` in `{}` switches off the plugins of dnf, and versionlock is one",
+                sources::MAIN
+            ),
+            remedy: format!("remove `plugins` from `{}`", sources::MAIN),
+            package: false,
+        }));
+    }
+    let text = files.read_lossy(Utf8Path::new(generation::LOCK_PLUGIN))?;
+    Ok(match text {
+        Some(text) if is_on(&text, "enabled") => {
+            Ok(value(&text, "locklist").unwrap_or_else(|| generation::LOCK_LIST.to_owned()))
+        }
+        _ => Err(NoHolds {
+            why: "dnf's plugin versionlock is not installed (package `python3-dnf-plugin-versionlock`), or it is \
+                  disabled (`enabled` in `/etc/dnf/plugins/versionlock.conf`)"
+                .to_owned(),
+            remedy: "enable it".to_owned(),
+            package: true,
+        }),
+    })
+}
+
+/// The value of an option, if it is there.
+fn value(text: &str, wanted: &str) -> Option<String> {
+    text.lines().find_map(|line| {
+        let (key, value) = line.split_once('=')?;
+        (key.trim() == wanted).then(|| value.trim().to_owned())
+    })
+}
+
+/// Whether an option is on, or not there: `dnf.conf(5)`.
+fn is_on(text: &str, wanted: &str) -> bool {
+    value(text, wanted).is_none_or(|value| {
+        ["1", "true", "yes", "on"].contains(&value.to_ascii_lowercase().as_str())
+    })
 }
 
 /// Marks the packages that are locked.
@@ -29,11 +60,10 @@ fn is_enabled(files: &dyn ReadFiles) -> Result<bool, FilesError> {
 /// # Errors
 /// When an existing file cannot be read.
 pub fn mark_held(files: &dyn ReadFiles, packages: &mut [Package]) -> Result<(), FilesError> {
-    if !is_enabled(files)? {
+    let Ok(list) = list_of(files)? else {
         return Ok(());
-    }
-    let text = files.read_text(Utf8Path::new(generation::LOCK_LIST))?;
-    let text = text.unwrap_or_default();
+    };
+    let text = files.read_lossy(Utf8Path::new(&list))?.unwrap_or_default();
     let entries: Vec<&str> = entries(&text).collect();
     for package in packages {
         package.held = entries.iter().any(|entry| locks(entry, package));
@@ -103,11 +133,23 @@ impl HoldList for Versionlock {
         "python3-dnf-plugin-versionlock"
     }
 
-    fn needs(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
-        Ok((!is_enabled(files)?).then_some(
-            "dnf's plugin versionlock is not installed (package `python3-dnf-plugin-versionlock`), \
-             or it is disabled (`enabled` in `/etc/dnf/plugins/versionlock.conf`)",
-        ))
+    fn needs(&self, files: &dyn ReadFiles) -> Result<Option<NoHolds>, FilesError> {
+        Ok(match list_of(files)? {
+            Ok(list) if list == generation::LOCK_LIST => None,
+            Ok(list) => Some(NoHolds {
+                why: format!(
+                    "dnf's plugin versionlock reads `{list}` (`locklist` in `{}`), and this program writes `{}`",
+                    generation::LOCK_PLUGIN,
+                    generation::LOCK_LIST
+                ),
+                remedy: format!(
+                    "move the entries of `{list}` to `{}`, and name that file as `locklist`",
+                    generation::LOCK_LIST
+                ),
+                package: false,
+            }),
+            Err(why) => Some(why),
+        })
     }
 
     fn with(&self, text: &str, packages: &[&Package], ours: &BTreeSet<String>) -> String {
@@ -222,6 +264,36 @@ mod tests {
         // Without the plugin the list has no effect.
         assert!(held(written, None).is_empty());
         assert!(held(written, Some("[main]\nenabled = 0\n")).is_empty());
+    }
+
+    #[test]
+    fn what_takes_the_effect_from_the_list_is_named() {
+        let asked = |main: &str, plugin: &str| {
+            let files = FakeFiles::new();
+            files.put(sources::MAIN, main);
+            files.put(generation::LOCK_PLUGIN, plugin);
+            files.put("/etc/dnf/site.list", "bash\n");
+            let mut packages = packages();
+            mark_held(&files, &mut packages).unwrap();
+            let held = packages.iter().any(|package| package.held);
+            (Versionlock.needs(&files).unwrap(), held)
+        };
+        let on = "[main]\nenabled = 1\nlocklist = /etc/dnf/plugins/versionlock.list\n";
+        assert_eq!(asked("[main]\nbest=True\n# plugins=0\n", on), (None, false));
+        let (needs, _) = asked("[main]\nplugins=0\n", on);
+        let needs = needs.unwrap();
+        assert!(
+            needs.why.starts_with("`plugins` in `/etc/dnf/dnf.conf`"),
+            "{needs:?}"
+        );
+        assert!(!needs.package);
+        let (needs, held) = asked("[main]\n", "[main]\nlocklist=/etc/dnf/site.list\n");
+        let needs = needs.unwrap();
+        assert!(
+            needs.why.contains("reads `/etc/dnf/site.list`"),
+            "{needs:?}"
+        );
+        assert!(held, "what somebody has locked there is locked");
     }
 
     #[test]
