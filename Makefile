@@ -2,16 +2,17 @@
 
 include tests/vm/vm.mk
 
-.PHONY: test test-all test-long lint format unit ptx release aarch64 deny update mutants size
+.PHONY: test test-all test-long lint format unit ptx release aarch64 deny fuzz update mutants size
 
 # What everybody runs before a commit: format, lint, unit tests, scenarios, and the core of the machine cases. It has a
 # budget of 20 minutes on two slow processors from a clean clone; `make test TIERS="core cluster"` adds a tier.
 test: format unit machines
 
-# All but what takes hours, before a release: the core, full and cluster tiers with the released program, and simulated
-# runs that are killed at every write of the first machine, where `make test` takes every fifth.
+# All but what takes hours, before a release: the core, full and cluster tiers with the released program, a short run of
+# each fuzzer, and simulated runs that are killed at every write of the first machine, where `make test` takes every fifth.
 test-all: export EVERY_MUTATION = 1
-test-all: format unit deny ptx machines-released
+test-all: SECONDS = 10
+test-all: format unit deny ptx fuzz machines-released
 
 # The rest.
 test-long: machines-long aarch64
@@ -52,6 +53,12 @@ deny:
 	if cargo deny --locked fetch db; then \
 	    cargo deny --locked check --hide-inclusion-graph --disable-fetch advisories; \
 	else echo "the database of advisories cannot be had: advisories were not looked at" >&2; fi
+
+# Fuzzes what others write and this program reads, for SECONDS each: host trees, settings, journals, the output of lspci and of
+# other tools (fuzz/src/lib.rs, fuzz/run.sh). It needs a C++ compiler.
+SECONDS ?= 3600
+fuzz:
+	fuzz/run.sh $(SECONDS)
 
 # Renews snapshots, schemas and generated docs, and lists what is different in the working tree.
 # Tests that fail for other reasons are reported, and the rest is renewed all the same.

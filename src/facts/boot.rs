@@ -178,14 +178,21 @@ fn split_path(path: &str) -> Vec<String> {
         .collect()
 }
 
+/// The most braces within each other. The script of `grub-mkconfig` has four.
+const DEEPEST: usize = 32;
+
 /// Reads the menu from `grub.cfg`, which is a script: only the lines that define menu entries or
-/// load kernels count, and the braces that end them.
+/// load kernels count, and the braces that end them. What follows more than [`DEEPEST`] braces is not read: neither time nor
+/// stack may depend on the file of a tree that somebody else has made.
 fn parse_menu(config: &str) -> Vec<Node> {
     // One frame for each open brace; what a frame of a function collects is dropped.
     let mut frames: Vec<Option<Node>> = Vec::new();
     let mut menu = Vec::new();
     for line in config.lines().map(str::trim) {
         let opens = line.ends_with('{');
+        if opens && frames.len() == DEEPEST {
+            break;
+        }
         let submenu = line.starts_with("submenu ");
         if opens && (submenu || line.starts_with("menuentry ")) {
             frames.push(Some(node(line, submenu)));
@@ -298,6 +305,15 @@ menuentry 'Memory test' {
 	linux16	/boot/memtest86+.bin
 }
 "#;
+
+    #[test]
+    fn braces_of_a_hostile_tree_take_neither_time_nor_stack() {
+        let times = 200_000;
+        let open = "menuentry a {\n".repeat(times);
+        let menu = parse_menu(&(open.clone() + &"}\n".repeat(times)));
+        assert!(menu.len() <= 1);
+        assert!(parse_menu(&(open + &"linux /vmlinuz-6.1.0\n".repeat(times))).is_empty());
+    }
 
     #[test]
     fn menu() {

@@ -17,10 +17,12 @@ pub(super) fn here(
 ) -> Result<u64, FilesError> {
     let wanted = |name: &str, version: &str| wanted(backend, name, version, wished, pins);
     let unpacked = || database.iter().filter(|package| package.is_unpacked());
-    let mut bytes: u64 = unpacked()
+    // The sizes are those that a maintainer has written into the package, whatever they are.
+    let mut bytes = unpacked()
         .filter(|package| wanted(&package.name, &package.version))
-        .map(|package| package.installed_bytes)
-        .sum();
+        .fold(0_u64, |sum, package| {
+            sum.saturating_add(package.installed_bytes)
+        });
     let Some(folder) = backend.downloads() else {
         return Ok(bytes);
     };
@@ -34,7 +36,7 @@ pub(super) fn here(
             && !outlived
             && let Some(stat) = files.stat(&folder.join(&file))?
         {
-            bytes += stat.size;
+            bytes = bytes.saturating_add(stat.size);
         }
     }
     Ok(bytes)
@@ -56,4 +58,37 @@ fn wanted(
         || pins.iter().any(|pin| {
             fits(&pin.version) && pin.packages.iter().any(|one| pattern::matches(one, name))
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::here;
+    use crate::{
+        config::desired::PackageWish,
+        host::fake::FakeFiles,
+        tools::packages::{Condition, Manager, Package},
+    };
+
+    /// The sizes in the database of a tree may be those of nobody's package.
+    #[test]
+    fn sizes_that_no_disk_has_are_no_overflow() {
+        let database = ["a", "b"].map(|name| Package {
+            name: name.to_owned(),
+            id: name.to_owned(),
+            architecture: "amd64".to_owned(),
+            version: "1".to_owned(),
+            condition: Condition::Installed,
+            held: false,
+            packager: None,
+            vendor: None,
+            installed_bytes: u64::MAX,
+        });
+        let wished = ["a", "b"].map(|name| PackageWish {
+            name: name.to_owned(),
+            version: None,
+        });
+        let files = FakeFiles::new();
+        let bytes = here(Manager::Apt.backend(), &files, &database, &wished, &[]);
+        assert_eq!(bytes.ok(), Some(u64::MAX));
+    }
 }

@@ -1,0 +1,61 @@
+//! The corpus of the fuzzers (`make fuzz`), given to the same functions without a fuzzer. A text that was a finding stays in it.
+
+use std::{fs, panic, path::Path};
+
+#[path = "../fuzz/src/lib.rs"]
+mod targets;
+
+fn texts_of(name: &str) -> Vec<(String, Vec<u8>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+    let entries = fs::read_dir(folder.join(name)).expect("the corpus of a target");
+    let texts: Vec<(String, Vec<u8>)> = entries
+        .map(|entry| {
+            let path = entry.expect("an entry").path();
+            let text = fs::read(&path).expect("a text");
+            (path.display().to_string(), text)
+        })
+        .collect();
+    assert!(texts.len() > 1, "{name} has no corpus");
+    texts
+}
+
+fn read(name: &str) {
+    let (_, target) = (targets::TARGETS.iter())
+        .find(|(own, _)| *own == name)
+        .expect("a target");
+    let failed: Vec<String> = (texts_of(name).into_iter())
+        .filter(|(_, text)| panic::catch_unwind(|| target(text)).is_err())
+        .map(|(path, _)| path)
+        .collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+#[test]
+fn answers() {
+    read("answers");
+}
+
+#[test]
+fn journals() {
+    read("journal");
+}
+
+#[test]
+fn outputs_of_lspci() {
+    read("lspci");
+}
+
+#[test]
+fn settings() {
+    read("settings");
+}
+
+#[test]
+fn texts() {
+    read("texts");
+}
+
+#[test]
+fn trees() {
+    read("tree");
+}
