@@ -8,11 +8,10 @@ include tests/vm/vm.mk
 # budget of 20 minutes on two slow processors from a clean clone; `make test TIERS="core cluster"` adds a tier.
 test: format unit machines
 
-# All but what takes hours, before a release: the core, full and cluster tiers with the released program, a short run of
-# each fuzzer, and simulated runs that are killed at every write of the first machine, where `make test` takes every fifth.
+# All but what takes hours, before a release: the core, full and cluster tiers with the released program, and simulated
+# runs that are killed at every write of the first machine, where `make test` takes every fifth.
 test-all: export EVERY_MUTATION = 1
-test-all: SECONDS = 10
-test-all: format unit deny ptx fuzz machines-released
+test-all: format unit deny ptx machines-released
 
 # The rest.
 test-long: machines-long aarch64
