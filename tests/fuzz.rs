@@ -5,12 +5,18 @@ use std::{fs, panic, path::Path};
 #[path = "../fuzz/src/lib.rs"]
 mod targets;
 
+/// The texts of a target: its corpus, or texts of other tests that are of the kind, as in `fuzz/run.sh`.
 fn texts_of(name: &str) -> Vec<(String, Vec<u8>)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
-    let entries = fs::read_dir(folder.join(name)).expect("the corpus of a target");
+    let folder = match name {
+        "journal" => "tests/journals".to_owned(),
+        name => format!("fuzz/corpus/{name}"),
+    };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let entries = fs::read_dir(folder).expect("the corpus of a target");
     let texts: Vec<(String, Vec<u8>)> = entries
-        .map(|entry| {
-            let path = entry.expect("an entry").path();
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.is_file())
+        .map(|path| {
             let text = fs::read(&path).expect("a text");
             (path.display().to_string(), text)
         })
