@@ -33,12 +33,13 @@ pub(super) const OTHERS: [&str; 19] = [
     "/etc/ssh",
 ];
 
-/// Folders of links that packages of the system make.
-const LINKS: [&str; 4] = [
+/// Folders of links that packages of the system make, and those that enable units: whoever removes a unit takes them along.
+const LINKS: [&str; 5] = [
     "/etc/alternatives",
     "/etc/ca-certificates",
     "/etc/pki",
     "/etc/ssl",
+    "/etc/systemd",
 ];
 
 /// Whether the script of a package that goes may take a file along that belongs to no package: it lies in a folder of its
