@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -33,25 +33,19 @@ pub(super) const OTHERS: [&str; 19] = [
     "/etc/ssh",
 ];
 
-/// Folders of links that packages of the system make, and those that enable units: whoever removes a unit takes them along.
-const LINKS: [&str; 5] = [
-    "/etc/alternatives",
-    "/etc/ca-certificates",
-    "/etc/pki",
-    "/etc/ssl",
-    "/etc/systemd",
+/// Folders of the programs that this program installs. A script of a package that goes may take along what lies there and
+/// belongs to no package, as `/etc/docker/daemon.json`.
+const OF_PROGRAMS: [&str; 9] = [
+    "/etc/cdi",
+    "/etc/cni",
+    "/etc/containerd",
+    "/etc/containers",
+    "/etc/crio",
+    "/etc/default",
+    "/etc/docker",
+    "/etc/nvidia",
+    "/etc/nvidia-container-runtime",
 ];
-
-/// Whether the script of a package that goes may take a file along that belongs to no package: it lies in a folder of its
-/// own, as `/etc/docker/daemon.json`, and not in one of the system's.
-fn may_be_taken(path: &Utf8Path) -> bool {
-    let folder = path.parent().unwrap_or(path);
-    let name = folder.as_str();
-    name != "/etc"
-        && !name.starts_with("/etc/rc")
-        && !path.as_str().contains(OURS)
-        && !(OTHERS.iter().chain(&LINKS)).any(|other| path.starts_with(other))
-}
 
 /// A part of the name of each file that this program writes.
 pub(super) const OURS: &str = "gpu-bootstrap";
@@ -185,7 +179,10 @@ impl Inventory {
                 etc: &later.unowned.etc - &self.unowned.etc,
             },
             there: (self.unowned.etc.iter())
-                .filter(|path| !later.unowned.etc.contains(*path) || may_be_taken(path))
+                .filter(|path| {
+                    let of_program = OF_PROGRAMS.iter().any(|folder| path.starts_with(folder));
+                    !later.unowned.etc.contains(*path) || of_program
+                })
                 .cloned()
                 .collect(),
         }

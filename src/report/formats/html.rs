@@ -1,12 +1,15 @@
 use std::io::{self, Write};
 
-use super::{Alarm, by_layer, line};
+use super::{Alarm, by_layer, line, values};
 use crate::{
     check::{Finding, Layer, Verdict},
     engine::RunReport,
     facts::{Facts, PciFact},
     model::pci::PciAddress,
-    report::document::{Machine, TOOL, Verdicts},
+    report::{
+        document::{Machine, TOOL, Verdicts},
+        style::word,
+    },
 };
 
 const STYLE: &str = include_str!("page.css");
@@ -123,14 +126,14 @@ fn layers(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
     let worst = |findings: &[&Finding]| {
         let any = |verdict| findings.iter().any(|finding| finding.status == verdict);
         [
-            (Verdict::Fail, "fail"),
-            (Verdict::Warn, "warn"),
-            (Verdict::Unknown, "unknown"),
-            (Verdict::Pass, "pass"),
+            Verdict::Fail,
+            Verdict::Warn,
+            Verdict::Unknown,
+            Verdict::Pass,
         ]
         .into_iter()
-        .find_map(|(verdict, class)| any(verdict).then_some(class))
-        .unwrap_or("skip")
+        .find(|verdict| any(*verdict))
+        .map_or("skip", word)
     };
     let all: Vec<(Layer, Vec<&Finding>)> = by_layer(findings).collect();
     let root = (all.iter()).find(|(_, findings)| worst(findings) == "fail");
@@ -171,12 +174,11 @@ fn findings(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
 
 /// A finding. Those that a person should read are open.
 fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
-    let (class, open) = match finding.status {
-        Verdict::Fail => ("fail", finding.because.is_none()),
-        Verdict::Warn => ("warn", true),
-        Verdict::Unknown => ("unknown", true),
-        Verdict::Pass => ("pass", false),
-        Verdict::Skip => ("skip", false),
+    let class = word(finding.status);
+    let open = match finding.status {
+        Verdict::Fail => finding.because.is_none(),
+        Verdict::Warn | Verdict::Unknown => true,
+        Verdict::Pass | Verdict::Skip => false,
     };
     writeln!(
         to,
@@ -189,18 +191,11 @@ fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
     if let Some(cause) = &finding.because {
         writeln!(to, "<p>caused by <code>{cause}</code></p>")?;
     }
-    let mut values = String::new();
-    for (name, value) in [
-        ("observed", &finding.observed),
-        ("expected", &finding.expected),
-        ("remedy", &finding.remedy),
-    ] {
-        if let Some(value) = value {
-            values.push_str(&format!("<dt>{name}</dt><dd>{}</dd>", escaped(value)));
-        }
-    }
-    if !values.is_empty() {
-        writeln!(to, "<dl>{values}</dl>")?;
+    let rows: String = values(finding)
+        .map(|(name, value)| format!("<dt>{name}</dt><dd>{}</dd>", escaped(value)))
+        .collect();
+    if !rows.is_empty() {
+        writeln!(to, "<dl>{rows}</dl>")?;
     }
     for link in &finding.links {
         let link = escaped(link);

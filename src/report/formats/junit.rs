@@ -2,7 +2,7 @@ use std::io::{self, Write};
 
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
-use super::{by_layer, line};
+use super::{by_layer, line, values};
 use crate::{
     check::{Finding, Verdict},
     engine::RunReport,
@@ -51,14 +51,8 @@ fn status(finding: &Finding) -> TestCaseStatus {
 
 /// What else is known, one line each.
 fn details(finding: &Finding) -> String {
-    let because = finding.because.as_ref().map(ToString::to_string);
-    [
-        ("observed", finding.observed.as_ref()),
-        ("expected", finding.expected.as_ref()),
-        ("cause", because.as_ref()),
-        ("remedy", finding.remedy.as_ref()),
-    ]
-    .into_iter()
-    .filter_map(|(name, value)| Some(format!("{name}: {}\n", value?)))
-    .collect()
+    let because = finding.because.as_ref().map(|id| ("cause", id.as_str()));
+    (because.into_iter().chain(values(finding)))
+        .map(|(name, value)| format!("{name}: {value}\n"))
+        .collect()
 }

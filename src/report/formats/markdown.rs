@@ -1,6 +1,6 @@
 use std::io::{self, Write};
 
-use super::{Alarm, line};
+use super::{Alarm, line, values};
 use crate::{
     check::{Finding, Verdict},
     engine::RunReport,
@@ -70,14 +70,8 @@ fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
     if let Some(cause) = &finding.because {
         writeln!(to, "- cause: `{cause}`")?;
     }
-    for (name, value) in [
-        ("observed", &finding.observed),
-        ("expected", &finding.expected),
-        ("remedy", &finding.remedy),
-    ] {
-        if let Some(value) = value {
-            writeln!(to, "- {name}: {}", escaped(value))?;
-        }
+    for (name, value) in values(finding) {
+        writeln!(to, "- {name}: {}", escaped(value))?;
     }
     for link in &finding.links {
         writeln!(to, "- <{link}>")?;

@@ -99,6 +99,17 @@ fn by_layer(findings: &[Finding]) -> impl Iterator<Item = (Layer, Vec<&Finding>)
         .filter(|(_, findings)| !findings.is_empty())
 }
 
+/// What a finding says beside its reason, by name.
+fn values(finding: &Finding) -> impl Iterator<Item = (&'static str, &str)> {
+    [
+        ("observed", &finding.observed),
+        ("expected", &finding.expected),
+        ("remedy", &finding.remedy),
+    ]
+    .into_iter()
+    .filter_map(|(name, value)| Some((name, value.as_deref()?)))
+}
+
 /// A text as one line without control characters.
 fn line(text: &str) -> String {
     let words = text.split(|c: char| c.is_control() || c.is_whitespace());

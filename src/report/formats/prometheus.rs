@@ -1,10 +1,10 @@
 use std::io::{self, Write};
 
 use crate::{
-    check::{Layer, Verdict},
+    check::Layer,
     engine::RunReport,
     exit::Exit,
-    report::document::TOOL,
+    report::{document::TOOL, style::word},
 };
 
 /// Metrics in Prometheus' text format, for node_exporter's textfile collector: no time stamps, a line end at the end, and the
@@ -54,14 +54,4 @@ pub fn prometheus(to: &mut dyn Write, report: &RunReport, gpus: usize) -> io::Re
         &findings,
     )?;
     to.flush()
-}
-
-const fn word(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Pass => "pass",
-        Verdict::Warn => "warn",
-        Verdict::Fail => "fail",
-        Verdict::Skip => "skip",
-        Verdict::Unknown => "unknown",
-    }
 }

@@ -2,10 +2,11 @@ use std::io::{self, Write};
 
 use serde_json::json;
 
-use super::line;
+use super::{line, values};
 use crate::{
     check::{Finding, Verdict},
     engine::RunReport,
+    report::style::word,
 };
 
 /// TAP, version 14 (testanything.org): a line for each finding; below those that a person should read a block of YAML, whose
@@ -46,20 +47,10 @@ fn escaped(text: &str) -> String {
 
 fn block(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
     writeln!(to, "  ---")?;
-    let severity = match finding.status {
-        Verdict::Fail => "fail",
-        _ => "warn",
-    };
     writeln!(to, "  message: {}", json!(finding.why))?;
-    writeln!(to, "  severity: {severity}")?;
-    for (name, value) in [
-        ("observed", &finding.observed),
-        ("expected", &finding.expected),
-        ("remedy", &finding.remedy),
-    ] {
-        if let Some(value) = value {
-            writeln!(to, "  {name}: {}", json!(value))?;
-        }
+    writeln!(to, "  severity: {}", word(finding.status))?;
+    for (name, value) in values(finding) {
+        writeln!(to, "  {name}: {}", json!(value))?;
     }
     if let Some(cause) = &finding.because {
         writeln!(to, "  cause: {cause}")?;

@@ -8,7 +8,7 @@ use crate::{
     host::{FilesError, ReadFiles},
     model::{
         pattern,
-        secret::Secret,
+        secret::{Secret, without_logins},
         version::{Branch, DriverVersion},
     },
 };
@@ -262,6 +262,31 @@ pub struct NoHolds {
     pub remedy: String,
     /// The package of the list may be all that is missing.
     pub package: bool,
+}
+
+/// The lines of an administrator's files that name a proxy, as sentences without logins.
+///
+/// # Errors
+/// When an existing file cannot be read.
+pub(super) fn lines_of_proxies(
+    files: &dyn ReadFiles,
+    paths: &[Utf8PathBuf],
+    names_proxy: impl Fn(&str) -> bool,
+) -> Result<Vec<String>, FilesError> {
+    let mut found = Vec::new();
+    for path in paths {
+        let text = files.read_lossy(path)?.unwrap_or_default();
+        let lines = text.lines().enumerate();
+        found.extend(
+            lines
+                .filter(|(_, line)| names_proxy(line))
+                .map(|(at, line)| {
+                    let line = without_logins(line.trim());
+                    format!("`{path}`, line {}, says `{line}`", at + 1)
+                }),
+        );
+    }
+    Ok(found)
 }
 
 /// A line by which somebody keeps packages from being installed.

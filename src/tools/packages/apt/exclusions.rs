@@ -5,8 +5,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     host::{FilesError, ReadFiles},
-    model::secret::without_logins,
-    tools::packages::Exclusion,
+    tools::packages::{Exclusion, types::lines_of_proxies},
 };
 
 const FILE: &str = "/etc/apt/preferences";
@@ -25,22 +24,7 @@ pub(super) fn proxies(files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> 
             .map(|name| folder.join(name))
             .filter(|path| path.extension().is_none_or(|end| end == "conf")),
     );
-    let mut found = Vec::new();
-    for path in paths {
-        let text = files.read_lossy(&path)?.unwrap_or_default();
-        found.extend(
-            (text.lines().enumerate())
-                .filter(|(_, line)| names_proxy(line))
-                .map(|(at, line)| {
-                    format!(
-                        "`{path}`, line {}, says `{}`",
-                        at + 1,
-                        without_logins(line.trim())
-                    )
-                }),
-        );
-    }
-    Ok(found)
+    lines_of_proxies(files, &paths, names_proxy)
 }
 
 fn names_proxy(line: &str) -> bool {

@@ -5,8 +5,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     host::{FilesError, ReadFiles},
-    model::secret::without_logins,
-    tools::packages::Exclusion,
+    tools::packages::{Exclusion, types::lines_of_proxies},
 };
 
 /// The configuration of all repositories.
@@ -41,22 +40,7 @@ pub(super) fn proxies(files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> 
             key.trim() == "proxy" && !["", "_none_"].contains(&value.trim())
         })
     };
-    let mut found = Vec::new();
-    for path in files_of(files)? {
-        let text = files.read_lossy(&path)?.unwrap_or_default();
-        found.extend(
-            (text.lines().enumerate())
-                .filter(|(_, line)| names_proxy(line))
-                .map(|(at, line)| {
-                    format!(
-                        "`{path}`, line {}, says `{}`",
-                        at + 1,
-                        without_logins(line.trim())
-                    )
-                }),
-        );
-    }
-    Ok(found)
+    lines_of_proxies(files, &files_of(files)?, names_proxy)
 }
 
 /// `includepkgs` of a repository says nothing about the others, so only that of all counts.
