@@ -30,7 +30,12 @@ pub fn label(frame: &Frame) -> Result<()> {
     let root = frame.root();
     fs::write(root.join("root/testbed.cil"), MODULE).context("cannot write a policy module")?;
     let root = root.to_string_lossy();
-    let argv = ["chroot", &root, "/bin/sh", "-euc", LABEL].map(String::from);
+    // `setfiles` sets labels through /proc/self/fd.
+    let inside = "mount -t proc proc \"$1/proc\" && exec chroot \"$1\" /bin/sh -euc \"$2\"";
+    let argv = [
+        "unshare", "--mount", "/bin/sh", "-euc", inside, "sh", &root, LABEL,
+    ]
+    .map(String::from);
     Cmd::new(frame.group.inside(Part::Support, &argv))
         .ok()
         .context("cannot label a disk for SELinux")
