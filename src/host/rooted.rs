@@ -1,5 +1,6 @@
 //! `--root DIR`: a mounted image or a recorded tree in place of `/`. Only its files are read, and
-//! nothing is executed. Links resolve inside the tree, as they would if it were booted.
+//! nothing is executed. Links resolve inside the tree, as they would if it were booted; so do the links of drivers and
+//! libraries that a copy has kept as text, as git and some archives do where they cannot make links.
 
 use std::fs::File;
 use std::io;
@@ -14,13 +15,16 @@ use nix::sys::statvfs::fstatvfs;
 use super::files::Room;
 use super::os::{self, absent, failed, present};
 use super::read_only;
-use super::{FilesError, Host, ReadFiles, Stat};
+use super::{FilesError, Host, Kind, ReadFiles, Stat};
 
 /// The reason of every refusal.
 const WHY: &str = "nothing is changed in or executed from a `--root` tree";
 
 /// The kernel asks to try again when a folder moved during the look-up.
 const ATTEMPTS: usize = 16;
+
+/// Folders that are links on most systems, in a tree that has them.
+const FOLDERS: [&str; 6] = ["/var/run", "/var/lock", "/bin", "/sbin", "/lib", "/lib64"];
 
 /// The files below a folder.
 #[derive(Debug)]
@@ -71,6 +75,54 @@ impl RootedFiles {
         Err(os::error(Errno::EAGAIN))
     }
 
+    /// The target of a link that a copy of the tree has kept as a file with its text. Only where a machine has nothing but
+    /// links or folders: the driver of a device, a library's name without its whole version, and [`FOLDERS`].
+    fn link_as_text(&self, path: &Utf8Path) -> Option<Utf8PathBuf> {
+        /// A path in a package or in sysfs is shorter.
+        const LONGEST: u64 = 255;
+        let name = path.file_name()?;
+        let is_driver = path.starts_with("/sys") && name == "driver";
+        if !is_driver && !name.contains(".so.") && !FOLDERS.contains(&path.as_str()) {
+            return None;
+        }
+        let file = self.open_at(path, OFlag::O_PATH | OFlag::O_NOFOLLOW).ok()?;
+        let about = file.metadata().ok()?;
+        if !about.is_file() || !(1..=LONGEST).contains(&about.len()) {
+            return None;
+        }
+        let text = String::from_utf8(self.read_regular(path).ok()?).ok()?;
+        let target = text.trim_end_matches('\n');
+        let is_path = target
+            .chars()
+            .all(|one| one.is_ascii_graphic() && !matches!(one, '"' | '\'' | '*'));
+        (is_path && !target.is_empty()).then(|| target.into())
+    }
+
+    /// The path without the links kept as text on the way to it.
+    fn below_folders(&self, path: &Utf8Path) -> Utf8PathBuf {
+        let inside = FOLDERS.iter().find_map(|folder| {
+            let rest = path.strip_prefix(folder).ok()?;
+            let target = self.link_as_text((*folder).into())?;
+            let parent = Utf8Path::new(folder).parent().unwrap_or("/".into());
+            (!rest.as_str().is_empty()).then(|| parent.join(target).join(rest))
+        });
+        inside.unwrap_or_else(|| path.to_owned())
+    }
+
+    /// The path that links kept as text lead to.
+    fn followed(&self, path: &Utf8Path) -> Utf8PathBuf {
+        /// libcuda.so, libcuda.so.1, libcuda.so.580.95.05.
+        const CHAIN: usize = 4;
+        let mut at = self.below_folders(path);
+        for _ in 0..CHAIN {
+            let Some(target) = self.link_as_text(&at) else {
+                break;
+            };
+            at = at.parent().unwrap_or("/".into()).join(target);
+        }
+        at
+    }
+
     fn read_regular(&self, path: &Utf8Path) -> io::Result<Vec<u8>> {
         // First without opening it for real: that can act on a device, or wait for a pipe.
         os::regular(&self.open_at(path, OFlag::O_PATH)?.metadata()?)?;
@@ -79,7 +131,14 @@ impl RootedFiles {
 
     fn stat_at(&self, path: &Utf8Path) -> io::Result<Stat> {
         let file = self.open_at(path, OFlag::O_PATH | OFlag::O_NOFOLLOW)?;
-        os::stat(&file.metadata()?, || text(readlinkat(&file, "")?.into()))
+        let stat = os::stat(&file.metadata()?, || text(readlinkat(&file, "")?.into()))?;
+        Ok(match self.link_as_text(path) {
+            Some(target) => Stat {
+                kind: Kind::Link(target),
+                ..stat
+            },
+            None => stat,
+        })
     }
 
     fn names(&self, folder: &Utf8Path) -> io::Result<Vec<String>> {
@@ -120,22 +179,22 @@ impl RootedFiles {
 
 impl ReadFiles for RootedFiles {
     fn read(&self, path: &Utf8Path) -> Result<Option<Vec<u8>>, FilesError> {
-        present(self.read_regular(path)).map_err(failed("read", path))
+        present(self.read_regular(&self.followed(path))).map_err(failed("read", path))
     }
 
     fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError> {
-        present(self.stat_at(path)).map_err(failed("stat", path))
+        present(self.stat_at(&self.below_folders(path))).map_err(failed("stat", path))
     }
 
     fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
-        match self.names(folder) {
+        match self.names(&self.followed(folder)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             names => names.map_err(failed("list", folder)),
         }
     }
 
     fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
-        present(self.real(path)).map_err(failed("resolve", path))
+        present(self.real(&self.followed(path))).map_err(failed("resolve", path))
     }
 
     fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
@@ -152,7 +211,7 @@ fn text(path: std::path::PathBuf) -> io::Result<Utf8PathBuf> {
 mod tests {
     use super::*;
     use crate::host::real::RealFiles;
-    use crate::host::{Cmd, Files, Kind, Nvml};
+    use crate::host::{Cmd, Files, Nvml};
 
     fn tree() -> (tempfile::TempDir, Host) {
         let temporary = tempfile::tempdir().unwrap();
@@ -173,6 +232,63 @@ mod tests {
         link("etc/gone", "/nowhere");
         let host = host(&root).unwrap();
         (temporary, host)
+    }
+
+    #[test]
+    fn links_that_a_copy_kept_as_text_are_links_where_only_links_are() {
+        let (keep, _) = tree();
+        let root = Utf8PathBuf::from_path_buf(keep.path().to_owned()).unwrap();
+        for (path, content) in [
+            (
+                "sys/bus/pci/devices/0000:01:00.0/driver",
+                "../../drivers/nvidia",
+            ),
+            ("usr/lib/libcuda.so.1", "libcuda.so.580.95.05\n"),
+            ("usr/lib/libcuda.so.580.95.05", "\x7fELF"),
+            ("usr/lib/libgone.so.1", "../../../../libgone.so.2"),
+            ("usr/lib/libself.so.1", "libself.so.1"),
+            ("usr/lib/liblinker.so.1", "INPUT(-lgcc -lc)"),
+            ("etc/driver", "../../drivers/nvidia"),
+            ("run/cdi/nvidia.yaml", "cdiVersion: 0.6.0"),
+            ("var/run", "../run"),
+        ] {
+            RealFiles
+                .write(&root.join(path), content.as_bytes(), 0o644)
+                .unwrap();
+        }
+        let host = host(&root).unwrap();
+        let kind = |path: &str| host.files.stat(path.into()).unwrap().unwrap().kind;
+        let resolve = |path: &str| host.files.resolve(path.into()).unwrap();
+        assert_eq!(
+            kind("/sys/bus/pci/devices/0000:01:00.0/driver"),
+            Kind::Link("../../drivers/nvidia".into())
+        );
+        assert_eq!(
+            resolve("/usr/lib/libcuda.so.1").unwrap(),
+            "/usr/lib/libcuda.so.580.95.05"
+        );
+        assert_eq!(
+            host.files
+                .read("/usr/lib/libcuda.so.1".into())
+                .unwrap()
+                .unwrap(),
+            b"\x7fELF"
+        );
+        assert_eq!(resolve("/usr/lib/libgone.so.1"), None);
+        assert_eq!(kind("/var/run"), Kind::Link("../run".into()));
+        assert_eq!(kind("/var/run/cdi"), Kind::Folder);
+        assert_eq!(
+            host.files.list("/var/run/cdi".into()).unwrap(),
+            ["nvidia.yaml"]
+        );
+        // A circle ends.
+        assert_eq!(
+            resolve("/usr/lib/libself.so.1").unwrap(),
+            "/usr/lib/libself.so.1"
+        );
+        for path in ["/usr/lib/liblinker.so.1", "/etc/driver"] {
+            assert_eq!(kind(path), Kind::File, "{path}");
+        }
     }
 
     #[test]
