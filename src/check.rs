@@ -5,8 +5,16 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    compat::matrix::Matrix, config::desired::Desired, facts::Facts, host::Reader, model::id::Id,
-    state::State, step::StepError,
+    compat::matrix::Matrix,
+    config::desired::Desired,
+    facts::Facts,
+    host::Reader,
+    model::{
+        findings::{self, Remedy},
+        id::Id,
+    },
+    state::State,
+    step::StepError,
 };
 
 /// What a check examines. A machine can be examined without anything being wanted there.
@@ -64,6 +72,10 @@ pub struct Finding {
     pub expected: Option<String>,
     /// What to do.
     pub remedy: Option<String>,
+    /// What kind of act the remedy is, where it is not that of the registry.
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub remedy_class: Option<Remedy>,
     /// Links to documentation.
     pub links: Vec<String>,
     /// The finding that is the root cause of this one.
@@ -76,94 +88,23 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A finding without values; who makes it sets those that it has.
+    /// A finding without values; who makes it sets those that it has. The registry has its title.
     #[must_use]
-    pub fn new(id: Id, title: &str, status: Verdict, why: impl Into<String>) -> Self {
+    pub fn new(id: Id, status: Verdict, why: impl Into<String>) -> Self {
         Self {
+            title: findings::title(&id).to_owned(),
             id,
-            title: title.to_owned(),
             status,
             why: why.into(),
             observed: None,
             expected: None,
             remedy: None,
+            remedy_class: None,
             links: Vec::new(),
             because: None,
             would_change: false,
         }
     }
-}
-
-/// The layer of a finding, in the order in which a node is built: the first layer with a problem has
-/// the root cause.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Layer {
-    /// Operating system, firmware and virtualization.
-    Machine,
-    /// GPUs on the PCI bus.
-    Bus,
-    /// The driver and its packages.
-    Driver,
-    /// `NVSwitch` and `NVLink`.
-    Fabric,
-    /// Container runtimes and the toolkit.
-    Runtime,
-    /// The whole node, and whether this program can prepare it: a fault of the machine is named before
-    /// that nobody here repairs it.
-    Node,
-}
-
-impl Layer {
-    /// The layer of a finding of this name.
-    #[must_use]
-    pub fn of(id: &Id) -> Self {
-        let name = id.as_str();
-        // They are about the driver; nothing else depends on them.
-        if [
-            "kernel.deny",
-            "kernel.headers",
-            "os.pkg.consistency",
-            "os.pkg.pins",
-            "os.pkg.sources",
-        ]
-        .contains(&name)
-        {
-            return Self::Driver;
-        }
-        match name.split_once('.').map_or(name, |(first, _)| first) {
-            "os" | "kernel" | "preflight" | "secure-boot" | "virt" => Self::Machine,
-            "pci" => Self::Bus,
-            "driver" | "drv" | "log" | "packages" | "repositories" => Self::Driver,
-            "fabric" | "nvl" => Self::Fabric,
-            "container" | "containerd" | "docker" | "runtime" | "rt" | "toolkit" | "cdi" => {
-                Self::Runtime
-            }
-            _ => Self::Node,
-        }
-    }
-}
-
-/// Findings that tell, where they fail, what keeps this program from doing what it would like to do. They
-/// are no fault of the machine, which may work without.
-const WISHES: [&str; 12] = [
-    "config.resolvable",
-    "driver.packages",
-    "kernel.headers",
-    "kernel.release",
-    "packages.hold",
-    "preflight",
-    "repositories",
-    "runtime.containerd",
-    "runtime.crio",
-    "runtime.docker",
-    "runtime.podman",
-    "toolkit.packages",
-];
-
-/// Whether a finding of this name is about what this program would like, and not about the machine's health.
-#[must_use]
-pub fn is_wish(id: &Id) -> bool {
-    WISHES.contains(&id.as_str())
 }
 
 /// A family of health checks.

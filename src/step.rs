@@ -32,10 +32,8 @@ pub struct Cx<'a> {
 /// A step: a piece of the desired state with a public name.
 #[async_trait]
 pub trait Step: Send + Sync {
-    /// Its stable public name.
+    /// Its stable public name. The registry of findings (`model::findings`) has its title.
     fn id(&self) -> StepId;
-    /// For people: what it is about, as `NVIDIA driver packages`.
-    fn title(&self) -> &'static str;
     /// Steps that must have ended before this one is assessed.
     fn after(&self) -> &[StepId] {
         &[]

@@ -80,10 +80,6 @@ impl Step for Motd {
         StepId::new("motd")
     }
 
-    fn title(&self) -> &'static str {
-        "Message of the day"
-    }
-
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         Ok(decide(&detect(cx)?, self.wish.as_deref()))
     }

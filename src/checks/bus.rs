@@ -1,23 +1,20 @@
-//! The GPUs that do not answer on the PCI bus any more, by their configuration space.
+//! The GPUs on the PCI bus: those that do not answer any more, and the errors of their links.
 
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
-use super::{
-    log::POWER,
-    words::{self, gpus, places},
-};
+use super::words::{self, POWER, gpus, places};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     error::one_line,
     facts::GpuFact,
-    host::FilesError,
+    host::{FilesError, ReadFiles},
     model::{id::Id, pci::DEVICES},
     step::StepError,
 };
 
 const REVFF: Id = Id::new("pci.gpu.revff");
-const TITLE: &str = "GPUs that answer on the bus";
+const AER: Id = Id::new("pci.aer");
 
 /// The revision of a device that does not answer.
 const GONE: &str = "0xff";
@@ -74,7 +71,7 @@ fn answer(read: Result<Option<Vec<u8>>, FilesError>) -> Answer {
 }
 
 fn decide(found: &[(&GpuFact, Answer)], virtualization: Option<&str>) -> Finding {
-    let say = |status, why: String| Finding::new(REVFF, TITLE, status, why);
+    let say = |status, why: String| Finding::new(REVFF, status, why);
     if found.is_empty() {
         return say(
             Verdict::Skip,
@@ -132,22 +129,125 @@ fn decide(found: &[(&GpuFact, Answer)], virtualization: Option<&str>) -> Finding
     say(Verdict::Pass, format!("{alive} of {}", gpus(alive)))
 }
 
+/// The errors of a link that were not corrected, since the machine booted: fatal and others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Uncorrected {
+    fatal: u64,
+    others: u64,
+}
+
+/// What the kernel counts by Advanced Error Reporting (`Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats`
+/// of Linux). `None` where the device has no such counters.
+fn uncorrected(gpu: &GpuFact, files: &dyn ReadFiles) -> Result<Option<Uncorrected>, StepError> {
+    let folder = Utf8PathBuf::from(format!("{DEVICES}/{}", gpu.pci_address));
+    let total = |name: &str, total: &str| -> Result<Option<u64>, StepError> {
+        let text = files.read_text(&folder.join(name))?;
+        Ok(text.and_then(|text| {
+            let line = text.lines().find_map(|line| line.strip_prefix(total))?;
+            line.trim().parse().ok()
+        }))
+    };
+    let fatal = total("aer_dev_fatal", "TOTAL_ERR_FATAL")?;
+    let others = total("aer_dev_nonfatal", "TOTAL_ERR_NONFATAL")?;
+    Ok(fatal
+        .zip(others)
+        .map(|(fatal, others)| Uncorrected { fatal, others }))
+}
+
+fn links(found: &[(&GpuFact, Uncorrected)]) -> Finding {
+    let say = |status, why: String| Finding::new(AER, status, why);
+    if found.is_empty() {
+        return say(
+            Verdict::Skip,
+            "the kernel counts none: firmware or the hypervisor keeps them, or there is no GPU"
+                .to_owned(),
+        );
+    }
+    let with = |is: fn(&Uncorrected) -> bool| -> Vec<&GpuFact> {
+        (found.iter().filter(|(_, errors)| is(errors)))
+            .map(|(gpu, _)| *gpu)
+            .collect()
+    };
+    let (fatal, others) = (
+        with(|errors| errors.fatal > 0),
+        with(|errors| errors.others > 0),
+    );
+    let (status, kind, sick) = match (fatal.is_empty(), others.is_empty()) {
+        (false, _) => (Verdict::Fail, "fatal errors", fatal),
+        (true, false) => (Verdict::Warn, "errors that were not corrected", others),
+        (true, true) => return say(Verdict::Pass, "none since boot".to_owned()),
+    };
+    Finding {
+        remedy: Some(
+            "check the seat of the GPU, its riser and its cables; if errors come again, have it replaced"
+                .to_owned(),
+        ),
+        ..say(
+            status,
+            format!("{kind} since boot: {}", places(sick)),
+        )
+    }
+}
+
 #[async_trait]
 impl Check for Bus {
     fn ids(&self) -> &[Id] {
-        const { &[REVFF] }
+        const { &[REVFF, AER] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let virtualization = subject.facts.virtualization.as_deref();
-        Ok(vec![decide(&detect(subject)?, virtualization)])
+        let found = detect(subject)?;
+        let mut errors = Vec::new();
+        for (gpu, _) in &found {
+            if let Some(counted) = uncorrected(gpu, subject.host.files())? {
+                errors.push((*gpu, counted));
+            }
+        }
+        Ok(vec![decide(&found, virtualization), links(&errors)])
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, answer, decide};
-    use crate::{check::Verdict, steps::fixtures::facts};
+    use super::{Answer, Uncorrected, answer, decide, links, uncorrected};
+    use crate::{check::Verdict, host::fake::FakeFiles, steps::fixtures::facts};
+
+    #[test]
+    fn uncorrected_errors_of_a_link_are_counted_by_the_kernel() {
+        let facts = facts();
+        let gpu = &facts.gpus[0];
+        let files = FakeFiles::new();
+        assert_eq!(uncorrected(gpu, &files).expect("readable"), None);
+        // As `Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats` shows them.
+        let folder = format!("/sys/bus/pci/devices/{}", gpu.pci_address);
+        files.put(
+            &format!("{folder}/aer_dev_fatal"),
+            "Undefined 0\nDLP 0\nTOTAL_ERR_FATAL 1\n",
+        );
+        files.put(
+            &format!("{folder}/aer_dev_nonfatal"),
+            "Undefined 0\nDLP 0\nTOTAL_ERR_NONFATAL 2\n",
+        );
+        let counted = uncorrected(gpu, &files).expect("readable").expect("both");
+        assert_eq!(
+            counted,
+            Uncorrected {
+                fatal: 1,
+                others: 2
+            }
+        );
+        assert_eq!(links(&[]).status, Verdict::Skip);
+        for (fatal, others, verdict) in [
+            (0, 0, Verdict::Pass),
+            (0, 2, Verdict::Warn),
+            (1, 2, Verdict::Fail),
+        ] {
+            let finding = links(&[(gpu, Uncorrected { fatal, others })]);
+            assert_eq!(finding.status, verdict);
+            assert_eq!(finding.remedy.is_some(), verdict != Verdict::Pass);
+        }
+    }
 
     #[test]
     fn a_configuration_space_of_all_ones_is_a_gpu_off_the_bus() {

@@ -20,7 +20,28 @@ const NEEDS: &[(&str, &[&str])] = &[
         ],
     ),
     // The log tells what the bus shows already.
-    ("log.xid", &["pci.gpu.revff", "log.fell-off-bus"]),
+    (
+        "log.xid",
+        &[
+            "pci.gpu.revff",
+            "log.fell-off-bus",
+            "mem.remap.failed",
+            "gpu.recovery-action",
+        ],
+    ),
+    // What no reset mends comes before the driver's wish for one, and that before what it is for.
+    (
+        "gpu.recovery-action",
+        &["pci.gpu.revff", "mem.remap.failed", "mem.sram.threshold"],
+    ),
+    (
+        "mem.ecc.uncorr",
+        &[
+            "mem.remap.failed",
+            "mem.sram.threshold",
+            "gpu.recovery-action",
+        ],
+    ),
     ("log.fell-off-bus", &["pci.gpu.revff"]),
     (
         "log.rm-init",
@@ -48,7 +69,12 @@ const NEEDS: &[(&str, &[&str])] = &[
     ("nvl", &["driver.fabric"]),
     (
         "nvl.fabric.state",
-        &["driver.fabric", "nvl.fm", "nvl.nvlsm"],
+        &[
+            "driver.fabric",
+            "nvl.fm.unit",
+            "nvl.fm.version",
+            "nvl.nvlsm",
+        ],
     ),
     (
         "rt.containerd.systemd-cgroup",
@@ -179,16 +205,16 @@ fn cause(finding: &Finding, findings: &[Finding]) -> Option<usize> {
 mod tests {
     use super::{NEEDS, find};
     use crate::{
-        check::{Finding, Layer, Verdict},
+        check::{Finding, Verdict},
         checks,
-        model::id::Id,
+        model::{findings::Layer, id::Id},
         steps,
     };
 
     fn finding(id: &'static str, status: Verdict, because: Option<&'static str>) -> Finding {
         Finding {
             because: because.map(Id::new),
-            ..Finding::new(Id::new(id), id, status, id)
+            ..Finding::new(Id::new(id), status, id)
         }
     }
 

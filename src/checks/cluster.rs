@@ -19,9 +19,7 @@ use crate::{
 };
 
 const READY: Id = Id::new("k8s.ready");
-const READY_TITLE: &str = "Node is Ready";
 const VERSIONS: Id = Id::new("k8s.versions");
-const VERSIONS_TITLE: &str = "Versions of kubelet and cluster";
 const SKEW_POLICY: &str = "https://kubernetes.io/releases/version-skew-policy/";
 const CONTAINERD_RELEASES: &str =
     "https://github.com/containerd/containerd/blob/main/RELEASES.md#kubernetes-support";
@@ -36,12 +34,10 @@ const RANCHER: &str = "/var/lib/rancher";
 const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 
 const TAINTS: Id = Id::new("k8s.taints");
-const TAINTS_TITLE: &str = "Taints of the node";
 const TAINTS_DOC: &str =
     "https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/";
 
 const ALLOCATABLE: Id = Id::new("k8s.allocatable");
-const TITLE: &str = "GPUs that pods can be given";
 const LINK: &str = "https://github.com/NVIDIA/k8s-device-plugin";
 
 /// See the module.
@@ -161,7 +157,7 @@ fn known(state: &NodeState) -> Result<(&str, &Node), (Verdict, String)> {
 
 /// Whether the node is Ready; the network of pods is what a new node most often lacks.
 fn ready(state: &NodeState) -> Finding {
-    let say = |status, why: String| Finding::new(READY, READY_TITLE, status, why);
+    let say = |status, why: String| Finding::new(READY, status, why);
     let (name, node) = match known(state) {
         Ok(known) => known,
         Err((status, why)) => return say(status, why),
@@ -193,7 +189,7 @@ fn ready(state: &NodeState) -> Finding {
 
 /// Whether the node has the taints with which it has registered. Without them pods that need no GPU fill it.
 fn taints(state: &NodeState, wanted: &[Taint]) -> Finding {
-    let say = |status, why: String| Finding::new(TAINTS, TAINTS_TITLE, status, why);
+    let say = |status, why: String| Finding::new(TAINTS, status, why);
     let (name, node) = match known(state) {
         Ok(known) => known,
         Err((status, why)) => return say(status, why),
@@ -224,7 +220,7 @@ fn taints(state: &NodeState, wanted: &[Taint]) -> Finding {
 
 /// Whether the kubelet goes with API server, container runtime and kernel.
 fn versions(state: &NodeState) -> Finding {
-    let say = |status, why: String| Finding::new(VERSIONS, VERSIONS_TITLE, status, why);
+    let say = |status, why: String| Finding::new(VERSIONS, status, why);
     let node = match known(state) {
         Ok((_, node)) => node,
         Err((status, why)) => return say(status, why),
@@ -280,7 +276,7 @@ fn versions(state: &NodeState) -> Finding {
 }
 
 fn decide(state: &NodeState) -> Finding {
-    let say = |status, why: String| Finding::new(ALLOCATABLE, TITLE, status, why);
+    let say = |status, why: String| Finding::new(ALLOCATABLE, status, why);
     let (name, node) = match known(state) {
         Ok(known) => known,
         Err((status, why)) => return say(status, why),

@@ -19,7 +19,7 @@ fn decide(facts: &Facts) -> Finding {
     let finding = |status, why: String, remedy: Option<&str>| Finding {
         observed: facts.virtualization.clone(),
         remedy: remedy.map(str::to_owned),
-        ..Finding::new(CONTAINER, "Container", status, why)
+        ..Finding::new(CONTAINER, status, why)
     };
     match facts.container() {
         Some(manager) => finding(

@@ -10,7 +10,6 @@ use crate::{
 };
 
 const CGROUP: Id = Id::new("rt.containerd.systemd-cgroup");
-const TITLE: &str = "Control groups of containerd";
 
 /// Only the second version of control groups has this file.
 const V2: &str = "/sys/fs/cgroup/cgroup.controllers";
@@ -50,7 +49,7 @@ async fn detect(subject: &Subject<'_>) -> Result<CgroupState, StepError> {
 }
 
 fn decide(state: &CgroupState) -> Finding {
-    let say = |status, why: String| Finding::new(CGROUP, TITLE, status, why);
+    let say = |status, why: String| Finding::new(CGROUP, status, why);
     let cri = match &state.cri {
         None => return say(Verdict::Skip, "containerd is not installed".to_owned()),
         Some(cri) if !cri.enabled => {

@@ -113,7 +113,7 @@ fn best(matrix: &Matrix, gpus: &[&GpuFact]) -> Best {
 
 /// Whether a branch that gets fixes drives the GPUs.
 fn supported(matrix: &Matrix, none: &str, best: Option<&Best>) -> Finding {
-    let say = |status, why: String| Finding::new(SUPPORTED, "Drivers for the GPUs", status, why);
+    let say = |status, why: String| Finding::new(SUPPORTED, status, why);
     let best = match best {
         None => return say(Verdict::Skip, none.to_owned()),
         Some(Err(no_driver)) => {
@@ -239,7 +239,7 @@ fn version(
     };
     let say = |status, why: String| Finding {
         expected: expected.clone(),
-        ..Finding::new(MATRIX, "Driver version for the GPUs", status, why)
+        ..Finding::new(MATRIX, status, why)
     };
     if boards.is_empty() {
         return say(Verdict::Skip, state.none.to_owned());
@@ -333,7 +333,7 @@ fn version(
 
 /// The version that is there against NVIDIA's security bulletins.
 fn secure(matrix: &Matrix, state: &DriverState) -> Finding {
-    let say = |status, why: String| Finding::new(SECURITY, "Security of the driver", status, why);
+    let say = |status, why: String| Finding::new(SECURITY, status, why);
     let Some((version, how)) = state.version() else {
         return say(Verdict::Skip, NO_VERSION.to_owned());
     };
@@ -371,8 +371,7 @@ fn modules(
     state: &DriverState,
     best: Option<&Best>,
 ) -> Finding {
-    let say =
-        |status, why: String| Finding::new(FLAVOUR, "Kernel modules for the GPUs", status, why);
+    let say = |status, why: String| Finding::new(FLAVOUR, status, why);
     if boards.is_empty() {
         return say(Verdict::Skip, state.none.to_owned());
     }
@@ -435,8 +434,7 @@ fn modules(
 /// The versions of the loaded module, of the module on disk, of packages and libraries. What mends
 /// libraries that differ from the loaded module is said by `driver.libraries`, this one's cause.
 fn triangle(state: &DriverState) -> Finding {
-    let say =
-        |status, why: String| Finding::new(TRIANGLE, "Versions of the driver's parts", status, why);
+    let say = |status, why: String| Finding::new(TRIANGLE, status, why);
     let found = &state.found;
     let told: Vec<String> = [
         ("loaded", &found.loaded_version),
@@ -545,8 +543,7 @@ fn set_options(files: &dyn ReadFiles) -> Result<Vec<(String, ModuleSetting)>, St
 
 /// Options of the modules that have no effect with those that are there.
 fn options(set: &[(String, ModuleSetting)], flavour: Option<Flavour>) -> Finding {
-    let say =
-        |status, why: String| Finding::new(OPTIONS, "Options of the kernel modules", status, why);
+    let say = |status, why: String| Finding::new(OPTIONS, status, why);
     let Some(flavour) = flavour else {
         return say(
             Verdict::Skip,

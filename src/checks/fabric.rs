@@ -11,7 +11,7 @@ use crate::{
         switches::{Evidence, switches},
     },
     facts::Facts,
-    host::{FabricProgress, FilesError, GpuFabric, Nvml, ReadFiles},
+    host::{FabricHealth, FabricProgress, FilesError, GpuFabric, Nvml, ReadFiles},
     model::{id::Id, version::DriverVersion},
     step::StepError,
     tools::{fabric, systemctl::UnitState},
@@ -21,11 +21,6 @@ const UNIT: Id = Id::new("nvl.fm.unit");
 const VERSION: Id = Id::new("nvl.fm.version");
 const SUBNET: Id = Id::new("nvl.nvlsm");
 const STATE: Id = Id::new("nvl.fabric.state");
-
-const TITLE_UNIT: &str = "Fabric manager";
-const TITLE_VERSION: &str = "Version of the fabric manager";
-const TITLE_SUBNET: &str = "NVLink subnet manager";
-const TITLE_STATE: &str = "Fabric of the GPUs";
 
 /// See the module.
 pub struct Fabric;
@@ -202,7 +197,7 @@ fn unneeded(state: &FabricState) -> Finding {
         Err(_) => (state.files.enabled, "enabled".to_owned()),
     };
     if !fails || state.rack {
-        return Finding::new(UNIT, TITLE_UNIT, Verdict::Skip, why);
+        return Finding::new(UNIT, Verdict::Skip, why);
     }
     Finding {
         observed: Some(how.clone()),
@@ -212,7 +207,6 @@ fn unneeded(state: &FabricState) -> Finding {
         )),
         ..Finding::new(
             UNIT,
-            TITLE_UNIT,
             Verdict::Warn,
             format!(
                 "{why}, but `{}` is {how}: without switches it fails at each boot",
@@ -227,7 +221,7 @@ fn unit(state: &FabricState) -> Finding {
         return unneeded(state);
     }
     let needed = needed(&state.switches);
-    let say = |status, why: String| Finding::new(UNIT, TITLE_UNIT, status, why);
+    let say = |status, why: String| Finding::new(UNIT, status, why);
     let fail = |observed: String, remedy: String| Finding {
         observed: Some(observed.clone()),
         expected: Some(format!("`{}` enabled and active", fabric::UNIT)),
@@ -274,7 +268,7 @@ fn unit(state: &FabricState) -> Finding {
 }
 
 fn version(state: &FabricState) -> Finding {
-    let say = |status, why: String| Finding::new(VERSION, TITLE_VERSION, status, why);
+    let say = |status, why: String| Finding::new(VERSION, status, why);
     if state.switches == Switches::None {
         return say(Verdict::Skip, needed(&state.switches));
     }
@@ -319,7 +313,7 @@ fn version(state: &FabricState) -> Finding {
 }
 
 fn subnet(state: &FabricState) -> Finding {
-    let say = |status, why: &str| Finding::new(SUBNET, TITLE_SUBNET, status, why);
+    let say = |status, why: &str| Finding::new(SUBNET, status, why);
     match (&state.switches, &state.packages) {
         (Switches::None | Switches::Pci(..), _) => {
             say(Verdict::Skip, "no switch needs a subnet manager")
@@ -342,8 +336,12 @@ fn subnet(state: &FabricState) -> Finding {
 }
 
 fn joined(state: &FabricState) -> Finding {
-    let say = |status, why: String| Finding::new(STATE, TITLE_STATE, status, why);
-    if state.switches == Switches::None {
+    let say = |status, why: String| Finding::new(STATE, status, why);
+    let is_sick =
+        |(_, gpu): &(u32, Option<GpuFabric>)| gpu.as_ref().is_some_and(|gpu| sick(gpu).is_some());
+    let any_sick = (state.gpus.as_ref()).is_ok_and(|gpus| gpus.iter().any(is_sick));
+    // In a guest or a rack no switch is seen, and the driver tells all the same.
+    if state.switches == Switches::None && !any_sick {
         return say(Verdict::Skip, needed(&state.switches));
     }
     let gpus = match &state.gpus {
@@ -365,10 +363,27 @@ fn joined(state: &FabricState) -> Finding {
         })
         .collect();
     if outside.is_empty() {
-        return say(
-            Verdict::Pass,
-            format!("{} of {} joined it", gpus.len(), gpus.len()),
-        );
+        let sick: Vec<String> = (gpus.iter())
+            .filter_map(|(index, gpu)| Some((index, sick(gpu.as_ref()?)?)))
+            .map(|(index, how)| format!("GPU {index}: {how}"))
+            .collect();
+        if sick.is_empty() {
+            return say(
+                Verdict::Pass,
+                format!("{} of {} joined it", gpus.len(), gpus.len()),
+            );
+        }
+        return Finding {
+            expected: Some("healthy".to_owned()),
+            remedy: Some(format!(
+                "drain the node and look at its links with `nvidia-smi nvlink --status` and `journalctl --unit {}`",
+                fabric::UNIT
+            )),
+            ..say(
+                Verdict::Fail,
+                format!("all joined it, and the driver says of {}", sick.join(", ")),
+            )
+        };
     }
     Finding {
         observed: Some(outside.join(", ")),
@@ -385,6 +400,15 @@ fn joined(state: &FabricState) -> Finding {
                 gpus.len()
             ),
         )
+    }
+}
+
+/// What is wrong with the way of a GPU that has joined, in NVML's words.
+fn sick(gpu: &GpuFabric) -> Option<&'static str> {
+    match gpu.health? {
+        FabricHealth::Healthy => None,
+        FabricHealth::Unhealthy => Some("unhealthy"),
+        FabricHealth::LimitedCapacity => Some("limited capacity"),
     }
 }
 
@@ -429,6 +453,7 @@ mod tests {
             status,
             cluster: None,
             clique: 0,
+            health: None,
         }
     }
 

@@ -14,13 +14,12 @@ use crate::{
 };
 
 const RUNTIME: Id = Id::new("rt.kubelet.runtime");
-const TITLE: &str = "Container runtime of the kubelet";
 
 /// See the module.
 pub struct Kubelet;
 
 fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desired>) -> Finding {
-    let say = |status, why: String| Finding::new(RUNTIME, TITLE, status, why);
+    let say = |status, why: String| Finding::new(RUNTIME, status, why);
     let Some(found) = found else {
         return say(
             Verdict::Skip,
@@ -128,7 +127,6 @@ fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool
     if refused {
         return Finding::new(
             RUNTIME,
-            TITLE,
             Verdict::Skip,
             "the kubelet uses containerd, whose files are not right: see `rt.containerd.files`",
         );
@@ -143,7 +141,6 @@ fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool
         )),
         ..Finding::new(
             RUNTIME,
-            TITLE,
             Verdict::Fail,
             format!(
                 "the kubelet uses containerd (by {known_by}), and its CRI plugin is disabled in \

@@ -96,7 +96,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
     let finding = |status, why: String, remedy: Option<&str>| Finding {
         expected: state.loaded.clone(),
         remedy: remedy.map(str::to_owned),
-        ..Finding::new(LIBRARIES, "Driver libraries", status, why)
+        ..Finding::new(LIBRARIES, status, why)
     };
     let Some(loaded) = &state.loaded else {
         return finding(Verdict::Skip, "no driver is loaded".into(), None);

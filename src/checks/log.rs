@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 
+use super::{health, words};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::GpuFact,
     model::{
+        findings::Remedy,
         gpu::{Flavour, SupportedFlavours},
         id::Id,
         pci::PciAddress,
@@ -30,15 +32,6 @@ const CATALOGUE: &str = "https://docs.nvidia.com/deploy/xid-errors/index.html";
 /// See the module.
 pub struct Log;
 
-fn title(id: &Id) -> &'static str {
-    match id.as_str() {
-        "log.xid" => "Errors of the driver (Xid)",
-        "log.fell-off-bus" => "GPUs and the PCI bus",
-        "log.sxid" => "Errors of NVSwitches (SXid)",
-        _ => "Start of the GPUs",
-    }
-}
-
 /// What the log is held against.
 #[derive(Debug, Clone)]
 pub(super) struct Board<'f> {
@@ -50,11 +43,13 @@ pub(super) struct Board<'f> {
     idle: bool,
     /// Who manages the driver, where it is somebody else.
     owner: Option<Owner>,
+    /// GPUs of which the driver says that it asks for nothing now.
+    recovered: Vec<PciAddress>,
 }
 
 fn decide(log: &KernelLog, board: &Board<'_>) -> Vec<Finding> {
     let all = |status, why: &str| {
-        let one = |id: Id| Finding::new(id.clone(), title(&id), status, why);
+        let one = |id: Id| Finding::new(id.clone(), status, why);
         [XID, SXID, FELL, INIT].map(one).to_vec()
     };
     match log {
@@ -64,7 +59,7 @@ fn decide(log: &KernelLog, board: &Board<'_>) -> Vec<Finding> {
             &format!("the kernel's log cannot be read: {why}"),
         ),
         KernelLog::Known { messages, source } => vec![
-            xids(messages, source),
+            xids(messages, source, board),
             sxids(messages, source),
             fallen(messages, source, board),
             init(messages, source, board),
@@ -94,6 +89,8 @@ struct Error {
     gpu: Option<PciAddress>,
     count: usize,
     act: Act,
+    /// The driver asks for nothing more about it.
+    over: bool,
 }
 
 /// The errors in the order of their numbers. The driver's own advice (Xid 154) goes before the table: what
@@ -106,6 +103,7 @@ fn errors(messages: &[Message]) -> Vec<Error> {
             gpu,
             count: 0,
             act: Act::None,
+            over: false,
         });
         error.count += 1;
         error.act = error.act.max(act);
@@ -138,6 +136,8 @@ fn errors(messages: &[Message]) -> Vec<Error> {
 
 /// The number of the driver's own advice.
 const RECOVERY: u32 = 154;
+/// The number of a row of memory that could not be replaced.
+const NO_SPARE_ROW: u32 = 64;
 
 /// What the driver asks for, in words.
 fn asks(act: Act) -> &'static str {
@@ -168,16 +168,25 @@ fn told(error: &Error) -> String {
     format!("Xid {code}{} ({what}{times})", of_gpu(*gpu))
 }
 
-fn xids(messages: &[Message], source: &str) -> Finding {
+fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
     let mut errors = errors(messages);
+    // What the driver says now counts; the log only tells what was. A row that could not be replaced stays broken.
+    for error in &mut errors {
+        let is_reset =
+            matches!(error.act, Act::ResetGpu | Act::Reboot) && error.code != NO_SPARE_ROW;
+        if is_reset && error.gpu.is_some_and(|gpu| board.recovered.contains(&gpu)) {
+            error.act = Act::None;
+            error.over = true;
+        }
+    }
+    let over = errors.iter().any(|error| error.over);
     let say = |status, why: String| Finding {
         links: vec![CATALOGUE.to_owned()],
-        ..Finding::new(XID, title(&XID), status, why)
+        ..Finding::new(XID, status, why)
     };
     if errors.is_empty() {
         return Finding::new(
             XID,
-            title(&XID),
             Verdict::Pass,
             format!("none since boot, says {source}"),
         );
@@ -195,7 +204,9 @@ fn xids(messages: &[Message], source: &str) -> Finding {
     // What asks for most comes first; where one asks for something, those that do not only distract.
     errors.sort_by_key(|error| std::cmp::Reverse((error.act, error.code == RECOVERY)));
     let told: Vec<String> = (errors.iter())
-        .filter(|error| worst == Act::None || error.act != Act::None || unknown(error))
+        .filter(|error| {
+            worst == Act::None || error.act != Act::None || error.over || unknown(error)
+        })
         .map(told)
         .collect();
     let (status, remedy) = match worst {
@@ -203,14 +214,16 @@ fn xids(messages: &[Message], source: &str) -> Finding {
             Verdict::Warn,
             "look up the number in NVIDIA's catalogue of Xid errors",
         ),
+        Act::None if over => (
+            Verdict::Warn,
+            "nothing now: the driver asks for nothing more (`gpu.recovery-action`); if the error comes again, ask the \
+             vendor of the hardware",
+        ),
         Act::None => return say(Verdict::Pass, told.join("; ")),
         Act::RestartApp => (Verdict::Warn, "start the application again"),
         Act::Update => (Verdict::Warn, "update the driver"),
         Act::ContactSupport => (Verdict::Warn, "run `nvidia-bug-report.sh` and ask NVIDIA"),
-        Act::ResetGpu => (
-            Verdict::Fail,
-            "reboot, or run `nvidia-smi --gpu-reset` when nothing uses the GPU",
-        ),
+        Act::ResetGpu => (Verdict::Fail, words::RESET),
         Act::ResetFabric => (
             Verdict::Fail,
             "drain the node, then reboot it, or reset all its GPUs at once with `nvidia-smi \
@@ -225,9 +238,10 @@ fn xids(messages: &[Message], source: &str) -> Finding {
             Verdict::Fail,
             "check the power cables and the seat of the GPU",
         ),
-        Act::RestartMachine => (Verdict::Fail, POWER),
+        Act::RestartMachine => (Verdict::Fail, words::POWER),
     };
     Finding {
+        remedy_class: Some(class(worst)),
         observed: Some(format!("Xid {}", codes.join(", "))),
         expected: Some("none".to_owned()),
         remedy: Some(remedy.to_owned()),
@@ -235,13 +249,23 @@ fn xids(messages: &[Message], source: &str) -> Finding {
     }
 }
 
-/// What brings back a GPU that no reboot brings back.
-pub(super) const POWER: &str = "switch the machine off and on; a cloud's instance: stop and start it, which empties its \
-                     local disks";
+/// The class of the remedy of an error.
+fn class(act: Act) -> Remedy {
+    match act {
+        Act::None => Remedy::None,
+        Act::RestartApp => Remedy::RestartApp,
+        Act::Update => Remedy::Update,
+        Act::ContactSupport => Remedy::ContactSupport,
+        Act::ResetGpu => Remedy::ResetGpu,
+        Act::ResetFabric | Act::Reboot => Remedy::Reboot,
+        Act::CheckMechanics => Remedy::CheckMechanics,
+        Act::RestartMachine => Remedy::PowerCycle,
+    }
+}
 
 /// The errors of `NVSwitches`. Each line says itself whether the error is fatal.
 fn sxids(messages: &[Message], source: &str) -> Finding {
-    let say = |status, why: String| Finding::new(SXID, title(&SXID), status, why);
+    let say = |status, why: String| Finding::new(SXID, status, why);
     let mut counts: BTreeMap<(bool, u32, Option<PciAddress>), usize> = BTreeMap::new();
     for message in messages {
         if let Message::SXid {
@@ -310,13 +334,13 @@ pub(super) fn off_the_bus(messages: &[Message]) -> Vec<Option<PciAddress>> {
 }
 
 fn fallen(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
-    let say = |status, why: String| Finding::new(FELL, title(&FELL), status, why);
+    let say = |status, why: String| Finding::new(FELL, status, why);
     let fallen = off_the_bus(messages);
     if !fallen.is_empty() {
         return Finding {
             observed: Some("`fallen off the bus` in the kernel's log".to_owned()),
             expected: Some("no such line".to_owned()),
-            remedy: Some(POWER.to_owned()),
+            remedy: Some(words::POWER.to_owned()),
             ..say(
                 Verdict::Fail,
                 format!("{} fell off the bus since boot", named(fallen.into_iter())),
@@ -534,7 +558,7 @@ pub(super) fn reason(messages: &[Message], board: &Board<'_>) -> Option<Refusal>
 }
 
 fn init(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
-    let say = |status, why: String| Finding::new(INIT, title(&INIT), status, why);
+    let say = |status, why: String| Finding::new(INIT, status, why);
     let failed = |observed: &str, why: String, remedy: &str| Finding {
         observed: Some(observed.to_owned()),
         expected: Some("no such line".to_owned()),
@@ -614,6 +638,7 @@ impl Check for Log {
                 installs: false,
                 idle: false,
                 owner: None,
+                recovered: Vec::new(),
             },
         };
         Ok(decide(log, &board))
@@ -633,6 +658,10 @@ impl<'f> Board<'f> {
             installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
             idle: there && matches!(subject.state.loaded_driver(), Ok(None)),
             owner,
+            recovered: match subject.state.loaded_driver() {
+                Ok(Some(_)) => health::recovered(subject.state.nvml().await),
+                _ => Vec::new(),
+            },
         })
     }
 
@@ -653,6 +682,34 @@ mod tests {
         tools::kernel_log::{self, Message},
     };
 
+    #[test]
+    fn an_error_is_over_when_the_driver_asks_for_nothing_more() {
+        let messages = kernel_log::read([
+            "NVRM: Xid (PCI:0000:18:00): 48, pid=1, name=python, DBE (double bit error) ECC Error",
+        ]);
+        let log = KernelLog::Known {
+            messages,
+            source: "`journalctl`".to_owned(),
+        };
+        let facts = fixtures::facts();
+        let with = |recovered| {
+            let board = Board {
+                gpus: &facts.gpus,
+                installs: true,
+                idle: false,
+                owner: None,
+                recovered,
+            };
+            decide(&log, &board).swap_remove(0)
+        };
+        assert_eq!(with(Vec::new()).status, Verdict::Fail);
+        let neighbour = facts.gpus[1].pci_address;
+        assert_eq!(with(vec![neighbour]).status, Verdict::Fail);
+        let over = with(vec![facts.gpus[0].pci_address]);
+        assert_eq!(over.status, Verdict::Warn);
+        assert!(over.why.contains("Xid 48"), "{}", over.why);
+    }
+
     fn on(gpus: &[GpuFact], messages: &[Message]) -> Vec<Finding> {
         let log = KernelLog::Known {
             messages: messages.to_vec(),
@@ -663,6 +720,7 @@ mod tests {
             installs: true,
             idle: false,
             owner: None,
+            recovered: Vec::new(),
         };
         decide(&log, &board)
     }
@@ -923,6 +981,7 @@ mod tests {
             installs: true,
             idle,
             owner: None,
+            recovered: Vec::new(),
         };
         let reason = reason(&rejected, &board(true)).unwrap();
         assert!(reason.why.contains("Secure Boot"), "{}", reason.why);
@@ -977,6 +1036,7 @@ mod tests {
             installs: false,
             idle: false,
             owner: Some(owner),
+            recovered: Vec::new(),
         };
         let messages = kernel_log::read([line(2).as_str()]);
         let refusal = super::refusal(&messages, &board).unwrap();
@@ -1036,6 +1096,7 @@ mod tests {
                     installs: true,
                     idle: false,
                     owner: None,
+                    recovered: Vec::new(),
                 },
             );
             assert_eq!(findings.len(), 4);

@@ -14,6 +14,7 @@ mod container;
 mod containerd;
 mod driver;
 mod fabric;
+mod health;
 mod kubelet;
 mod libraries;
 mod log;
@@ -41,6 +42,7 @@ pub fn all() -> Vec<Box<dyn Check>> {
         Box::new(packages::Packages),
         Box::new(driver::Driver),
         Box::new(libraries::Libraries),
+        Box::new(health::Health),
         Box::new(log::Log),
         Box::new(fabric::Fabric),
         Box::new(pins::Pins),

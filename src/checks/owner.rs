@@ -21,7 +21,7 @@ impl Check for Owner {
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let say = |status, why: String| Finding::new(OWNER, "Owner of the driver", status, why);
+        let say = |status, why: String| Finding::new(OWNER, status, why);
         Ok(vec![match owner(subject.host.files(), subject.facts)? {
             None => say(
                 Verdict::Skip,

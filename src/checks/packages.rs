@@ -19,8 +19,6 @@ use crate::{
 const CONSISTENCY: Id = Id::new("os.pkg.consistency");
 const SECURITY: Id = Id::new("rt.pkg.security");
 const SOURCES: Id = Id::new("os.pkg.sources");
-const TITLE: &str = "Origin of the driver packages";
-const SOURCES_TITLE: &str = "Package sources";
 
 /// See the module.
 pub struct Packages;
@@ -64,7 +62,7 @@ fn list(names: &[&str]) -> String {
 }
 
 fn decide(state: &PackagesState) -> Finding {
-    let say = |status, why: String| Finding::new(CONSISTENCY, TITLE, status, why);
+    let say = |status, why: String| Finding::new(CONSISTENCY, status, why);
     let parts: &[DriverPart] = match &state.parts {
         Ok(parts) => parts,
         // NVIDIA's installer is seen without a database.
@@ -168,9 +166,7 @@ fn decide(state: &PackagesState) -> Finding {
 /// The packages that NVIDIA's security bulletins are about, apart from the driver. `installed` has names and
 /// versions.
 fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> Finding {
-    let say = |status, why: String| {
-        Finding::new(SECURITY, "Security of the container toolkit", status, why)
-    };
+    let say = |status, why: String| Finding::new(SECURITY, status, why);
     let installed = match installed {
         Ok(installed) => installed,
         Err(why) => return say(Verdict::Unknown, why),
@@ -252,7 +248,7 @@ fn foreign(entries: &[SourceEntry], os: &Os) -> Option<(String, String)> {
 
 /// What keeps the package manager from reading its sources, and which of them are those of another release.
 fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding, StepError> {
-    let say = |status, why: String| Finding::new(SOURCES, SOURCES_TITLE, status, why);
+    let say = |status, why: String| Finding::new(SOURCES, status, why);
     let mut used = Vec::new();
     for manager in Manager::ALL {
         if manager.backend().is_used_on(files)? {
@@ -350,7 +346,6 @@ async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> 
         ),
         ..Finding::new(
             SOURCES,
-            SOURCES_TITLE,
             Verdict::Warn,
             format!("{}: {} cannot be installed", lines.join("; "), list(&names)),
         )
@@ -385,7 +380,6 @@ async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepErro
                 remedy: Some(remedy.to_owned()),
                 ..Finding::new(
                     CONSISTENCY,
-                    TITLE,
                     Verdict::Fail,
                     format!(
                         "packages of the driver are there and not configured, so each transaction of {} ends with an \

@@ -144,12 +144,12 @@ fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Findi
         expected: (promise.is_some() || !wanted.allow_none && !wanted.image && !is_wsl)
             .then(|| format!("at least {least}")),
         remedy,
-        ..Finding::new(PRESENT, "GPUs on the PCI bus", status, why)
+        ..Finding::new(PRESENT, status, why)
     }
 }
 
 fn identity(gpus_found: &[GpuFact]) -> Finding {
-    let say = |status, why: String| Finding::new(IDENTITY, "Identity of the GPUs", status, why);
+    let say = |status, why: String| Finding::new(IDENTITY, status, why);
     if gpus_found.is_empty() {
         return say(Verdict::Skip, words::NO_GPU.to_owned());
     }
@@ -236,7 +236,7 @@ struct Means {
 fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
     let say = |status, why: String| Finding {
         expected: Some(DRIVER.into()),
-        ..Finding::new(BOUND, "Driver of each GPU", status, why)
+        ..Finding::new(BOUND, status, why)
     };
     if found.is_empty() {
         return say(Verdict::Skip, words::NO_GPU.to_owned());
@@ -436,9 +436,7 @@ impl Check for Pci {
         let of_drivers = match detect(subject) {
             Ok(found) => bound(&found, &means),
             Err(error) => match error.not_asked() {
-                Some(why) => {
-                    Finding::new(BOUND, "Driver of each GPU", Verdict::Skip, why.to_owned())
-                }
+                Some(why) => Finding::new(BOUND, Verdict::Skip, why.to_owned()),
                 None => return Err(error),
             },
         };

@@ -16,9 +16,6 @@ use crate::{
 const PINS: Id = Id::new("os.pkg.pins");
 const KERNELS: Id = Id::new("drv.module.kernels");
 
-const TITLE_PINS: &str = "An upgrade leaves pinned packages alone";
-const TITLE_KERNELS: &str = "The driver's module for the kernels of now and of the next boot";
-
 /// See the module.
 pub struct Pins;
 
@@ -134,7 +131,7 @@ async fn without(
 }
 
 fn pins(state: &PinsState) -> Finding {
-    let say = |status, why: String| Finding::new(PINS, TITLE_PINS, status, why);
+    let say = |status, why: String| Finding::new(PINS, status, why);
     let actions = match &state.moves {
         Moves::Unasked(why) => return say(Verdict::Skip, why.clone()),
         Moves::Found(actions) => actions,
@@ -173,7 +170,7 @@ fn told(action: &Action) -> String {
 }
 
 fn kernels(state: &PinsState) -> Finding {
-    let say = |status, why: String| Finding::new(KERNELS, TITLE_KERNELS, status, why);
+    let say = |status, why: String| Finding::new(KERNELS, status, why);
     match &state.without {
         Err(why) => say(Verdict::Skip, why.clone()),
         Ok(without) if without.is_empty() => say(Verdict::Pass, "each of them has it".to_owned()),

@@ -37,17 +37,8 @@ const PATH: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr
 /// See the module.
 pub struct RuntimeFiles;
 
-fn title(id: &Id) -> &'static str {
-    match id.as_str() {
-        "rt.containerd.files" => "Files of containerd",
-        "rt.docker.files" => "Files of Docker",
-        "rt.toolkit.files" => "Files of the container toolkit",
-        _ => "Files of CRI-O",
-    }
-}
-
 fn say(id: &Id, status: Verdict, why: impl Into<String>) -> Finding {
-    Finding::new(id.clone(), title(id), status, why)
+    Finding::new(id.clone(), status, why)
 }
 
 /// The files of containerd that are beside those that it reads: `*.toml` in folders below its own.

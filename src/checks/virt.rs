@@ -59,7 +59,7 @@ async fn detect(subject: &Subject<'_>) -> Result<VirtState, StepError> {
 }
 
 fn guest(facts: &Facts, matrix: &Matrix, state: &VirtState) -> Finding {
-    let say = |status, why: String| Finding::new(GUEST, "vGPU of a hypervisor", status, why);
+    let say = |status, why: String| Finding::new(GUEST, status, why);
     let slices: Vec<&GpuFact> = facts.gpus.iter().filter(|gpu| gpu.vgpu).collect();
     let cloud = facts
         .cloud
@@ -100,7 +100,7 @@ fn guest(facts: &Facts, matrix: &Matrix, state: &VirtState) -> Finding {
 }
 
 fn host(facts: &Facts, state: &VirtState) -> Finding {
-    let say = |status, why: String| Finding::new(HOST, "vGPU host", status, why);
+    let say = |status, why: String| Finding::new(HOST, status, why);
     let mut marks = Vec::new();
     if state.host_module {
         marks.push(format!("module `{HOST_MODULE}` is loaded"));
@@ -135,7 +135,7 @@ fn host(facts: &Facts, state: &VirtState) -> Finding {
 }
 
 fn wsl(facts: &Facts, state: &VirtState) -> Finding {
-    let say = |status, why: &str| Finding::new(WSL, "Windows Subsystem for Linux", status, why);
+    let say = |status, why: &str| Finding::new(WSL, status, why);
     if facts.virtualization.as_deref() != Some("wsl") {
         return say(Verdict::Skip, "the kernel is not that of WSL");
     }

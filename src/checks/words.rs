@@ -5,6 +5,13 @@ use crate::facts::GpuFact;
 /// The command that repairs what this program can repair.
 pub(super) const INSTALL: &str = "run `gpu-bootstrap install`";
 
+/// What brings back a GPU that no reboot brings back.
+pub(super) const POWER: &str = "switch the machine off and on; a cloud's instance: stop and start it, which empties its \
+                     local disks";
+
+/// How a GPU is reset.
+pub(super) const RESET: &str = "reboot, or run `nvidia-smi --gpu-reset` when nothing uses the GPU";
+
 /// Why nothing is examined where there is no GPU.
 pub const NO_GPU: &str = "no NVIDIA GPU is on the PCI bus";
 

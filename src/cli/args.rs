@@ -44,6 +44,8 @@ pub enum Command {
     Status(Status),
     /// Show what was detected
     Facts(Facts),
+    /// Show what a finding of `check` looks at, when it fails, and what mends it
+    Explain(Explain),
     /// Show which driver supports which GPU, CUDA version and kernel
     Compat(Compat),
     /// Compute on every GPU, on the host or in a container; change nothing
@@ -298,6 +300,17 @@ pub struct Status {
         default_missing_value = "3h"
     )]
     pub wait: Option<Duration>,
+    /// The output
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// `explain`.
+#[derive(Debug, Args)]
+pub struct Explain {
+    /// Findings, as `driver.libraries`; `driver` stands for all that begin with `driver.` [default: a list of all]
+    #[arg(value_name = "ID", value_parser = id)]
+    pub ids: Vec<Id>,
     /// The output
     #[command(flatten)]
     pub output: Output,

@@ -4,6 +4,7 @@ pub mod args;
 mod check;
 mod compat;
 mod containerd_runtime;
+mod explain;
 mod facts;
 mod failure;
 mod guard;
@@ -85,6 +86,7 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
         Command::Uninstall(args) => uninstall::run(world, &args).await,
         Command::Status(args) => status::run(world, &args).await,
         Command::Facts(args) => facts::run(world, &args).await,
+        Command::Explain(args) => explain::run(world, &args),
         Command::Compat(args) => compat::run(world, &args),
         Command::Probe(args) => probe::run(world, args).await,
         Command::UserData(args) => user_data::run(world, &args),

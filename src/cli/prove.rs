@@ -32,10 +32,7 @@ pub(super) async fn prove(
     prepare::root(world, "prove")?;
     // Two probes would remove each other's container.
     let _lock = tools.lock()?;
-    let finding = |status, why: &str| {
-        let title = "Computation on the GPUs";
-        Finding::new(VALIDATION_COMPUTE, title, status, why)
-    };
+    let finding = |status, why: &str| Finding::new(VALIDATION_COMPUTE, status, why);
     if ground.facts.gpus.is_empty() {
         let none_is_right = desired.is_some_and(|desired| desired.preflight.allow_no_gpu);
         let verdict = match none_is_right {
@@ -134,7 +131,7 @@ fn forget(host: &Host) -> Result<(), FilesError> {
 }
 
 fn of_containers(status: Verdict, why: &str) -> Finding {
-    Finding::new(VALIDATION_CONTAINER, "GPUs in a container", status, why)
+    Finding::new(VALIDATION_CONTAINER, status, why)
 }
 
 /// The proof of each runtime; a finding only if one fails, because the audit sees what has passed.

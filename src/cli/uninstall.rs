@@ -2,7 +2,9 @@
 //! proxy, so that a configuration, a profile or a matrix that was broken since cannot stop it.
 
 use super::{Failure, args, install, machine, prepare, world::World};
-use crate::{engine, event::StepTitle, exit::Exit, facts::gather, journal::Request, steps};
+use crate::{
+    engine, event::StepTitle, exit::Exit, facts::gather, journal::Request, model::findings, steps,
+};
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Uninstall) -> Result<Exit, Failure> {
     prepare::root(world, "uninstall")?;
@@ -28,7 +30,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Uninstall) -> Result
         .iter()
         .map(|step| StepTitle {
             id: step.id(),
-            title: step.title().to_owned(),
+            title: findings::title(&step.id()).to_owned(),
         })
         .collect();
     let ended = engine::uninstall(&tools, &titles).await;

@@ -12,20 +12,22 @@ use super::{
 };
 use crate::{
     change::Change,
-    check::{Finding, Layer, Subject, Verdict, is_wish},
+    check::{Finding, Subject, Verdict},
     checks::{self, NO_GPU},
     config::desired::Desired,
     error::{causes, one_line},
     exit::Exit,
     facts::Facts,
     journal::GoingBack,
-    model::id::{Id, stands_for},
+    model::{
+        findings::{self, Layer},
+        id::{Id, stands_for},
+    },
     step::{Assessment, StepError},
 };
 
 /// Whether a state can be wanted on this machine.
 pub(super) const RESOLVABLE: Id = Id::new("config.resolvable");
-const RESOLVABLE_TITLE: &str = "Configuration for this machine";
 
 impl Session {
     /// The findings of steps and of checks, in the order of layers; what only this program would like to be
@@ -51,7 +53,7 @@ impl Session {
                     findings.extend(
                         ids.into_iter()
                             .filter(|id| self.tools.options.wants(id.as_str()))
-                            .map(|id| not_seen(id.clone(), id.as_str(), &error)),
+                            .map(|id| not_seen(id.clone(), &error)),
                     );
                 }
             }
@@ -188,7 +190,7 @@ fn resolved(desired: &Desired, back: Option<&GoingBack>) -> Finding {
         why: failed,
     }) = back
     else {
-        return Finding::new(RESOLVABLE, RESOLVABLE_TITLE, Verdict::Pass, why);
+        return Finding::new(RESOLVABLE, Verdict::Pass, why);
     };
     let why = format!(
         "driver {from} has failed its proof ({failed}), and the way back to {to} has not ended: until \
@@ -196,7 +198,7 @@ fn resolved(desired: &Desired, back: Option<&GoingBack>) -> Finding {
     );
     Finding {
         remedy: Some("run `gpu-bootstrap install`, which goes on with the way back".to_owned()),
-        ..Finding::new(RESOLVABLE, RESOLVABLE_TITLE, Verdict::Warn, why)
+        ..Finding::new(RESOLVABLE, Verdict::Warn, why)
     }
 }
 
@@ -225,7 +227,7 @@ fn unresolvable(reason: &Unresolvable, facts: &Facts, prepared: bool) -> Finding
         remedy: (status == Verdict::Fail)
             .then(|| reason.hint.clone())
             .flatten(),
-        ..Finding::new(RESOLVABLE, RESOLVABLE_TITLE, status, why)
+        ..Finding::new(RESOLVABLE, status, why)
     }
 }
 
@@ -250,7 +252,7 @@ fn seen(facts: &Facts) -> String {
 fn of_step(job: &Job) -> Option<Finding> {
     let answer = match job.answer.as_ref()? {
         Ok(answer) => answer,
-        Err(error) => return Some(not_seen(job.id.clone(), job.title, error)),
+        Err(error) => return Some(not_seen(job.id.clone(), error)),
     };
     let because = match answer {
         Assessment::After { upstream, .. } => Some(upstream.clone()),
@@ -268,7 +270,7 @@ fn of_step(job: &Job) -> Option<Finding> {
         expected,
         remedy,
         because: because.clone(),
-        ..Finding::new(job.id.clone(), job.title, status, why)
+        ..Finding::new(job.id.clone(), status, why)
     };
     if let Some(why) = job.why_left_over() {
         let undos: Vec<String> = job.undos().into_iter().map(|undo| undo.summary).collect();
@@ -347,7 +349,7 @@ fn of_step(job: &Job) -> Option<Finding> {
 fn rank(finding: &Finding) -> u8 {
     match finding.status {
         Verdict::Fail if finding.would_change => 1,
-        Verdict::Fail if is_wish(&finding.id) => 2,
+        Verdict::Fail if findings::is_wish(&finding.id) => 2,
         _ => 0,
     }
 }
@@ -363,7 +365,7 @@ fn would(changes: &[Change]) -> String {
         .join("; ")
 }
 
-fn not_seen(id: Id, title: &str, error: &StepError) -> Finding {
+fn not_seen(id: Id, error: &StepError) -> Finding {
     let (status, why, observed) = match error.not_asked() {
         Some(_) => (Verdict::Skip, causes(error).join(": "), None),
         None => (
@@ -374,6 +376,6 @@ fn not_seen(id: Id, title: &str, error: &StepError) -> Finding {
     };
     Finding {
         observed,
-        ..Finding::new(id, title, status, why)
+        ..Finding::new(id, status, why)
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     event::{Event, Outcome},
     exit::Exit,
     journal::Standing,
-    model::id::StepId,
+    model::{findings, id::StepId},
     step::{Assessment, Step, StepError},
 };
 
@@ -23,7 +23,6 @@ pub(super) type Answer = Result<Assessment, StepError>;
 /// The state of one step during a run.
 pub(super) struct Job {
     pub(super) id: StepId,
-    pub(super) title: &'static str,
     pub(super) locks: Vec<Lock>,
     /// What it needs is installed before other packages.
     pub(super) long: bool,
@@ -123,7 +122,6 @@ impl Job {
     pub(super) fn new(step: &dyn Step) -> Self {
         Self {
             id: step.id(),
-            title: step.title(),
             locks: step.locks().to_vec(),
             long: step.is_long(),
             answer: None,
@@ -240,7 +238,7 @@ impl Job {
             .unwrap_or_else(|| End::bug("the step has no end"));
         StepReport {
             id: self.id.clone(),
-            title: self.title.to_owned(),
+            title: findings::title(&self.id).to_owned(),
             outcome: end.outcome,
             why: end.why,
             hint: end.hint,

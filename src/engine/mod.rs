@@ -74,6 +74,7 @@ use crate::{
     host::{Clock, Host},
     journal::{GoingBack, Policy, Request},
     model::{
+        findings,
         id::{Id, stands_for},
         paths::RUN,
         text,
@@ -464,7 +465,7 @@ impl Session {
             .iter()
             .map(|step| StepTitle {
                 id: step.id(),
-                title: step.title().to_owned(),
+                title: findings::title(&step.id()).to_owned(),
             })
             .collect()
     }

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::cuda::CudaView;
+use super::{cuda::CudaView, health::GpuHealth};
 use crate::model::pci::{PciAddress, PciId};
 
 /// The view of NVML, or the reason why there is none.
@@ -91,6 +91,9 @@ pub struct NvmlDevice {
     /// Its place in the fabric of switches; `None` where the GPU or its driver knows none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<GpuFabric>,
+    /// Its health; `None` if it did not answer before this was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<GpuHealth>,
     /// Why this GPU does not answer, if it does not.
     pub error: Option<String>,
 }
@@ -110,6 +113,21 @@ pub struct GpuFabric {
     /// The number of the clique within the cluster: its GPUs reach each other's memory.
     #[serde(default)]
     pub clique: u32,
+    /// The health of its way through the fabric, where the driver tells it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<FabricHealth>,
+}
+
+/// The summary of `nvmlGpuFabricInfo_v3_t`, without "not supported".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum FabricHealth {
+    /// Whole.
+    Healthy,
+    /// Broken.
+    Unhealthy,
+    /// It works at less than its full bandwidth.
+    LimitedCapacity,
 }
 
 /// `nvmlGpuFabricState_t`, without "not supported".

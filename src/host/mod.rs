@@ -8,6 +8,7 @@ pub mod exec;
 pub mod fake;
 pub mod files;
 pub mod gpu;
+pub mod health;
 pub mod http;
 pub mod memory;
 mod os;
@@ -24,7 +25,10 @@ pub use clock::Clock;
 pub use cuda::{CudaCause, CudaDevice, CudaFault, CudaPeer, CudaStart, CudaView, CudaWork};
 pub use exec::{Cmd, Exec, ExecError, Output, Query, Stream};
 pub use files::{Files, FilesError, Kind, ReadFiles, Stat};
-pub use gpu::{FabricProgress, Gpu, GpuFabric, MigDevice, MigShare, Nvml, NvmlDevice, NvmlView};
+pub use gpu::{
+    FabricHealth, FabricProgress, Gpu, GpuFabric, MigDevice, MigShare, Nvml, NvmlDevice, NvmlView,
+};
+pub use health::GpuHealth;
 pub use http::{Answer, Ask, Http, HttpError, Method, Persistence, Route, ask_again};
 pub use system::System;
 

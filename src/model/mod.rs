@@ -3,6 +3,7 @@ pub mod capability;
 pub mod cluster;
 pub mod document;
 pub mod environment;
+pub mod findings;
 pub mod gpu;
 pub mod id;
 pub mod kubernetes;

@@ -10,6 +10,7 @@ use crate::{
     host::Nvml,
     model::{
         capability::ComputeCapability,
+        findings::{self, Layer, Remedy},
         gpu::{Architecture, ArchitectureEvidence, ChipName, SupportedFlavours},
         id::StepId,
         pci::{PciAddress, PciId},
@@ -223,7 +224,32 @@ pub struct CheckDocument<'r> {
     summary: Verdicts,
     /// Doubts about the desired state, as `plan` has them.
     warnings: &'r [String],
-    findings: &'r [Finding],
+    findings: Vec<FindingDocument<'r>>,
+}
+
+/// A finding in [`CheckDocument`], with what the registry knows of it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct FindingDocument<'r> {
+    #[serde(flatten)]
+    finding: &'r Finding,
+    layer: Layer,
+    /// What kind of act mends it, where it fails or warns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy_class: Option<Remedy>,
+}
+
+impl<'r> FindingDocument<'r> {
+    fn of(finding: &'r Finding) -> Self {
+        let is_bad = matches!(finding.status, Verdict::Fail | Verdict::Warn);
+        Self {
+            finding,
+            layer: Layer::of(&finding.id),
+            remedy_class: (finding.remedy_class)
+                .or_else(|| findings::row(&finding.id).map(|row| row.remedy))
+                .filter(|_| is_bad),
+        }
+    }
 }
 
 /// `plan`, `install` and `uninstall`.
@@ -297,7 +323,7 @@ pub fn check<'r>(
         host: Machine::of(facts),
         summary: Verdicts::of(&report.findings),
         warnings,
-        findings: &report.findings,
+        findings: report.findings.iter().map(FindingDocument::of).collect(),
     }
 }
 

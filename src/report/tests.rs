@@ -56,7 +56,10 @@ fn text(write: impl FnOnce(&mut dyn std::io::Write) -> std::io::Result<()>) -> S
 }
 
 fn finding(id: &'static str, status: Verdict, why: &str) -> Finding {
-    Finding::new(Id::new(id), "A look", status, why)
+    Finding {
+        title: "A look".to_owned(),
+        ..Finding::new(Id::new(id), status, why)
+    }
 }
 
 fn checked() -> RunReport {
@@ -265,7 +268,7 @@ fn a_check_as_a_document() {
     assert_eq!(
         keys,
         [
-            "id", "title", "status", "why", "observed", "expected", "remedy", "links"
+            "id", "title", "status", "why", "observed", "expected", "remedy", "links", "layer"
         ]
     );
 }

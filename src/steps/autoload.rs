@@ -85,10 +85,6 @@ impl Step for Autoload {
         super::DRIVER_AUTOLOAD
     }
 
-    fn title(&self) -> &'static str {
-        "Driver at boot"
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[DRIVER_PACKAGES] }
     }

@@ -278,10 +278,6 @@ impl Step for Cdi {
         super::CDI
     }
 
-    fn title(&self) -> &'static str {
-        "CDI specification"
-    }
-
     /// `nvidia-ctk` asks every GPU: where one does not start, it takes minutes to fail, in words
     /// about the specification.
     fn after(&self) -> &[StepId] {

@@ -146,10 +146,6 @@ impl Step for Compute {
         super::VALIDATION_COMPUTE
     }
 
-    fn title(&self) -> &'static str {
-        "Computation on the GPUs"
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[DRIVER_NODES, VALIDATION_DEVICES] }
     }

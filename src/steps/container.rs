@@ -300,10 +300,6 @@ impl Step for Container {
         super::VALIDATION_CONTAINER
     }
 
-    fn title(&self) -> &'static str {
-        "GPUs in a container"
-    }
-
     fn after(&self) -> &[StepId] {
         const {
             &[

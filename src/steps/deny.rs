@@ -135,10 +135,6 @@ impl Step for Deny {
         super::KERNEL_DENY
     }
 
-    fn title(&self) -> &'static str {
-        "In-tree GPU drivers"
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[PREFLIGHT] }
     }

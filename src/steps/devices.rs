@@ -413,10 +413,6 @@ impl Step for Devices {
         super::VALIDATION_DEVICES
     }
 
-    fn title(&self) -> &'static str {
-        "GPUs on the bus, in NVML and as device nodes"
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[DRIVER_MODULE, DRIVER_PERSISTENCE, DRIVER_FABRIC] }
     }

@@ -309,10 +309,6 @@ impl Step for DriverPackages {
         super::DRIVER_PACKAGES
     }
 
-    fn title(&self) -> &'static str {
-        "NVIDIA driver packages"
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[SECURE_BOOT, REPOSITORIES, KERNEL_RELEASE] }
     }

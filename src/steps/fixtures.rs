@@ -45,6 +45,7 @@ pub(crate) fn nvml_device(index: u32) -> NvmlDevice {
         mig: Some(false),
         mig_devices: vec![],
         fabric: None,
+        health: None,
         error: None,
     }
 }

@@ -74,10 +74,6 @@ impl Step for Headers {
         super::HEADERS
     }
 
-    fn title(&self) -> &'static str {
-        "Kernel headers and modules"
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[KERNEL_RELEASE, REPOSITORIES] }
     }

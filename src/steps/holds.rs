@@ -131,10 +131,6 @@ impl Step for Holds {
         super::PACKAGES_HOLD
     }
 
-    fn title(&self) -> &'static str {
-        "Package holds"
-    }
-
     fn after(&self) -> &[StepId] {
         const {
             &[

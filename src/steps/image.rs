@@ -125,10 +125,6 @@ impl Step for Image {
         super::VALIDATION_IMAGE
     }
 
-    fn title(&self) -> &'static str {
-        "Image for validation"
-    }
-
     fn after(&self) -> &[StepId] {
         // A daemon that restarts would break off a pull.
         const {

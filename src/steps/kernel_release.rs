@@ -262,10 +262,6 @@ impl Step for KernelRelease {
         super::KERNEL_RELEASE
     }
 
-    fn title(&self) -> &'static str {
-        "Kernel for the driver"
-    }
-
     fn after(&self) -> &[StepId] {
         // The next boot must find the in-tree drivers denied.
         const { &[SECURE_BOOT, KERNEL_DENY, REPOSITORIES] }

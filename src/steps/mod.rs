@@ -153,7 +153,10 @@ pub fn all() -> Vec<Box<dyn Step>> {
 #[cfg(test)]
 mod tests {
     use super::{DRIVER_MODULE, DRIVER_PACKAGES, HEADERS, KERNEL_RELEASE, REPOSITORIES, all};
-    use crate::change::Lock;
+    use crate::{
+        change::Lock,
+        model::{findings, id::Id},
+    };
 
     #[test]
     fn every_step_comes_after_what_it_needs() {
@@ -192,15 +195,17 @@ mod tests {
     }
 
     #[test]
-    fn titles_are_unique() {
-        let mut titles: Vec<&str> = Vec::new();
-        for step in all() {
-            assert!(
-                !step.title().is_empty() && !titles.contains(&step.title()),
-                "{}",
-                step.id()
-            );
-            titles.push(step.title());
+    fn each_step_and_each_check_has_a_row_in_the_registry_and_no_row_is_of_nothing() {
+        let steps = all();
+        let mut names: Vec<Id> = steps.iter().map(|step| step.id()).collect();
+        let checks = crate::checks::all();
+        names.extend(checks.iter().flat_map(|check| check.ids().to_vec()));
+        names.push(Id::new("config.resolvable"));
+        for name in &names {
+            assert!(findings::row(name).is_some(), "{name}");
+        }
+        for row in findings::rows() {
+            assert!(names.contains(&row.id), "{}", row.id);
         }
     }
 

@@ -243,10 +243,6 @@ impl Step for Module {
         super::DRIVER_MODULE
     }
 
-    fn title(&self) -> &'static str {
-        "NVIDIA kernel module"
-    }
-
     fn after(&self) -> &[StepId] {
         const {
             &[

@@ -209,10 +209,6 @@ impl Step for Nodes {
         super::DRIVER_NODES
     }
 
-    fn title(&self) -> &'static str {
-        "Device nodes and their links"
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[DRIVER_MODULE, TOOLKIT_PACKAGES] }
     }

@@ -193,10 +193,6 @@ impl Step for Options {
         super::DRIVER_OPTIONS
     }
 
-    fn title(&self) -> &'static str {
-        "Options of the driver's modules"
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[PREFLIGHT] }
     }

@@ -154,10 +154,6 @@ impl Step for Persistence {
         super::DRIVER_PERSISTENCE
     }
 
-    fn title(&self) -> &'static str {
-        "Persistence daemon"
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[DRIVER_MODULE] }
     }

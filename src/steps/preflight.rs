@@ -306,10 +306,6 @@ impl Step for Preflight {
         super::PREFLIGHT
     }
 
-    fn title(&self) -> &'static str {
-        "Preconditions"
-    }
-
     fn locks(&self) -> &[Lock] {
         &[Lock::Packages]
     }

@@ -202,10 +202,6 @@ impl Step for Repositories {
         super::REPOSITORIES
     }
 
-    fn title(&self) -> &'static str {
-        "Package repositories"
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[PREFLIGHT] }
     }

@@ -214,14 +214,6 @@ impl Step for RuntimeConfig {
         }
     }
 
-    fn title(&self) -> &'static str {
-        match self.0 {
-            Daemon::Docker => "nvidia runtime in Docker",
-            Daemon::Containerd => "nvidia runtime in containerd",
-            Daemon::Crio => "nvidia runtime in CRI-O",
-        }
-    }
-
     fn after(&self) -> &[StepId] {
         match self.0 {
             Daemon::Docker => const { &[TOOLKIT_PACKAGES, RUNTIME_DOCKER] },

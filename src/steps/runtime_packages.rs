@@ -193,15 +193,6 @@ impl Step for RuntimePackages {
         }
     }
 
-    fn title(&self) -> &'static str {
-        match self.0 {
-            RuntimeKind::Docker => "Docker Engine",
-            RuntimeKind::Containerd => "containerd",
-            RuntimeKind::Crio => "CRI-O",
-            RuntimeKind::Podman => "Podman",
-        }
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[REPOSITORIES] }
     }

@@ -257,10 +257,6 @@ impl Step for SecureBoot {
         super::SECURE_BOOT
     }
 
-    fn title(&self) -> &'static str {
-        "Secure Boot"
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[PREFLIGHT] }
     }

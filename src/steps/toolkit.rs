@@ -71,10 +71,6 @@ impl Step for Toolkit {
         super::TOOLKIT_PACKAGES
     }
 
-    fn title(&self) -> &'static str {
-        "NVIDIA Container Toolkit"
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[REPOSITORIES] }
     }

@@ -242,7 +242,9 @@ pub enum Recovery {
 }
 
 impl Recovery {
-    fn of(number: u32) -> Option<Self> {
+    /// The action of this number; `None` for one that is not known here.
+    #[must_use]
+    pub fn of(number: u32) -> Option<Self> {
         Some(match number {
             0 => Self::None,
             1 => Self::Reset,

@@ -427,6 +427,7 @@ mod tests {
             mig: Some(false),
             mig_devices: Vec::new(),
             fabric: None,
+            health: None,
             error: None,
         }
     }

@@ -71,6 +71,7 @@ pub fn of_gpus(files: &FakeFiles, state: &State) -> Option<GpuFabric> {
         status: 0,
         cluster: None,
         clique: 0,
+        health: None,
     })
 }
 

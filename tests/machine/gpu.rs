@@ -112,6 +112,7 @@ pub fn survey(files: &FakeFiles, state: &State) -> Nvml {
                 mig: Some(false),
                 mig_devices: vec![],
                 fabric: crate::fabric::of_gpus(files, state),
+                health: None,
                 error: None,
             }
         })

@@ -144,6 +144,7 @@ impl Node {
                     })
                     .collect(),
                 fabric: None,
+                health: None,
                 error: None,
             }
         };

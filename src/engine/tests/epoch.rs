@@ -75,10 +75,6 @@ impl Step for Loaded {
         Id::new("loaded")
     }
 
-    fn title(&self) -> &'static str {
-        "a module"
-    }
-
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         if cx.state.loaded_modules()?.is_empty() {
             return Ok(needs(vec![write(

@@ -131,10 +131,6 @@ impl Step for Small {
         self.id.clone()
     }
 
-    fn title(&self) -> &'static str {
-        "a small step"
-    }
-
     fn after(&self) -> &[StepId] {
         &self.after
     }

@@ -111,19 +111,14 @@ struct Family;
 #[async_trait]
 impl Check for Family {
     fn ids(&self) -> &[Id] {
-        const { &[Id::new("pci.presence")] }
+        const { &[Id::new("pci.gpu.present")] }
     }
 
     async fn examine(&self, _: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let id = Id::new("pci.presence");
+        let id = Id::new("pci.gpu.present");
         Ok(vec![Finding {
             remedy: Some("install one".to_owned()),
-            ..Finding::new(
-                id,
-                "GPUs on the bus",
-                Verdict::Fail,
-                "a GPU without a driver",
-            )
+            ..Finding::new(id, Verdict::Fail, "a GPU without a driver")
         }])
     }
 }
@@ -191,7 +186,7 @@ async fn steps_and_checks_are_one_list() {
     assert_eq!(
         lines,
         [
-            "pci.presence Fail",
+            "pci.gpu.present Fail",
             "config.resolvable Pass",
             "ecc Unknown",
             "a Pass",
@@ -270,7 +265,7 @@ async fn where_nothing_can_be_wanted_the_health_checks_speak() {
     let report = rig.check().await;
     assert_eq!(
         verdicts(&report),
-        ["pci.presence Fail", "config.resolvable Fail"]
+        ["pci.gpu.present Fail", "config.resolvable Fail"]
     );
     let last = &report.findings[1];
     assert_eq!(last.why, "fedora 42 is not supported");
@@ -284,11 +279,11 @@ async fn where_nothing_can_be_wanted_the_health_checks_speak() {
     // Somebody who asks for a step hears why it is not assessed.
     rig.options.only = vec!["cdi".to_owned()];
     assert_eq!(verdicts(&rig.check().await), ["config.resolvable Fail"]);
-    rig.options.only = vec!["pci.presence".to_owned()];
-    assert_eq!(verdicts(&rig.check().await), ["pci.presence Fail"]);
+    rig.options.only = vec!["pci.gpu.present".to_owned()];
+    assert_eq!(verdicts(&rig.check().await), ["pci.gpu.present Fail"]);
     rig.options.only.clear();
     rig.options.skip = vec!["config.resolvable".to_owned()];
-    assert_eq!(verdicts(&rig.check().await), ["pci.presence Fail"]);
+    assert_eq!(verdicts(&rig.check().await), ["pci.gpu.present Fail"]);
 }
 
 #[tokio::test]

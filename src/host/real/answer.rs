@@ -1,4 +1,4 @@
-//! What an error of NVML says: there is no such value, or a fault with a number.
+//! How NVML is asked and answers: versions of structs, a value that is not there, a fault with a number.
 
 use nvml_wrapper::error::NvmlError;
 
@@ -48,4 +48,9 @@ pub(super) fn code(error: &NvmlError) -> Option<i32> {
         NvmlError::UnexpectedVariant(code) => return i32::try_from(*code).ok(),
         _ => return None,
     })
+}
+
+/// The version of a struct, as `NVML_STRUCT_VERSION` of `nvml.h` writes it: the size and the number.
+pub(super) fn version_of<T>(number: u32) -> u32 {
+    u32::try_from(size_of::<T>()).unwrap_or(u32::MAX) | (number << 24)
 }

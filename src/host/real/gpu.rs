@@ -16,12 +16,14 @@ use nvml_wrapper_sys::bindings::{
 use super::cuda::{Asking, Patience};
 use super::ourselves::Ourselves;
 use super::{
-    answer::{code, optional},
+    answer::{code, optional, version_of},
+    health::health,
     mig,
 };
 use crate::host::exec::tail;
 use crate::host::{
-    CudaView, Exec, ExecError, FabricProgress, Gpu, GpuFabric, Nvml, NvmlDevice, NvmlView,
+    CudaView, Exec, ExecError, FabricHealth, FabricProgress, Gpu, GpuFabric, GpuHealth, Nvml,
+    NvmlDevice, NvmlView,
 };
 use crate::model::pci::PciId;
 
@@ -152,8 +154,23 @@ fn inventory(library: &OsStr) -> Result<Nvml, NvmlError> {
     Ok(Nvml::Ready(NvmlView {
         driver_version: nvml.sys_driver_version()?,
         cuda_version,
-        devices: (0..count).map(|index| device(&nvml, index)).collect(),
+        devices: devices(&nvml, count),
     }))
+}
+
+/// All GPUs, asked side by side: validating the infoROM alone takes 70 ms for each (measured on an H100).
+fn devices(nvml: &Library, count: u32) -> Vec<NvmlDevice> {
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..count)
+            .map(|index| scope.spawn(move || device(nvml, index)))
+            .collect();
+        (asked.into_iter())
+            .map(|one| {
+                one.join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+            .collect()
+    })
 }
 
 /// The state that an error of NVML as a whole means.
@@ -186,6 +203,7 @@ fn device(nvml: &Library, index: u32) -> NvmlDevice {
         mig: None,
         mig_devices: Vec::new(),
         fabric: None,
+        health: None,
         error: None,
     };
     let filled = nvml
@@ -221,7 +239,8 @@ fn fill(about: &mut NvmlDevice, nvml: &Library, device: &Device<'_>) -> Result<(
         about.mig_devices = mig::devices(nvml, device, about.memory_bytes)?;
     }
     about.fabric = optional(fabric(nvml, device))?.flatten();
-    Ok(())
+    let mig = about.mig == Some(true);
+    health(nvml, device, mig, about.health.insert(GpuHealth::default()))
 }
 
 /// The GPU's place in the fabric; `None` if it has none. The wrapper has no function for it.
@@ -245,6 +264,13 @@ fn fabric(nvml: &Library, device: &Device<'_>) -> Result<Option<GpuFabric>, Nvml
         status: answer.status,
         cluster: cluster(answer.cluster),
         clique: answer.clique,
+        health: match answer.health {
+            1 => Some(FabricHealth::Healthy),
+            2 => Some(FabricHealth::Unhealthy),
+            3 => Some(FabricHealth::LimitedCapacity),
+            // 0 is "not supported".
+            _ => None,
+        },
     }))
 }
 
@@ -254,6 +280,7 @@ struct FabricAnswer {
     status: nvmlReturn_t,
     cluster: [u8; 16],
     clique: u32,
+    health: u8,
 }
 
 /// The UUID of a cluster; zeros stand for none.
@@ -292,6 +319,7 @@ fn fabric_info(nvml: &Library, device: nvmlDevice_t) -> Result<FabricAnswer, Nvm
         status: info.status,
         cluster: info.clusterUuid,
         clique: info.cliqueId,
+        health: info.healthSummary,
     })
 }
 
@@ -311,12 +339,8 @@ fn first_fabric_info(nvml: &Library, device: nvmlDevice_t) -> Result<FabricAnswe
         status: info.status,
         cluster: info.clusterUuid,
         clique: info.cliqueId,
+        health: 0,
     })
-}
-
-/// The version of a struct, as `NVML_STRUCT_VERSION` of `nvml.h` writes it: the size and the number.
-fn version_of<T>(number: u32) -> u32 {
-    u32::try_from(size_of::<T>()).unwrap_or(u32::MAX) | (number << 24)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod disk;
 mod exec;
 mod files;
 pub mod gpu;
+mod health;
 mod http;
 mod lines;
 mod lock;

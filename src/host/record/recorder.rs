@@ -45,6 +45,10 @@ struct State {
     contents: BTreeMap<Utf8PathBuf, Vec<u8>>,
     links: BTreeMap<Utf8PathBuf, Utf8PathBuf>,
     folders: BTreeSet<Utf8PathBuf>,
+    /// Files that were seen; what was not read of them, as a library, is empty in the tree for `--root`.
+    files: BTreeSet<Utf8PathBuf>,
+    /// Files whose content is left out: they are not in the tree, so that nobody takes them for empty ones.
+    left_out: BTreeSet<Utf8PathBuf>,
 }
 
 /// Wraps a host so that everything that is read, asked and answered is kept. Only the first answer
@@ -144,6 +148,12 @@ impl Recording {
             let place = below(&files, path);
             fs::create_dir_all(&place).map_err(failed("create the folder", &place))?;
         }
+        let unread = (state.files.iter())
+            .filter(|path| !state.contents.contains_key(*path) && !state.left_out.contains(*path));
+        for path in unread {
+            let place = below(&files, path);
+            put(&place, |place| fs::write(place, "")).map_err(failed("write", &place))?;
+        }
         for (path, content) in &state.contents {
             let place = below(&files, path);
             put(&place, |place| fs::write(place, content)).map_err(failed("write", &place))?;
@@ -167,11 +177,15 @@ impl Recording {
     /// What the run learned to be a secret may have been read before that.
     fn leave_out_secrets(&self, state: &mut State) {
         let State {
-            manifest, contents, ..
+            manifest,
+            contents,
+            left_out,
+            ..
         } = state;
         contents.retain(|path, content| {
             let keep = !self.secrets.are_in(&String::from_utf8_lossy(content));
             if !keep {
+                left_out.insert(path.clone());
                 for answer in manifest.reads.values_mut() {
                     if matches!(answer, Answer::Is(Content::At(at)) if at == path) {
                         *answer = Answer::Is(Content::LeftOut(SECRET.to_owned()));
@@ -230,6 +244,22 @@ impl System for RecordedSystem {
     }
 }
 
+/// Whether a file is one whose name tells: a library, a module, a kernel image.
+fn is_name(path: &Utf8Path) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    name.contains(".so") || name.contains(".ko") || path.starts_with("/boot")
+}
+
+/// What is kept of a file: of a device's configuration space only the header, because serial numbers are behind it.
+fn kept<'c>(path: &Utf8Path, content: &'c [u8]) -> &'c [u8] {
+    const HEADER: usize = 64;
+    if path.starts_with("/sys") && path.file_name() == Some("config") {
+        &content[..content.len().min(HEADER)]
+    } else {
+        content
+    }
+}
+
 struct Recorder<T: ?Sized> {
     recording: Recording,
     inner: Arc<T>,
@@ -248,6 +278,7 @@ impl Recorder<dyn Files> {
             .or_else(|| sensitive::content(content))
             .or_else(|| (content.len() > LARGEST).then_some("it is too large"));
         if let Some(why) = left_out {
+            self.recording.state().left_out.insert(real);
             return Content::LeftOut(why.to_owned());
         }
         if real != path {
@@ -257,20 +288,29 @@ impl Recorder<dyn Files> {
             .state()
             .contents
             .entry(real.clone())
-            .or_insert_with(|| content.to_vec());
+            .or_insert_with(|| kept(path, content).to_vec());
         Content::At(real)
     }
 
-    /// Keeps a folder that was seen, and the links on the way to it, for `--root` on the recording.
-    fn keep_folder(&self, path: &Utf8Path, real: &Utf8Path) {
+    /// Keeps that something was seen without being read, and the links on the way to it, for `--root` on the recording.
+    fn keep_seen(&self, path: &Utf8Path) {
+        let Ok(Some(real)) = self.inner.resolve(path) else {
+            // A link that leads nowhere.
+            return self.keep_links(path);
+        };
         if real != path {
             self.keep_links(path);
         }
-        if let Ok(Some(Stat {
-            kind: Kind::Folder, ..
-        })) = self.inner.stat(real)
-        {
-            self.recording.state().folders.insert(real.to_owned());
+        let kind = self.inner.stat(&real).ok().flatten().map(|stat| stat.kind);
+        let mut state = self.recording.state();
+        match kind {
+            Some(Kind::Folder) => {
+                state.folders.insert(real);
+            }
+            Some(Kind::File) if sensitive::path(&real).is_none() && is_name(&real) => {
+                state.files.insert(real);
+            }
+            _ => {}
         }
     }
 
@@ -332,6 +372,9 @@ impl ReadFiles for Recorder<dyn Files> {
                 Err(error) => Answer::Error(super::Fault::of(error)),
             };
             let mut state = self.recording.state();
+            if result.is_err() {
+                state.left_out.insert(path.to_owned());
+            }
             state.manifest.reads.insert(path.to_owned(), answer);
         }
         result
@@ -340,14 +383,17 @@ impl ReadFiles for Recorder<dyn Files> {
     fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError> {
         let result = self.inner.stat(path);
         first(&mut self.recording.state().manifest.stats, path, &result);
+        if matches!(result, Ok(Some(_))) {
+            self.keep_seen(path);
+        }
         result
     }
 
     fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
         let result = self.inner.list(folder);
         first(&mut self.recording.state().manifest.lists, folder, &result);
-        if let Ok(Some(real)) = self.inner.resolve(folder) {
-            self.keep_folder(folder, &real);
+        if result.is_ok() {
+            self.keep_seen(folder);
         }
         result
     }
@@ -355,8 +401,8 @@ impl ReadFiles for Recorder<dyn Files> {
     fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
         let result = self.inner.resolve(path);
         first(&mut self.recording.state().manifest.resolved, path, &result);
-        if let Ok(Some(real)) = &result {
-            self.keep_folder(path, real);
+        if matches!(result, Ok(Some(_))) {
+            self.keep_seen(path);
         }
         result
     }

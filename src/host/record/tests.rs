@@ -8,8 +8,14 @@ use nix::errno::Errno;
 use super::{RecordError, record, replay::replay};
 use crate::error::one_line;
 use crate::host::fake::{self, Damage, Fakes, failed, ok};
-use crate::host::{Cmd, Host, Nvml, ReadFiles, rooted};
+use crate::host::{Cmd, Host, Kind, Nvml, ReadFiles, rooted};
 use crate::model::secret::{Secret, Secrets};
+
+/// A link that is seen, and leads to nothing that is read.
+const DRIVER: &str = "/sys/bus/pci/devices/0000:18:00.0/driver";
+
+/// A file that is seen, and not read.
+const LIBRARY: &str = "/usr/lib/libcuda.so.580.159.04";
 
 fn machine() -> (Host, Fakes) {
     let (host, fakes) = fake::host();
@@ -19,6 +25,8 @@ fn machine() -> (Host, Fakes) {
     files.put_mode("/etc/shadow", "root:hash", 0o600);
     files.put("/etc/join.toml", "token = \"abcdef.0123\"\n");
     files.put("/sys/bus/pci/devices/0000:18:00.0/vendor", "0x10de\n");
+    files.put(LIBRARY, "ELF");
+    files.put_link(DRIVER, "../../drivers/nvidia");
     files.put_device("/dev/nvidia0", 195, 0);
     files.put("/sys/sick", "");
     files.damage("/sys/sick", Damage::Reads, Errno::EIO);
@@ -45,8 +53,9 @@ async fn look(host: &Host) -> Vec<String> {
         seen.push(format!("{:?}", files.stat(path)));
         seen.push(format!("{:?}", files.resolve(path)));
     }
-    let device = Utf8Path::new("/dev/nvidia0");
-    seen.push(format!("{:?}", files.stat(device)));
+    for path in ["/dev/nvidia0", DRIVER, LIBRARY] {
+        seen.push(format!("{:?}", files.stat(path.into())));
+    }
     for folder in ["/sys/bus/pci/devices", "/none", "/etc/os-release"] {
         seen.push(format!("{:?}", files.list(folder.into())));
     }
@@ -99,6 +108,14 @@ async fn a_replay_answers_as_the_machine_did() {
         tree.files.list("/sys/bus/pci/devices".into()).unwrap(),
         ["0000:18:00.0"]
     );
+    let driver = tree.files.stat(DRIVER.into()).unwrap();
+    assert_eq!(
+        driver.map(|link| link.kind),
+        Some(Kind::Link("../../drivers/nvidia".into()))
+    );
+    // A file that was seen and not read has a name there.
+    let library = tree.files.resolve(LIBRARY.into()).unwrap();
+    assert_eq!(library.as_deref(), Some(Utf8Path::new(LIBRARY)));
 }
 
 #[tokio::test]

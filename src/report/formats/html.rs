@@ -2,10 +2,10 @@ use std::io::{self, Write};
 
 use super::{Alarm, by_layer, line, values};
 use crate::{
-    check::{Finding, Layer, Verdict},
+    check::{Finding, Verdict},
     engine::RunReport,
     facts::{Facts, PciFact},
-    model::pci::PciAddress,
+    model::{findings::Layer, pci::PciAddress},
     report::{
         document::{Machine, TOOL, Verdicts},
         style::word,
@@ -144,13 +144,22 @@ fn layers(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
             Some((broken, _)) if broken == layer => " <strong>here</strong>",
             _ => "",
         };
-        let pass = (findings.iter()).filter(|finding| finding.status == Verdict::Pass);
+        let count = |is: fn(Verdict) -> bool| {
+            (findings.iter())
+                .filter(|finding| is(finding.status))
+                .count()
+        };
+        let counts = match count(|verdict| verdict != Verdict::Skip) {
+            0 => "nothing to look at".to_owned(),
+            looked_at => format!(
+                "{} of {looked_at} pass",
+                count(|verdict| verdict == Verdict::Pass)
+            ),
+        };
         writeln!(
             to,
-            "<li class=\"{class}\"><span>{}</span>{mark}<em>{} of {} pass</em></li>",
-            layer.name(),
-            pass.count(),
-            findings.len()
+            "<li class=\"{class}\"><span>{}</span>{mark}<em>{counts}</em></li>",
+            layer.name()
         )?;
     }
     writeln!(to, "</ol>\n</section>")

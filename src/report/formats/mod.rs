@@ -19,35 +19,11 @@ pub use prometheus::prometheus;
 pub use tap::tap;
 
 use crate::{
-    check::{Finding, Layer, Verdict},
+    check::{Finding, Verdict},
     engine::RunReport,
     exit::Exit,
+    model::findings::Layer,
 };
-
-impl Layer {
-    /// All layers, from the bottom of a node to its top.
-    pub const ALL: [Self; 6] = [
-        Self::Machine,
-        Self::Bus,
-        Self::Driver,
-        Self::Fabric,
-        Self::Runtime,
-        Self::Node,
-    ];
-
-    /// Its name in documents.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Machine => "machine",
-            Self::Bus => "bus",
-            Self::Driver => "driver",
-            Self::Fabric => "fabric",
-            Self::Runtime => "runtime",
-            Self::Node => "node",
-        }
-    }
-}
 
 /// What a monitoring system does about a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 use std::io::{self, Write};
 
 use crate::{
-    check::Layer,
     engine::RunReport,
     exit::Exit,
+    model::findings::Layer,
     report::{document::TOOL, style::word},
 };
 

@@ -18,7 +18,6 @@ fn finding(id: &'static str, status: Verdict) -> Finding {
         links: vec!["https://docs.nvidia.com/deploy/xid-errors/".to_owned()],
         ..Finding::new(
             Id::new(id),
-            "A title # with_marks",
             status,
             "of 8 | 7: \u{1b}[31m<0000:18:00.0>\n\"off\" the `bus`",
         )
@@ -41,18 +40,18 @@ fn report(exit: Exit, findings: Vec<Finding>) -> RunReport {
 
 fn broken() -> RunReport {
     let caused = Finding {
-        because: Some(Id::new("pci.gpus")),
+        because: Some(Id::new("pci.gpu.present")),
         ..finding("driver.module", Verdict::Fail)
     };
     report(
         Exit::Drift,
         vec![
-            finding("pci.gpus", Verdict::Fail),
+            finding("pci.gpu.present", Verdict::Fail),
             caused,
             finding("driver.options", Verdict::Warn),
-            finding("fabric.state", Verdict::Unknown),
+            finding("nvl.fabric.state", Verdict::Unknown),
             finding("runtime.docker", Verdict::Skip),
-            Finding::new(Id::new("os.kernel"), "A kernel", Verdict::Pass, "it runs"),
+            Finding::new(Id::new("kernel.release"), Verdict::Pass, "it runs"),
         ],
     )
 }
@@ -104,7 +103,7 @@ fn what_was_written_as_junit_is_read_again() {
 
 #[test]
 fn the_status_of_a_plugin_is_that_of_the_worst_cause() {
-    let one = |verdict, exit| report(exit, vec![finding("pci.gpus", verdict)]);
+    let one = |verdict, exit| report(exit, vec![finding("pci.gpu.present", verdict)]);
     for (report, of_nagios, of_npd) in [
         (one(Verdict::Pass, Exit::Ok), 0, 0),
         (one(Verdict::Skip, Exit::Ok), 0, 0),

@@ -4,10 +4,11 @@ use std::io::{self, Write};
 
 use super::{counted, footer, next_step, notes};
 use crate::{
-    check::{Finding, Verdict, is_wish},
+    check::{Finding, Verdict},
     engine::RunReport,
     event::Outcome,
     exit::Exit,
+    model::findings,
     report::{
         Style,
         document::Verdicts,
@@ -111,7 +112,7 @@ fn headline<'r>(
     if let Some(root) = sorted.broken.first() {
         return match root.id.as_str() {
             RESOLVABLE => because(Ink::Bad, "no fault found, but not prepared: ", root),
-            _ if is_wish(&root.id) => because(Ink::Bad, "not as wanted: ", root),
+            _ if findings::is_wish(&root.id) => because(Ink::Bad, "not as wanted: ", root),
             _ => because(Ink::Bad, "not ready: ", root),
         };
     }

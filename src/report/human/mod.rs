@@ -1,6 +1,7 @@
 //! Reports for people.
 
 mod check;
+mod explain;
 mod plan;
 mod probe;
 mod run;
@@ -8,6 +9,7 @@ mod run;
 use std::io::{self, Write};
 
 pub use check::{Examined, check};
+pub use explain::{explain, findings};
 pub use plan::plan;
 pub use probe::probe;
 pub use run::{run, troubles};

@@ -157,6 +157,7 @@ fn a_fabric_that_failed_or_has_no_cluster_gives_no_clique() {
             status,
             cluster: cluster.map(str::to_owned),
             clique: 7,
+            health: None,
         }),
         ..nvml_device(0)
     };

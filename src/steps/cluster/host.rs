@@ -202,10 +202,6 @@ impl Step for Kernel {
         CLUSTER_KERNEL
     }
 
-    fn title(&self) -> &'static str {
-        "Kernel for Kubernetes"
-    }
-
     fn after(&self) -> &[StepId] {
         // `br_netfilter` may be in a package of its own.
         const { &[HEADERS] }

@@ -438,10 +438,6 @@ impl Step for JoinCluster {
         CLUSTER_JOIN
     }
 
-    fn title(&self) -> &'static str {
-        "Membership in the cluster"
-    }
-
     fn after(&self) -> &[StepId] {
         const {
             &[

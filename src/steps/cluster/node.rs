@@ -183,10 +183,6 @@ impl Step for AdmittedNode {
         CLUSTER_NODE
     }
 
-    fn title(&self) -> &'static str {
-        "Node in the cluster"
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[CLUSTER_JOIN, VALIDATION_DEVICES] }
     }

@@ -53,10 +53,6 @@ impl Step for ClusterPackages {
         CLUSTER_PACKAGES
     }
 
-    fn title(&self) -> &'static str {
-        "Packages of Kubernetes"
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[REPOSITORIES] }
     }

@@ -388,10 +388,6 @@ impl Step for FabricManager {
         super::DRIVER_FABRIC
     }
 
-    fn title(&self) -> &'static str {
-        "Fabric manager"
-    }
-
     fn after(&self) -> &[StepId] {
         const { &[DRIVER_PACKAGES, DRIVER_MODULE, DRIVER_PERSISTENCE] }
     }

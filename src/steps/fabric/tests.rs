@@ -59,6 +59,7 @@ fn gpu(state: FabricProgress, status: u32) -> GpuFabric {
         status,
         cluster: None,
         clique: 0,
+        health: None,
     }
 }
 

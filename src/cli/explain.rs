@@ -1,0 +1,48 @@
+//! `explain`: what is known of a finding, from the registry.
+
+use super::{Failure, args, print, world::World};
+use crate::{
+    engine::EngineError,
+    exit::Exit,
+    model::{
+        findings::{self, Row},
+        id::{Id, stands_for},
+        text,
+    },
+    report,
+};
+
+/// Whether a name is that of a finding, or its part before a dot.
+fn is_of(id: &Id, row: &Row) -> bool {
+    stands_for(id.as_str(), row.id.as_str())
+}
+
+pub(super) fn run(world: &mut World<'_>, args: &args::Explain) -> Result<Exit, Failure> {
+    let asked = |row: &Row| args.ids.is_empty() || args.ids.iter().any(|id| is_of(id, row));
+    for id in &args.ids {
+        if !findings::rows().iter().any(|row| is_of(id, row)) {
+            let names = findings::rows().iter().map(|row| row.id.as_str());
+            return Err(EngineError::NoFinding {
+                name: id.to_string(),
+                nearest: text::nearest(id.as_str(), names).map(str::to_owned),
+            }
+            .into());
+        }
+    }
+    let rows: Vec<&Row> = findings::rows().iter().filter(|row| asked(row)).collect();
+    let style = world.out_style();
+    match args.output.format {
+        args::Format::Json => print::json(&mut world.out, &rows)?,
+        args::Format::Human if args.ids.is_empty() => {
+            print::show(&mut world.out, |to| {
+                report::human::findings(to, &rows, style)
+            })?;
+        }
+        args::Format::Human => {
+            print::show(&mut world.out, |to| {
+                report::human::explain(to, &rows, style)
+            })?;
+        }
+    }
+    Ok(Exit::Ok)
+}
