@@ -8,6 +8,9 @@ use crate::{
     tools::packages::{Action, Fault, Package, TransactionRequest},
 };
 
+/// What is done about an interrupted transaction.
+const COMPLETE: &str = "complete an interrupted transaction";
+
 impl Applier {
     /// Configures unpacked packages, then completes broken dependencies.
     pub(in crate::change) async fn repair(
@@ -73,6 +76,7 @@ impl Applier {
             let answer = self.ask("look at the last transaction", &query).await?;
             let database = self.database().await?;
             let mut packages = transactions.parse_unfinished(&answer, &database);
+            let missing = transactions.parse_missing(&answer, &database);
             for package in self.half_done().await?.packages {
                 let spec = transactions.at_version(&package.name, &package.version);
                 let known = packages.iter().any(|one| one.starts_with(&spec));
@@ -83,7 +87,7 @@ impl Applier {
             if packages.is_empty() {
                 break;
             }
-            match self.install_again(&packages, undo, sink).await {
+            match self.install_again(&packages, &missing, undo, sink).await {
                 Ok(()) => {
                     if let Some(path) = self.backend.failed_scripts_record() {
                         self.host.files.remove(&path)?;
@@ -150,16 +154,46 @@ impl Applier {
         Ok(())
     }
 
-    async fn install_again(
+    /// Installs the rest of an interrupted transaction.
+    async fn install_missing(
         &self,
-        packages: &[String],
+        missing: &[String],
         undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        const WHAT: &str = "complete an interrupted transaction";
+        let request = TransactionRequest::Install {
+            packages: missing,
+            removing: &[],
+        };
+        let actions = self.simulate(&request).await?;
+        self.approve(&actions, &[], &[]).await?;
+        self.check_space(&request).await?;
+        self.download_first(&request, sink).await?;
+        let transactions = self.transactions()?;
+        let cmd = transactions.perform(&self.settings(), &request, removals(&actions));
+        self.attempt(undo, COMPLETE, &cmd, &actions, sink).await
+    }
+
+    async fn install_again(
+        &self,
+        packages: &[String],
+        missing: &[String],
+        undo: &Undo,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
         let transactions = self.transactions()?;
         let request = TransactionRequest::Reinstall(packages);
-        let actions = self.simulate(&request).await?;
+        let mut actions = self.simulate(&request).await?;
+        let database = self.database().await?;
+        let is_there = |id: &str| database.iter().any(|one| one.id == id && one.is_there());
+        let is_new =
+            |action: &Action| matches!(action, Action::Install { name, .. } if !is_there(name));
+        // What is there needs what has not come yet. The manager's own choice may be another than that of the
+        // transaction: the module's other flavour, for example, which conflicts with the wanted one.
+        if actions.iter().any(is_new) && !missing.is_empty() {
+            self.install_missing(missing, undo, sink).await?;
+            actions = self.simulate(&request).await?;
+        }
         // A package manager may leave out what no repository offers, and succeed.
         let offered: Vec<String> = (actions.iter())
             .filter_map(|action| match action {
@@ -205,7 +239,7 @@ impl Applier {
         self.download_first(&request, sink).await?;
         self.remove_emptied(packages, sink).await?;
         let cmd = transactions.perform(&self.settings(), &request, removals(&actions));
-        self.attempt(undo, WHAT, &cmd, &actions, sink).await
+        self.attempt(undo, COMPLETE, &cmd, &actions, sink).await
     }
 
     /// Removes configuration files of these packages that a power cut has emptied: the manager takes an empty

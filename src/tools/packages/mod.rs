@@ -582,6 +582,11 @@ pub trait Transactions: Debug + Send + Sync {
         Vec::new()
     }
 
+    /// Parses the answer to [`Transactions::unfinished`]: packages that have not come, written in the same way.
+    fn parse_missing(&self, _text: &str, _installed: &[Package]) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The command that brings an installed package to a version that is offered, for hints; `None` if
     /// this manager never has to install a version once more.
     fn to_offered_command(&self, _package: &Package) -> Option<String> {

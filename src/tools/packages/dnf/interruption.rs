@@ -74,6 +74,17 @@ pub fn to_complete(begun: &[String], installed: &[Package]) -> Vec<String> {
         .collect()
 }
 
+/// What has not come of the transaction. `begun` is as in [`to_complete`].
+#[must_use]
+pub fn missing(begun: &[String], installed: &[Package]) -> Vec<String> {
+    let is_there = |one: &&String| {
+        (installed.iter()).any(|package| package.is_there() && with_architecture(package) == **one)
+    };
+    (begun.iter().filter(|one| !is_there(one)))
+        .cloned()
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,6 +115,18 @@ mod tests {
             files.put(generation::TRANSACTION, torn);
             assert_eq!(interrupted(&files).unwrap(), Some("dnf"), "{torn:?}");
         }
+    }
+
+    #[test]
+    fn what_has_not_come_of_a_transaction_is_missing() {
+        let installed =
+            database::parse("nvidia-driver-cuda\tx86_64\t3\t580.95.05\t1.el9\t(none)\t(none)\n");
+        let begun = [
+            "nvidia-driver-cuda-3:580.95.05-1.el9.x86_64".to_owned(),
+            "kmod-nvidia-open-dkms-3:580.95.05-1.el9.noarch".to_owned(),
+        ];
+        assert_eq!(missing(&begun, &installed), begun[1..]);
+        assert_eq!(missing(&[], &installed), Vec::<String>::new());
     }
 
     #[test]

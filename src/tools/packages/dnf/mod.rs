@@ -373,6 +373,10 @@ impl Transactions for Dnf {
         interruption::to_complete(&history::unfinished(text), installed)
     }
 
+    fn parse_missing(&self, text: &str, installed: &[Package]) -> Vec<String> {
+        interruption::missing(&history::unfinished(text), installed)
+    }
+
     fn to_offered_command(&self, package: &Package) -> Option<String> {
         Some(commands::to_offered(package))
     }
