@@ -141,11 +141,18 @@ struct Uncorrected {
 fn uncorrected(gpu: &GpuFact, files: &dyn ReadFiles) -> Result<Option<Uncorrected>, StepError> {
     let folder = Utf8PathBuf::from(format!("{DEVICES}/{}", gpu.pci_address));
     let total = |name: &str, total: &str| -> Result<Option<u64>, StepError> {
-        let text = files.read_text(&folder.join(name))?;
-        Ok(text.and_then(|text| {
-            let line = text.lines().find_map(|line| line.strip_prefix(total))?;
-            line.trim().parse().ok()
-        }))
+        let path = folder.join(name);
+        let Some(text) = files.read_text(&path)? else {
+            return Ok(None);
+        };
+        let line = text.lines().find_map(|line| line.strip_prefix(total));
+        match line.and_then(|number| number.trim().parse().ok()) {
+            Some(count) => Ok(Some(count)),
+            None => Err(StepError::Unexpected {
+                what: format!("`{path}`"),
+                why: format!("it has no line `{total}` with a number"),
+            }),
+        }
     };
     let fatal = total("aer_dev_fatal", "TOTAL_ERR_FATAL")?;
     let others = total("aer_dev_nonfatal", "TOTAL_ERR_NONFATAL")?;
@@ -154,8 +161,11 @@ fn uncorrected(gpu: &GpuFact, files: &dyn ReadFiles) -> Result<Option<Uncorrecte
         .map(|(fatal, others)| Uncorrected { fatal, others }))
 }
 
-fn links(found: &[(&GpuFact, Uncorrected)]) -> Finding {
+fn links(found: &[(&GpuFact, Uncorrected)], unread: Option<&StepError>) -> Finding {
     let say = |status, why: String| Finding::new(AER, status, why);
+    if let Some(error) = unread {
+        return say(Verdict::Unknown, format!("failed to {}", one_line(error)));
+    }
     if found.is_empty() {
         return say(
             Verdict::Skip,
@@ -198,13 +208,16 @@ impl Check for Bus {
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let virtualization = subject.facts.virtualization.as_deref();
         let found = detect(subject)?;
-        let mut errors = Vec::new();
+        let (mut errors, mut unread) = (Vec::new(), None);
         for (gpu, _) in &found {
-            if let Some(counted) = uncorrected(gpu, subject.host.files())? {
-                errors.push((*gpu, counted));
+            match uncorrected(gpu, subject.host.files()) {
+                Ok(Some(counted)) => errors.push((*gpu, counted)),
+                Ok(None) => {}
+                Err(error) => unread = Some(error),
             }
         }
-        Ok(vec![decide(&found, virtualization), links(&errors)])
+        let links = links(&errors, unread.as_ref());
+        Ok(vec![decide(&found, virtualization), links])
     }
 }
 
@@ -237,13 +250,18 @@ mod tests {
                 others: 2
             }
         );
-        assert_eq!(links(&[]).status, Verdict::Skip);
+        files.put(&format!("{folder}/aer_dev_fatal"), "TOTAL_ERR_FATAL many\n");
+        let error = uncorrected(gpu, &files).expect_err("no number");
+        let unread = links(&[], Some(&error));
+        assert_eq!(unread.status, Verdict::Unknown);
+        assert!(unread.why.contains("aer_dev_fatal"), "{}", unread.why);
+        assert_eq!(links(&[], None).status, Verdict::Skip);
         for (fatal, others, verdict) in [
             (0, 0, Verdict::Pass),
             (0, 2, Verdict::Warn),
             (1, 2, Verdict::Fail),
         ] {
-            let finding = links(&[(gpu, Uncorrected { fatal, others })]);
+            let finding = links(&[(gpu, Uncorrected { fatal, others })], None);
             assert_eq!(finding.status, verdict);
             assert_eq!(finding.remedy.is_some(), verdict != Verdict::Pass);
         }

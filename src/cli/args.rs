@@ -417,6 +417,9 @@ pub struct Compat {
     /// Ask about the GPUs in the output of `lspci -nn`; `-` is stdin
     #[arg(long, value_name = "FILE|-", conflicts_with = "gpu")]
     pub lspci: Option<Utf8PathBuf>,
+    /// Name the sources of the answer
+    #[arg(short, long)]
+    pub verbose: bool,
     /// The output
     #[command(flatten)]
     pub output: Output,

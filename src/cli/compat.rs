@@ -91,7 +91,7 @@ pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure>
     }
     match args.output.format {
         Format::Json => print::json(&mut world.out, &answer)?,
-        Format::Human => print::text(&mut world.out, &human(&answer))?,
+        Format::Human => print::text(&mut world.out, &human(&answer, args.verbose))?,
     }
     Ok(if answer.is_compatible() {
         Exit::Ok
@@ -168,7 +168,7 @@ fn not_offered(system: &str, rows: &[DriverRow], branch: Branch) -> Option<Strin
     ))
 }
 
-fn human(answer: &Answer) -> String {
+fn human(answer: &Answer, verbose: bool) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "{}", title(answer.verdict));
     for why in &answer.why {
@@ -196,6 +196,11 @@ fn human(answer: &Answer) -> String {
         answer.module_flavour.map(modules).map(str::to_owned),
     );
     meanings(&mut text, &answer.meanings);
+    if !verbose && !answer.citations.is_empty() {
+        let count = answer.citations.len();
+        let _ = writeln!(text, "{:<20} {count} (`-v` names them)", "sources");
+        return text;
+    }
     for (at, citation) in answer.citations.iter().enumerate() {
         let name = if at == 0 { "sources" } else { "" };
         let _ = writeln!(text, "{name:<20} {citation}");
