@@ -76,7 +76,8 @@ impl RootedFiles {
     }
 
     /// The target of a link that a copy of the tree has kept as a file with its text. Only where a machine has nothing but
-    /// links or folders: the driver of a device, a library's name without its whole version, and [`FOLDERS`].
+    /// links or folders: the driver of a device, a library's name without its whole version, and [`FOLDERS`]. What cannot be
+    /// read here is no such link; whoever asks for the path itself hears why.
     fn link_as_text(&self, path: &Utf8Path) -> Option<Utf8PathBuf> {
         /// A path in a package or in sysfs is shorter.
         const LONGEST: u64 = 255;

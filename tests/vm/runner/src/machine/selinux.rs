@@ -30,7 +30,7 @@ pub fn label(frame: &Frame) -> Result<()> {
     let root = frame.root();
     fs::write(root.join("root/testbed.cil"), MODULE).context("cannot write a policy module")?;
     let root = root.to_string_lossy();
-    // `setfiles` sets labels through /proc/self/fd.
+    // Without /proc `setfiles` finds no file.
     let inside = "mount -t proc proc \"$1/proc\" && exec chroot \"$1\" /bin/sh -euc \"$2\"";
     let argv = [
         "unshare", "--mount", "/bin/sh", "-euc", inside, "sh", &root, LABEL,
