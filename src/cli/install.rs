@@ -199,8 +199,12 @@ fn say(world: &mut World<'_>, text: &str) {
 }
 
 /// What the journal says was asked for, without what only the first run of an image is told.
-fn resumed(world: &World<'_>) -> Result<Request, Failure> {
-    let asked = engine::request(&world.host)?.ok_or_else(|| {
+fn resumed(world: &mut World<'_>) -> Result<Request, Failure> {
+    let asked = engine::request(&world.host);
+    for note in engine::release_lost(&world.host, &asked)? {
+        say(world, &note);
+    }
+    let asked = asked?.ok_or_else(|| {
         Failure::new(
             Exit::Usage,
             "nothing-to-resume",

@@ -1,18 +1,15 @@
 //! Machines whose boots end early, because a module or the firmware of a GPU takes the kernel down.
 //!
-//! While a run continues by itself, neither udev nor `modules-load.d` loads the driver's modules, and
-//! each boot is counted before any ordinary service starts. After several boots without progress the modules are denied
-//! altogether, and the run gives up: the machine stays reachable, and `status` says why.
+//! While a run continues by itself, neither udev nor `modules-load.d` loads the driver's modules: the run does, after it has
+//! recorded its start and with it the boot. After several boots without progress the modules are denied altogether, and the
+//! run gives up: the machine stays reachable, and `status` says why.
 //!
-//! The modules are kept away because a panic early in the boot would come before anything could count
-//! it. A program that asks for a module by its name still gets it; such a boot is counted. If the
-//! journal is lost or damaged, no run can end this: then the unit that counts removes the denial, and
-//! both units.
+//! If the journal is lost or damaged, no run can end this: then the resume unit removes the denial, and itself.
 
 use camino::Utf8PathBuf;
 
 use super::{
-    EngineError, Session, Tools,
+    EngineError, Session,
     ledger::Ledger,
     resume,
     units::{self, modules, not_at_all},
@@ -20,8 +17,8 @@ use super::{
 };
 use crate::{
     change::{Change, Reverted},
-    host::{Files, FilesError},
-    journal::{Journal, JournalError, Receipt, Record, Standing},
+    host::{Files, FilesError, Host},
+    journal::{JournalError, Receipt, Record, Request, Standing},
     model::id::StepId,
     steps,
 };
@@ -45,49 +42,6 @@ pub(super) fn too_many(receipt: &Receipt, boot_id: Option<&str>) -> Option<usize
         .then(|| before().count())
 }
 
-/// Counts this boot, or denies the modules after too many.
-///
-/// # Errors
-/// When the journal cannot be read or written.
-pub async fn count_boot(tools: &Tools) -> Result<(), GuardError> {
-    let _lock = tools.lock()?;
-    let run = tools.events.run();
-    let opened = Journal::open(&tools.host, run, tools.events.secrets());
-    let is_lost = match &opened {
-        Ok((_, history)) => history.lines.is_empty(),
-        // No run goes on with such a journal.
-        Err(error) => matches!(
-            error,
-            JournalError::Lost { .. }
-                | JournalError::Garbage { .. }
-                | JournalError::OutOfOrder { .. }
-        ),
-    };
-    if is_lost {
-        release(&*tools.host.files, &[])
-            .map_err(|error| EngineError::Journal(JournalError::from(error)))?;
-    }
-    let (journal, _) = opened.map_err(EngineError::Journal)?;
-    let ledger = Ledger {
-        journal,
-        verbs: tools.verbs.clone(),
-        events: tools.events.clone(),
-    };
-    let receipt = ledger.journal.receipt();
-    let Some(boot_id) = tools.options.boot_id.clone() else {
-        return Ok(());
-    };
-    if !resume::stands(&ledger) {
-        return Ok(());
-    }
-    if too_many(&receipt, Some(&boot_id)).is_some() {
-        deny(&ledger).await.map_err(GuardError::Deny)?;
-    } else if !(receipt.unfinished.iter()).any(|boot| boot.boot_id == boot_id) {
-        (ledger.journal.append(Record::BootStarted { boot_id })).map_err(EngineError::Journal)?;
-    }
-    Ok(())
-}
-
 /// What people are told of a file that [`release`] has removed.
 pub(super) fn told(path: &Utf8PathBuf) -> String {
     format!(
@@ -95,27 +49,39 @@ pub(super) fn told(path: &Utf8PathBuf) -> String {
     )
 }
 
-/// Removes what keeps the driver from being loaded and is not in the journal, with the units beside it.
+/// Removes what keeps the driver from being loaded and is not in the journal, with the resume unit.
 pub(super) fn release(
     files: &dyn Files,
     standing: &[Standing],
 ) -> Result<Vec<Utf8PathBuf>, FilesError> {
-    units::release(files, &[units::GUARD, resume::UNIT], standing)
+    units::release(files, resume::UNIT, standing)
 }
 
-/// Why a boot was not counted.
-#[derive(Debug)]
-pub enum GuardError {
-    /// The journal.
-    Engine(EngineError),
-    /// The modules could not be denied.
-    Deny(Failure),
-}
-
-impl From<EngineError> for GuardError {
-    fn from(error: EngineError) -> Self {
-        Self::Engine(error)
+/// Removes what a run would have removed at its end, if `asked`, the request to resume, shows that no run can go on with this
+/// journal: the resume unit, and the file that keeps the driver from being loaded. Returns what people are told.
+///
+/// # Errors
+/// When a file cannot be read or removed.
+pub fn release_lost(
+    host: &Host,
+    asked: &Result<Option<Request>, EngineError>,
+) -> Result<Vec<String>, EngineError> {
+    let is_lost = match asked {
+        Ok(asked) => asked.is_none(),
+        Err(EngineError::Journal(error)) => matches!(
+            error,
+            JournalError::Lost { .. }
+                | JournalError::Garbage { .. }
+                | JournalError::OutOfOrder { .. }
+        ),
+        Err(_) => false,
+    };
+    if !is_lost {
+        return Ok(Vec::new());
     }
+    let removed = release(&*host.files, &[])
+        .map_err(|error| EngineError::Journal(JournalError::from(error)))?;
+    Ok(removed.iter().map(told).collect())
 }
 
 /// Makes sure that nothing loads the modules.

@@ -51,7 +51,7 @@ pub use cancel::Cancel;
 pub use errors::EngineError;
 pub use events::Events;
 pub use graph::GraphError;
-pub use guard::{GuardError, count_boot};
+pub use guard::release_lost;
 pub use ours::{holds, our_runtimes};
 pub use patience::UNATTENDED_DEADLINE;
 pub use reboot::{RebootError, reboot};

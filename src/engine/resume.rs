@@ -1,5 +1,4 @@
-//! Resuming after a reboot: a unit runs `install --resume` at the next boot, and another one counts
-//! the boots (see [`super::guard`]). Installing them is a few recorded changes.
+//! Resuming after a reboot: a unit runs `install --resume` at the next boot. Installing it is a few recorded changes.
 
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use crate::{
     error::one_line,
     host::{ExecError, FilesError, Host, ReadFiles},
     journal::{Journal, JournalError, Request, Standing, fold},
-    model::id::StepId,
+    model::{id::StepId, paths::STATE},
     tools::{cloud_init, packages::HEADER, systemctl},
 };
 
@@ -41,7 +40,7 @@ const BEYOND_DEADLINE: Duration = Duration::from_secs(3600);
 /// this line with a warning in its log.
 ///
 /// It is not started again after exit 5 and 6: the run has tried again what may pass, until its
-/// deadline.
+/// deadline. It also starts without a journal: then it takes back what the lost run would have.
 pub(super) fn unit(exe: &Utf8Path, deadline: Duration) -> String {
     format!(
         "# Written by gpu-bootstrap; it removes this file when its work is done.\n\
@@ -50,7 +49,7 @@ pub(super) fn unit(exe: &Utf8Path, deadline: Duration) -> String {
          Wants=network-online.target\n\
          After=network-online.target\n\
          After=nvidia-kmod-load.service\n\
-         ConditionPathExists={journal}\n\
+         RequiresMountsFor={STATE}\n\
          StartLimitIntervalSec=1h\n\
          StartLimitBurst=3\n\
          \n\
@@ -76,24 +75,8 @@ pub(super) fn unit(exe: &Utf8Path, deadline: Duration) -> String {
          [Install]\n\
          WantedBy=multi-user.target\n",
         exe = quoted(exe),
-        journal = crate::journal::path(),
         most = deadline.saturating_add(BEYOND_DEADLINE).as_secs(),
     )
-}
-
-/// A unit, written and enabled.
-fn enabled(name: &str, content: String) -> [Change; 2] {
-    [
-        Change::WriteFile {
-            path: units::path(name),
-            content,
-            mode: 0o644,
-        },
-        Change::EnableUnit {
-            unit: name.to_owned(),
-            start: false,
-        },
-    ]
 }
 
 /// needrestart restarts services whose libraries another package manager has replaced, such as unattended-upgrades or a
@@ -138,10 +121,19 @@ fn changes(
     surroundings: Vec<Change>,
 ) -> Vec<Change> {
     // The unit goes first: after a power cut in between the run is continued, and makes the rest.
-    let mut changes = enabled(UNIT, unit(exe, deadline)).to_vec();
+    let mut changes = vec![
+        Change::WriteFile {
+            path: units::path(UNIT),
+            content: unit(exe, deadline),
+            mode: 0o644,
+        },
+        Change::EnableUnit {
+            unit: UNIT.to_owned(),
+            start: false,
+        },
+    ];
     if !modules.is_empty() {
         changes.push(units::not_by_itself(modules));
-        changes.extend(enabled(units::GUARD, units::guard(exe)));
     }
     changes.extend(surroundings);
     changes

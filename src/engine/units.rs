@@ -1,5 +1,5 @@
-//! What a run that continues by itself puts on the machine beside its own unit: the unit that counts
-//! boots, and files that keep the driver's modules from being loaded.
+//! What a run that continues by itself puts on the machine beside its own unit: files that keep the driver's modules from
+//! being loaded.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -7,15 +7,11 @@ use crate::{
     change::Change,
     host::{Files, FilesError, Kind, Stat},
     journal::Standing,
-    model::paths::STATE,
     tools::packages::{HEADER, WRITTEN_FOLDERS},
 };
 
 /// How every file begins that this program writes for itself.
 const OURS: &str = "# Written by gpu-bootstrap;";
-
-/// The unit that counts boots.
-pub(super) const GUARD: &str = "gpu-bootstrap-guard.service";
 
 /// While a run continues by itself: udev and `modules-load.d` respect `blacklist`, a load by name
 /// does not.
@@ -35,11 +31,11 @@ pub(super) fn link(unit: &str) -> Utf8PathBuf {
     path("multi-user.target.wants").join(unit)
 }
 
-/// Removes what keeps the driver from being loaded, and the units with these names that would take that back. What a change
-/// in the journal tells of stays: its run will end it. Returns the files that were removed.
+/// Removes what keeps the driver from being loaded, and the unit of this name that would take that back. What a change in the
+/// journal tells of stays: its run will end it. Returns the files that were removed.
 pub(super) fn release(
     files: &dyn Files,
-    units: &[&str],
+    unit: &str,
     standing: &[Standing],
 ) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let is_recorded = |path: &Utf8Path| {
@@ -48,9 +44,9 @@ pub(super) fn release(
         )
     };
     let denials = [NOT_BY_ITSELF, NOT_AT_ALL].map(|path| (Utf8PathBuf::from(path), None));
-    let units = units.iter().map(|unit| (path(unit), Some(link(unit))));
+    let unit = (path(unit), Some(link(unit)));
     let mut removed = Vec::new();
-    for (path, link) in denials.into_iter().chain(units) {
+    for (path, link) in denials.into_iter().chain([unit]) {
         let text = files.read(&path)?.unwrap_or_default();
         if !text.starts_with(OURS.as_bytes()) || is_recorded(&path) {
             continue;
@@ -98,32 +94,6 @@ pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesErr
     Ok(found)
 }
 
-/// Before `sysinit.target`, so that no ordinary service has started, and after the filesystems. It also runs without a
-/// journal: then it takes back what the lost run would have.
-pub(super) fn guard(exe: &Utf8Path) -> String {
-    format!(
-        "# Written by gpu-bootstrap; it removes this file when its work is done.\n\
-         [Unit]\n\
-         Description=Count the boots in which gpu-bootstrap did not finish\n\
-         DefaultDependencies=no\n\
-         After=local-fs.target\n\
-         Before=sysinit.target shutdown.target\n\
-         Conflicts=shutdown.target\n\
-         RequiresMountsFor={STATE}\n\
-         \n\
-         [Service]\n\
-         Type=oneshot\n\
-         ExecStart={exe} boot-guard\n\
-         TimeoutStartSec=30\n\
-         StandardInput=null\n\
-         UMask=0022\n\
-         \n\
-         [Install]\n\
-         WantedBy=multi-user.target\n",
-        exe = quoted(exe),
-    )
-}
-
 /// A path as a word of `ExecStart`, by systemd.service(5): quotes, and `%` and `$` doubled.
 pub(super) fn quoted(exe: &Utf8Path) -> String {
     let text = exe
@@ -139,8 +109,7 @@ pub(super) fn quoted(exe: &Utf8Path) -> String {
     }
 }
 
-/// Modules that load the driver's own. Debian's packages have `nvidia-drm` loaded at each boot, before any
-/// boot can be counted.
+/// Modules that load the driver's own. Debian's packages have `nvidia-drm` loaded at each boot, before the run starts.
 const DEPENDENT: [&str; 3] = ["nvidia-modeset", "nvidia-drm", "nvidia-peermem"];
 
 /// The change after which only the run loads the modules.

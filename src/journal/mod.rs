@@ -92,11 +92,6 @@ pub enum Record {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         policy: Option<Policy>,
     },
-    /// A boot has begun while a run that continues by itself has not finished.
-    BootStarted {
-        /// The boot.
-        boot_id: String,
-    },
     /// A run is about to end, because several boots ended before it did. The next boot does not
     /// continue it.
     GaveUp {

@@ -110,11 +110,7 @@ pub struct GoingBack {
 pub struct Unfinished {
     /// The boot.
     pub boot_id: String,
-    /// An `install` started in it.
-    #[serde(default)]
-    pub ran: bool,
-    /// That `install` ended in the middle of package work, which the next boot may complete. A boot that
-    /// ends before an `install` starts is not excused by work that an earlier one left open.
+    /// That `install` ended in the middle of package work, which the next boot may complete.
     pub in_packages: bool,
 }
 
@@ -271,9 +267,6 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
                 receipt.gave_up = None;
                 if let Some(boot_id) = boot_id {
                     begin_boot(receipt, standing, boot_id);
-                    (receipt.unfinished.iter_mut())
-                        .filter(|boot| boot.boot_id == *boot_id)
-                        .for_each(|boot| boot.ran = true);
                 }
                 if policy.is_some() {
                     receipt.policy.clone_from(policy);
@@ -288,7 +281,6 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
                 receipt.awaited = None;
             }
         }
-        Record::BootStarted { boot_id } => begin_boot(receipt, standing, boot_id),
         Record::Proven { desired, driver } => {
             receipt.proven = Some(Proven {
                 seq: line.seq,
@@ -402,13 +394,12 @@ fn begin_boot(receipt: &mut Receipt, standing: &BTreeMap<u64, Standing>, boot_id
     {
         return;
     }
-    if let Some(before) = receipt.unfinished.last_mut().filter(|before| before.ran) {
+    if let Some(before) = receipt.unfinished.last_mut() {
         let in_packages = |one: &Standing| one.open && is_package_work(&one.change);
         before.in_packages |= standing.values().any(in_packages);
     }
     receipt.unfinished.push(Unfinished {
         boot_id: boot_id.to_owned(),
-        ran: false,
         in_packages: false,
     });
 }

@@ -27,8 +27,7 @@ impl Record {
                 names_of_undo(undo, &mut names);
                 names
             }
-            Self::BootStarted { .. }
-            | Self::GaveUp { .. }
+            Self::GaveUp { .. }
             | Self::Proven { .. }
             | Self::GoingBack { .. }
             | Self::WentBack { .. }
@@ -68,7 +67,6 @@ impl Record {
             // The engine does not write one with a secret.
             Self::Proven { .. }
             | Self::WentBack { .. }
-            | Self::BootStarted { .. }
             | Self::Applied { .. }
             | Self::Interrupted { .. }
             | Self::RunFinished { .. } => Vec::new(),

@@ -59,7 +59,6 @@ fn install(machine: &Machine, flags: &[&str]) -> (Ran, u32) {
     while ran.exit == 8 && reboots < 4 {
         assert!(machine.reboot_asked(), "{}", told(&ran));
         machine.reboot();
-        machine.guard();
         reboots += 1;
         let words = machine
             .resume_command()

@@ -230,15 +230,6 @@ impl Machine {
         start(files, &mut lock(&self.state), &self.about.in_tree);
     }
 
-    /// Runs the unit that counts boots, if it is enabled.
-    pub fn guard(&self) {
-        let files = &self.fakes.files;
-        if units::enabled(files, "gpu-bootstrap-guard.service") {
-            let ran = self.run(&["boot-guard"]);
-            assert_eq!(ran.exit, 0, "{}", ran.err);
-        }
-    }
-
     /// The command line of the resume unit, if it is enabled.
     pub fn resume_command(&self) -> Option<Vec<String>> {
         let unit = "gpu-bootstrap-resume.service";
@@ -458,7 +449,7 @@ pub fn start(files: &FakeFiles, state: &mut State, in_tree: &[String]) {
     kernel::boot(files, state, in_tree);
     for unit in units::all_enabled(files) {
         // The test itself runs the product.
-        if !(unit.starts_with("gpu-bootstrap-resume") || unit.starts_with("gpu-bootstrap-guard")) {
+        if !unit.starts_with("gpu-bootstrap-resume") {
             let _ = units::start(files, state, &unit);
         }
     }

@@ -262,7 +262,6 @@ impl Act {
         }
         let words: Option<Vec<String>> = if self.boot {
             machine.reboot();
-            machine.guard();
             machine.resume_command()
         } else {
             self.run.as_ref().map(|line| words(line))

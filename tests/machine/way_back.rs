@@ -49,7 +49,6 @@ const KEPT: &str = "/var/lib/gpu-bootstrap/way-back";
 /// Reboots, and continues as the unit does.
 fn resumed(machine: &Machine) -> Ran {
     machine.reboot();
-    machine.guard();
     let words = machine.resume_command().expect("the run continues");
     let mut args: Vec<&str> = words.iter().map(String::as_str).collect();
     args.extend(["--format", "json"]);

@@ -150,8 +150,6 @@ async fn with_reboot_the_unit_is_there_until_the_work_is_done() {
         [
             "disable gpu-bootstrap-resume.service",
             "restore /etc/systemd/system/gpu-bootstrap-resume.service",
-            "disable gpu-bootstrap-guard.service",
-            "restore /etc/systemd/system/gpu-bootstrap-guard.service",
             "restore /etc/modprobe.d/gpu-bootstrap-unfinished.conf"
         ]
     );

@@ -14,14 +14,13 @@ use super::kit::{
 };
 use crate::{
     change::Change,
-    engine::{count_boot, status},
+    engine::{release_lost, request, status},
     event::Event,
     exit::Exit,
     step::Assessment,
 };
 
 const UNIT: &str = "/etc/systemd/system/gpu-bootstrap-resume.service";
-const GUARD: &str = "/etc/systemd/system/gpu-bootstrap-guard.service";
 const NOT_BY_ITSELF: &str = "/etc/modprobe.d/gpu-bootstrap-unfinished.conf";
 const NOT_AT_ALL: &str = "/etc/modprobe.d/00-gpu-bootstrap-gave-up.conf";
 const AUTOLOAD: &str = "/etc/modules-load.d/gpu-bootstrap.conf";
@@ -274,16 +273,11 @@ fn machine_that_panics(panics: &Arc<AtomicBool>) -> Rig {
     rig
 }
 
-async fn boot(rig: &mut Rig, number: u32) {
+fn boot(rig: &mut Rig, number: u32) {
     rig.fakes.files.before_mutations(|_, _| Ok(()));
     rig.fakes.files.revive();
     rig.options.boot_id = Some(format!("boot-{number}"));
     rig.options.resumed = true;
-    let (tools, reporter) = rig.tools("boot");
-    if count_boot(&tools).await.is_err() {
-        panic!("the boot is counted");
-    }
-    reporter.finish();
 }
 
 /// Nobody else would ever let the driver be loaded again.
@@ -295,7 +289,7 @@ async fn a_machine_whose_record_is_lost_loads_the_driver_again() {
         let mut rig = machine_that_panics(&panics);
         drop(rig.install().await);
         for number in 2..2 + boots {
-            boot(&mut rig, number).await;
+            boot(&mut rig, number);
             drop(rig.install().await);
         }
         rig.fakes.files.before_mutations(|_, _| Ok(()));
@@ -306,15 +300,17 @@ async fn a_machine_whose_record_is_lost_loads_the_driver_again() {
     let exists = |rig: &Rig, path: &str| rig.fakes.files.snapshot().text().contains(path);
 
     // In the middle of a run that goes on by itself: the next boot takes back what would keep the driver away.
-    let mut rig = lost(0).await;
-    assert!(exists(&rig, NOT_BY_ITSELF) && exists(&rig, GUARD));
-    let unit = rig.fakes.files.text(GUARD);
+    let rig = lost(0).await;
+    assert!(exists(&rig, NOT_BY_ITSELF));
+    let unit = rig.fakes.files.text(UNIT);
     assert!(
         !unit.contains("Condition"),
         "it must start without a journal: {unit}"
     );
-    boot(&mut rig, 2).await;
-    for gone in [NOT_BY_ITSELF, GUARD, UNIT, &format!("{WANTS}/gpu-")] {
+    let asked = request(&rig.fakes.host());
+    let told = release_lost(&rig.fakes.host(), &asked).unwrap();
+    assert_eq!(told.len(), 2, "{told:?}");
+    for gone in [NOT_BY_ITSELF, UNIT, &format!("{WANTS}/gpu-")] {
         assert!(!exists(&rig, gone), "{gone}");
     }
 
@@ -353,22 +349,15 @@ async fn after_three_boots_without_progress_the_machine_stays_reachable() {
     // The process is gone with the kernel; what it returns does not matter. This boot made progress.
     drop(rig.install().await);
     for number in 2..=4 {
-        boot(&mut rig, number).await;
+        boot(&mut rig, number);
         let files = &rig.fakes.files;
         assert!(files.text(NOT_BY_ITSELF).contains("\nblacklist nvidia\n"));
-        assert!(files.text(GUARD).contains("\nBefore=sysinit.target"));
         drop(rig.install().await);
     }
     let tree = |rig: &Rig| rig.fakes.files.snapshot().text();
     assert!(tree(&rig).contains(UNIT) && !tree(&rig).contains(NOT_AT_ALL));
 
-    boot(&mut rig, 5).await;
-    assert!(
-        rig.fakes
-            .files
-            .text(NOT_AT_ALL)
-            .contains("\ninstall nvidia /bin/false\n")
-    );
+    boot(&mut rig, 5);
     rig.log();
     *rig.verbs.fails.lock().unwrap() = Some(format!("restore {AUTOLOAD}"));
     let report = rig.install().await.unwrap();
@@ -381,16 +370,11 @@ async fn after_three_boots_without_progress_the_machine_stays_reachable() {
         assert!(told, "{part}: {:?}", report.notes);
     }
     let now = tree(&rig);
-    for gone in [
-        UNIT,
-        GUARD,
-        NOT_BY_ITSELF,
-        AUTOLOAD,
-        &format!("{WANTS}/gpu-"),
-    ] {
+    for gone in [UNIT, NOT_BY_ITSELF, AUTOLOAD, &format!("{WANTS}/gpu-")] {
         assert!(!now.contains(gone), "{gone}: {now}");
     }
-    assert!(now.contains(NOT_AT_ALL));
+    let denied = rig.fakes.files.text(NOT_AT_ALL);
+    assert!(denied.contains("\ninstall nvidia /bin/false\n"));
     let told = status(&rig.fakes.host(), Some("boot-5")).unwrap();
     assert!(told.gave_up.unwrap().contains("3 boots in a row"));
 
@@ -421,10 +405,10 @@ async fn a_run_that_ends_starts_the_count_anew() {
     let mut rig = machine_that_panics(&panics);
     drop(rig.install().await);
     for number in 2..=3 {
-        boot(&mut rig, number).await;
+        boot(&mut rig, number);
         drop(rig.install().await);
     }
-    boot(&mut rig, 4).await;
+    boot(&mut rig, 4);
     let told = status(&rig.fakes.host(), Some("boot-5")).unwrap();
     assert_eq!(told.unfinished_boots, 3);
     // A run that ends is no unfinished one, however it ends.
@@ -433,16 +417,6 @@ async fn a_run_that_ends_starts_the_count_anew() {
     assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
     let told = status(&rig.fakes.host(), Some("boot-5")).unwrap();
     assert_eq!(told.unfinished_boots, 0);
-}
-
-#[tokio::test]
-async fn the_guard_counts_only_while_a_run_continues_by_itself() {
-    let mut rig = Rig::new([file("a", "/a", "x")]);
-    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
-    let journal = "/var/lib/gpu-bootstrap/journal.jsonl";
-    let before = rig.fakes.files.text(journal);
-    boot(&mut rig, 2).await;
-    assert_eq!(rig.fakes.files.text(journal), before);
 }
 
 #[tokio::test]
