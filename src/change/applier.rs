@@ -386,9 +386,11 @@ impl Applier {
                 way,
                 node,
                 access,
+                machine,
                 cluster,
             } => {
-                self.leave_cluster((way, cluster.as_ref()), node, access.as_deref(), sink)
+                let joined = (node, machine.as_deref());
+                self.leave_cluster((way, cluster.as_ref()), joined, access.as_deref(), sink)
                     .await
             }
             Undo::RestoreLabels { node, labels, ours } => {

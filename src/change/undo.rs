@@ -126,6 +126,8 @@ pub enum Undo {
         /// A kubeconfig that may drain and delete the node.
         #[schemars(with = "Option<String>")]
         access: Option<Utf8PathBuf>,
+        /// The id of the machine that joined; a clone has another one. `None` where a machine has none.
+        machine: Option<Box<str>>,
         /// The cluster that it joined; `None` while that is not certain.
         cluster: Option<Membership>,
     },

@@ -260,6 +260,7 @@ fn names_of_undo<'u>(undo: &'u Undo, names: &mut Vec<&'u str>) {
             way,
             node,
             access,
+            machine: _,
             cluster: _,
         } => {
             // A later run starts the command as it is.
@@ -503,6 +504,7 @@ mod tests {
             },
             node: "gpu-1".parse().expect("a name"),
             access: None,
+            machine: None,
             cluster: None,
         };
         for record in [

@@ -145,6 +145,7 @@ impl Applier {
             way,
             node: join.node.clone(),
             access: join.access.clone(),
+            machine: self.machine_id()?.map(|(_, id)| id.into()),
             cluster: None,
         })
     }
@@ -152,7 +153,11 @@ impl Applier {
     /// Which cluster it joined; nothing is left to undo where it joined none.
     pub(super) async fn refine_join(&self, undo: Undo) -> Result<Undo, ChangeError> {
         let Undo::LeaveCluster {
-            way, node, access, ..
+            way,
+            node,
+            access,
+            machine,
+            ..
         } = undo
         else {
             return Ok(undo);
@@ -177,6 +182,7 @@ impl Applier {
             way,
             node,
             access,
+            machine,
             cluster,
         })
     }
@@ -289,7 +295,7 @@ impl Applier {
     pub(super) async fn leave_cluster(
         &self,
         (way, joined): (&Leave, Option<&Membership>),
-        node: &NodeName,
+        (node, machine): (&NodeName, Option<&str>),
         access: Option<&Utf8Path>,
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
@@ -325,6 +331,10 @@ impl Applier {
             _ => {}
         }
         let is_member = now.is_some();
+        let clone = self.is_clone_of(machine)?;
+        if let (Leave::Command { .. }, Some(why)) = (way, &clone) {
+            return stays(why.clone());
+        }
         // A node is not deleted whose machine cannot leave.
         if let Leave::Command {
             command,
@@ -347,11 +357,15 @@ impl Applier {
                 Err(error) => return stays(one_line(&error)),
             }
         }
-        let deleted = match now {
-            None => Reverted::Nothing {
+        let deleted = match (now, clone) {
+            (None, _) => Reverted::Nothing {
                 why: "the machine is no node any more".to_owned(),
             },
-            Some(now) => match self.delete_node(node, access, &now, sink).await? {
+            (Some(_), Some(why)) => Reverted::Left {
+                what: format!("the node `{node}` in the cluster"),
+                why,
+            },
+            (Some(now), None) => match self.delete_node(node, access, &now, sink).await? {
                 Deleted::Refused(why) => return stays(why),
                 Deleted::Ended(ended) => ended,
             },

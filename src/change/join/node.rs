@@ -357,19 +357,40 @@ impl Applier {
             let why = "the cluster does not know the id of its machine, which may be another one";
             return Ok(Some(why.to_owned()));
         };
-        for path in MACHINE_IDS {
-            let Some(text) = self.host.files.read_text(Utf8Path::new(path))? else {
-                continue;
-            };
-            let own = text.trim_matches(|c: char| c == '\0' || c.is_whitespace());
-            return Ok((!own.eq_ignore_ascii_case(theirs)).then(|| {
+        Ok(match self.machine_id()? {
+            Some((path, own)) => (!own.eq_ignore_ascii_case(theirs)).then(|| {
                 format!("its machine has the id {theirs}, and this one has {own} (`{path}`)")
-            }));
+            }),
+            None => Some(format!(
+                "its machine has the id {theirs}, and this one has none of {}",
+                MACHINE_IDS.join(", ")
+            )),
+        })
+    }
+
+    /// Why this machine is a clone of the one that joined, by the id that it had then. The cluster does not tell: the clone's
+    /// kubelet writes its own id into the node of both.
+    pub(super) fn is_clone_of(&self, joined: Option<&str>) -> Result<Option<String>, ChangeError> {
+        let (Some(then), Some((path, now))) = (joined, self.machine_id()?) else {
+            return Ok(None);
+        };
+        Ok((!now.eq_ignore_ascii_case(then)).then(|| {
+            format!(
+                "the machine that joined had the id {then}, and this one has {now} (`{path}`): it is a clone, and the node \
+                 may be that of the other one"
+            )
+        }))
+    }
+
+    /// The id of this machine that its kubelet tells, and the file that it is from.
+    pub(super) fn machine_id(&self) -> Result<Option<(&'static str, String)>, ChangeError> {
+        for path in MACHINE_IDS {
+            if let Some(text) = self.host.files.read_text(Utf8Path::new(path))? {
+                let id = text.trim_matches(|c: char| c == '\0' || c.is_whitespace());
+                return Ok(Some((path, id.to_owned())));
+            }
         }
-        Ok(Some(format!(
-            "its machine has the id {theirs}, and this one has none of {}",
-            MACHINE_IDS.join(", ")
-        )))
+        Ok(None)
     }
 }
 

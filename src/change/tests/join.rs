@@ -430,6 +430,49 @@ async fn a_node_of_another_machine_or_cluster_is_not_deleted() {
     }
 }
 
+/// The kubelet of a clone writes the clone's id into the node, so the cluster says that it is this machine's.
+#[tokio::test]
+async fn a_clone_does_not_delete_the_node_of_the_machine_that_joined() {
+    let (machine, _) = machine(|files| {
+        files.put(KUBELET_CONF, KUBECONFIG);
+        ok("")
+    });
+    let change = with_access(&machine, || ok(""));
+    machine.fakes.files.put(PRODUCT_UUID, "AAAA-1\n");
+    machine.fakes.files.put_mode(ACCESS, KUBECONFIG, 0o600);
+    let undo = machine.apply(&change).await.expect("joined");
+    machine.fakes.files.put(PRODUCT_UUID, "BBBB-2\n");
+    (machine.fakes.exec).on("/usr/bin/kubectl", |_, _| {
+        ok(r#"{"metadata": {"name": "gpu-1"}, "status": {"nodeInfo": {"systemUUID": "BBBB-2"}}}"#)
+    });
+    let left = machine.revert(&undo).await;
+    assert!(
+        matches!(&left, Reverted::Left { why, .. } if why.contains("it is a clone")),
+        "{left:?}"
+    );
+    assert!(!kubectl(&machine, " drain ") && !kubectl(&machine, " delete "));
+    // It forgets the cluster all the same.
+    assert!(!machine.host.files.exists(KUBELET_CONF.into()).unwrap());
+}
+
+/// kubectl runs what a kubeconfig names, and would run it as root.
+#[tokio::test]
+async fn a_kubeconfig_that_others_may_replace_deletes_no_node() {
+    let (machine, _) = machine(|files| {
+        files.put(KUBELET_CONF, KUBECONFIG);
+        ok("")
+    });
+    let change = with_access(&machine, || ok(""));
+    let undo = machine.apply(&change).await.expect("joined");
+    machine.fakes.files.own(ACCESS, 65534, 0);
+    let left = machine.revert(&undo).await;
+    assert!(
+        matches!(&left, Reverted::Left { why, .. } if why.contains(ACCESS)),
+        "{left:?}"
+    );
+    assert!(!kubectl(&machine, " drain ") && !kubectl(&machine, " delete "));
+}
+
 #[tokio::test]
 async fn a_machine_that_has_joined_another_cluster_since_stays_there() {
     let (machine, _) = machine(|files| {

@@ -45,6 +45,26 @@ async fn a_command_gets_its_secrets_as_environment() {
     assert_eq!(error.reason(), "join-timeout");
 }
 
+/// It would run as root.
+#[tokio::test]
+async fn a_command_that_others_may_replace_is_not_started() {
+    let command = join(JoinMethod::Command {
+        command: vec!["/opt/site/join".to_owned()],
+        environment_file: None,
+        joined_file: "/etc/joined".into(),
+        leave_command: vec![],
+    });
+    let machine = TestMachine::new();
+    machine.fakes.files.put("/opt/site/join", "");
+    machine.fakes.files.own("/opt/site", 1000, 1000);
+    machine.apply(&command).await.expect_err("not started");
+    let lines = machine.fakes.exec.lines();
+    assert!(
+        lines.iter().all(|line| !line.contains("/opt/site/join")),
+        "{lines:?}"
+    );
+}
+
 #[tokio::test]
 async fn a_command_that_fails_is_told_with_its_words_and_what_to_do() {
     let command = join(JoinMethod::Command {
