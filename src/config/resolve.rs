@@ -64,7 +64,6 @@ pub struct Inputs<'a> {
     pub reserved: &'a [PciAddress],
     /// The container runtimes of the machine.
     pub present: &'a Present,
-    /// Flags.
     pub flags: &'a Flags,
 }
 
@@ -254,6 +253,8 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             .collect(),
         toolkit: with_toolkit.then(|| ToolkitWish {
             packages: wishes(&profile.toolkit.packages, toolkit_version(&config)),
+            vulnerable: toolkit_lacks(inputs.matrix, profile, &config)
+                .filter(|_| !config.driver.allow_vulnerable.unwrap_or(false)),
         }),
         cdi,
         validation,
@@ -282,8 +283,8 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         ));
     }
     warnings.extend((desired.driver.iter()).flat_map(|driver| driver.warnings.iter().cloned()));
-    if let Some(version) = config.toolkit.version.as_ref().filter(|_| with_toolkit) {
-        warnings.extend(toolkit_lacks(inputs.matrix, profile, version.as_str()));
+    if with_toolkit {
+        warnings.extend(toolkit_lacks(inputs.matrix, profile, &config));
     }
     if terms.kernels.is_empty() && !inputs.flags.trial {
         warnings.push("neither the running kernel nor the kernel of the next boot is known".into());
@@ -601,7 +602,8 @@ fn toolkit_version(config: &Config) -> Option<String> {
 }
 
 /// The security fixes that an exact version of the toolkit lacks.
-fn toolkit_lacks(matrix: &Matrix, profile: &Profile, version: &str) -> Option<String> {
+fn toolkit_lacks(matrix: &Matrix, profile: &Profile, config: &Config) -> Option<String> {
+    let version = config.toolkit.version.as_ref()?.as_str();
     let mut names = profile.toolkit.packages.iter();
     let lacking = names.find_map(|name| security::of_package(matrix, name, version))?;
     (!version.contains(['*', '?'])).then_some(lacking.why)

@@ -215,6 +215,7 @@ pub(crate) fn desired() -> Desired {
                 "nvidia-container-toolkit=1.20.*",
                 "nvidia-container-toolkit-base=1.20.*",
             ]),
+            vulnerable: None,
         }),
         validation: Validation {
             container: true,

@@ -30,6 +30,16 @@ fn decide(installed: &Packages, ours: &Ours, desired: &Desired) -> Assessment {
             hint: comparison.held_hint(desired.packages.manager),
         };
     }
+    if let Some(why) = &toolkit.vulnerable
+        && !comparison.all_met()
+    {
+        return Assessment::Blocked {
+            why: why.clone(),
+            hint:
+                "name a fixed version as `toolkit.version`, or set `driver.allow-vulnerable = true`"
+                    .into(),
+        };
+    }
     if !comparison.all_met() {
         let manager = desired.packages.manager;
         return Assessment::Needs {
@@ -129,6 +139,25 @@ mod tests {
             };
             assert_eq!(*removing, expected);
         }
+    }
+
+    #[test]
+    fn a_version_that_lacks_security_fixes_is_kept_and_not_newly_installed() {
+        let mut want = desired();
+        let toolkit = want.toolkit.as_mut().expect("the toolkit");
+        toolkit.vulnerable = Some("lacks fixes".to_owned());
+        assert!(matches!(
+            decide(&packages(&[]), &want),
+            Assessment::Blocked { .. }
+        ));
+        let there = [
+            "nvidia-container-toolkit=1.20.0-1",
+            "nvidia-container-toolkit-base=1.20.0-1",
+        ];
+        assert!(matches!(
+            decide(&packages(&there), &want),
+            Assessment::Satisfied { .. }
+        ));
     }
 
     #[test]

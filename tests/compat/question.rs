@@ -20,6 +20,12 @@ fn ask(gpu: &str, cuda: &str, driver: &str, kernel: &str) -> question::Answer {
 }
 
 #[test]
+fn a_driver_below_a_security_floor_is_told_with_the_bulletin() {
+    let said = ask("H100 PCIe", "", "535.261.03", "").why.join("; ");
+    assert!(said.contains("bulletin 5821 of 2026-05-19"), "{said}");
+}
+
+#[test]
 fn verdicts() {
     use Compatibility::{Compatible, Incompatible, NeedsForwardCompat, Unknown};
     for (gpu, cuda, driver, kernel, want) in [

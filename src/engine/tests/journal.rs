@@ -264,6 +264,7 @@ async fn a_damaged_journal_stops_the_run_before_anything_is_changed() {
     rig.fakes.files.put(JOURNAL, "not json\n{}\n");
     let error = rig.install().await.unwrap_err();
     assert_eq!(error.reason(), "journal-damaged");
+    assert_eq!(error.exit(), Exit::Blocked);
     assert!(error.hint().unwrap().contains("mv "));
     assert!(rig.log().is_empty());
 }

@@ -87,6 +87,13 @@ fn tool(method: &JoinMethod) -> (Option<&'static str>, Option<&str>, Option<&'st
     }
 }
 
+impl JoinState {
+    /// Whether the machine has joined, as its kubelet or the administrator's command tells.
+    const fn is_node(&self) -> bool {
+        self.membership.is_some() || self.has_joined_file
+    }
+}
+
 async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError> {
     let files = cx.host.files();
     let mut state = JoinState {
@@ -97,7 +104,16 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     if let JoinMethod::Command { joined_file, .. } = &wish.method {
         state.has_joined_file = files.exists(joined_file)?;
     }
-    if state.has_joined_file || cx.desired.image {
+    if cx.desired.image {
+        return Ok(state);
+    }
+    // It is used as long as the machine is a node.
+    if let Some(access) = &wish.access
+        && state.is_node()
+    {
+        state.unusable.extend(unusable(files, access)?);
+    }
+    if state.has_joined_file {
         return Ok(state);
     }
     let (unit, program, config) = tool(&wish.method);
@@ -128,10 +144,6 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
             state.wanted = Some(parsed);
         }
         state.outdated = outdated::detect(cx, wish).await?;
-        // It is used as long as the machine is a node.
-        if let Some(access) = &wish.access {
-            state.unusable.extend(unusable(files, access)?);
-        }
         return Ok(state);
     }
     let wanted = wanted(cx, wish).await;
@@ -232,10 +244,10 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
             why: "an image joins no cluster".to_owned(),
         };
     }
+    if state.is_node() && !state.unusable.is_empty() {
+        return unusable_files(state);
+    }
     if let Some(membership) = &state.membership {
-        if !state.unusable.is_empty() {
-            return unusable_files(state);
-        }
         return of_member(state, membership, wish);
     }
     if state.has_joined_file {
