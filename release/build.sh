@@ -47,7 +47,7 @@ for shell in bash zsh fish; do
     # shellcheck disable=SC2086 # RUNNER is a command with arguments, or empty.
     ${RUNNER:-} "$tree/gpu-bootstrap" completions "$shell" >"$tree/completions/gpu-bootstrap.$shell"
 done
-install -m 644 docs/man/*.1 "$tree/docs/man"
+install -m 644 docs/man/*.[15] "$tree/docs/man"
 install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT "$tree"
 install -m 644 docs/*.md docs/*.json "$tree/docs"
 cp -r cloud-init "$tree"

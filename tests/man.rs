@@ -1,11 +1,37 @@
-//! The manual pages are made from the definition of the command line.
+//! The manual pages are made from the definition of the command line, and from the table of the settings.
 
 use std::{fs, path::Path};
 
 use clap::CommandFactory;
-use gpu_bootstrap::cli::args::Cli;
+use gpu_bootstrap::{cli::args::Cli, config::reference, report::settings};
+use roff::{Roff, bold, roman};
 
-/// The pages by file name: one for the program, one for each command that is shown.
+/// The page of the settings file.
+fn settings_page() -> String {
+    let mut page = Roff::new();
+    page.control("TH", ["gpu-bootstrap.toml", "5"]);
+    page.control("SH", ["NAME"]);
+    page.text([roman("gpu-bootstrap.toml - settings of gpu-bootstrap")]);
+    page.control("SH", ["DESCRIPTION"]);
+    page.text([roman(
+        "No settings are needed: the operating system selects a profile, and the GPUs select a driver. Settings override \
+         single decisions. They are TOML; a later source overrides an earlier one: /etc/gpu-bootstrap/config.toml, \
+         /etc/gpu-bootstrap/config.d/*.toml in the order of their names, files given with --config, the environment, and \
+         --set KEY=VALUE. `gpu-bootstrap config --defaults` prints all settings as such a file.",
+    )]);
+    page.control("SH", ["KEYS"]);
+    for row in reference::rows() {
+        page.control("TP", []);
+        page.text([bold(&row.name)]);
+        let default = row.value().map(|value| format!(" Default: {value}."));
+        page.text([roman(settings::sentences(row) + &default.unwrap_or_default())]);
+    }
+    page.control("SH", ["SEE ALSO"]);
+    page.text([bold("gpu-bootstrap"), roman("(1)")]);
+    page.render()
+}
+
+/// The pages by file name: one for the program, one for each command that is shown, and that of the settings.
 fn pages() -> Vec<(String, String)> {
     let mut program = Cli::command();
     program.build();
@@ -27,6 +53,7 @@ fn pages() -> Vec<(String, String)> {
             let page = String::from_utf8(page).expect("a page is text");
             (format!("{name}.1"), page)
         })
+        .chain([("gpu-bootstrap.toml.5".to_owned(), settings_page())])
         .collect()
 }
 
@@ -54,4 +81,5 @@ fn every_page_has_its_name_and_options() {
     let page = |name: &str| &pages.iter().find(|page| page.0 == name).unwrap().1;
     assert!(page("gpu-bootstrap.1").contains("gpu\\-bootstrap\\-install(1)"));
     assert!(page("gpu-bootstrap-check.1").contains("\\-\\-verbose"));
+    assert!(page("gpu-bootstrap.toml.5").contains("driver.branch"));
 }

@@ -48,15 +48,14 @@ pub enum Command {
     Explain(Explain),
     /// Show which driver supports which GPU, CUDA version and kernel
     Compat(Compat),
+    /// Print all settings, as a file of settings in which each is a comment
+    Config(Config),
     /// Compute on every GPU, on the host or in a container; change nothing
     Probe(Output),
     /// Print user data for a kind of node, with checked values
     UserData(UserData),
     /// Print the completions of a shell, for its folder of completions
     Completions(Completions),
-    /// Count this boot, for a run that continues by itself
-    #[command(hide = true)]
-    BootGuard,
     /// Put the runtime back into a file of containerd's that others have written anew, before containerd starts
     #[command(hide = true)]
     ContainerdRuntime,
@@ -314,6 +313,14 @@ pub struct Explain {
     /// The output
     #[command(flatten)]
     pub output: Output,
+}
+
+/// `config`.
+#[derive(Debug, Args)]
+pub struct Config {
+    /// With what each is for, and what counts without it
+    #[arg(long, required = true)]
+    pub defaults: bool,
 }
 
 /// `uninstall`.

@@ -7,7 +7,6 @@ mod containerd_runtime;
 mod explain;
 mod facts;
 mod failure;
-mod guard;
 mod install;
 mod machine;
 mod plan;
@@ -88,6 +87,10 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
         Command::Facts(args) => facts::run(world, &args).await,
         Command::Explain(args) => explain::run(world, &args),
         Command::Compat(args) => compat::run(world, &args),
+        Command::Config(_) => {
+            let text = crate::report::settings::commented();
+            print::show(&mut world.out, |to| to.write_all(text.as_bytes())).map(|()| Exit::Ok)
+        }
         Command::Probe(args) => probe::run(world, args).await,
         Command::UserData(args) => user_data::run(world, &args),
         Command::Completions(args) => {
@@ -100,7 +103,6 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
             );
             print::show(&mut world.out, |to| to.write_all(&script)).map(|()| Exit::Ok)
         }
-        Command::BootGuard => guard::run(world).await,
         Command::NvmlView => print::json(&mut world.out, &real::nvml_view()).map(|()| Exit::Ok),
         Command::CudaWork(args) => probe::work(world, &args),
         Command::ContainerProbe => probe::in_container(world).await,

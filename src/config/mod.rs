@@ -19,6 +19,7 @@ pub mod load;
 pub mod network;
 pub mod place;
 pub mod profile;
+pub mod reference;
 mod repositories;
 pub mod resolve;
 mod rows;

@@ -16,6 +16,7 @@ pub mod lines;
 pub mod log;
 pub mod plain;
 mod screen;
+pub mod settings;
 pub mod status;
 mod style;
 pub mod terminal;

@@ -1,0 +1,111 @@
+//! All settings as a file of settings.
+
+use std::fmt::Write as _;
+
+use textwrap::wrap;
+
+use crate::config::{
+    keys::ANY,
+    reference::{Row, rows},
+};
+
+/// The columns of a line, with its `# `.
+const WIDTH: usize = 100;
+
+/// Returns a file of settings in which each key is a comment behind what it is for, with the value that counts without it.
+#[must_use]
+pub fn commented() -> String {
+    let mut text = "# Settings of gpu-bootstrap. What counts without a setting stands behind it, or in the sentence before it.\n\
+                    # Remove the `#` of a line to set it; a later file or flag overrides an earlier one (docs/configuration.md).\n"
+        .to_owned();
+    let mut table = "";
+    for row in rows() {
+        let (of, key) = row.place();
+        if of != table {
+            table = of;
+            let is_chosen = of.split('.').any(|part| part == ANY);
+            // A writer into memory cannot fail, here and below.
+            let _ = write!(text, "\n{}[{of}]\n", if is_chosen { "#" } else { "" });
+        }
+        text.push('\n');
+        for line in wrap(&sentences(row), WIDTH - 2) {
+            let _ = writeln!(text, "# {line}");
+        }
+        let value = row.value().unwrap_or_default();
+        let _ = writeln!(text, "{}", format!("#{key} = {value}").trim_end());
+    }
+    text
+}
+
+/// Returns what a row says as text without links.
+#[must_use]
+pub fn sentences(row: &Row) -> String {
+    let said = match (&row.default, row.value()) {
+        (Some(default), None) => format!("{} Without it: {default}.", row.about),
+        _ => row.about.clone(),
+    };
+    without_links(&said)
+}
+
+/// `[text](address)` becomes `text`.
+fn without_links(markdown: &str) -> String {
+    let mut text = String::new();
+    let mut rest = markdown;
+    while let Some((before, link)) = rest.split_once('[') {
+        text.push_str(before);
+        match link.split_once("](").map(|(name, tail)| (name, tail.split_once(')'))) {
+            Some((name, Some((_, after)))) if !name.contains(['[', ']']) => {
+                text.push_str(name);
+                rest = after;
+            }
+            _ => {
+                text.push('[');
+                rest = link;
+            }
+        }
+    }
+    text + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{commented, without_links};
+    use crate::config::{file::Config, reference::rows};
+
+    #[test]
+    fn only_links_become_their_text() {
+        for (markdown, text) in [
+            ("compute ([the probe](probe.md)).", "compute (the probe)."),
+            ("`[]` for none, or [this](x) and `[\"a\"]`", "`[]` for none, or this and `[\"a\"]`"),
+            ("an [end", "an [end"),
+        ] {
+            assert_eq!(without_links(markdown), text);
+        }
+    }
+
+    #[test]
+    fn every_default_is_a_value_of_its_key() {
+        let text = commented();
+        let unset = |line: &&str| !line.starts_with('#');
+        let tables: String = text.lines().filter(unset).map(|line| format!("{line}\n")).collect();
+        toml::from_str::<Config>(&tables).expect("the file as it is");
+        let mut values = 0;
+        for row in rows().iter().filter(|row| !row.name.contains("NAME")) {
+            if let Some(value) = row.value() {
+                let set = format!("{} = {value}\n", row.name);
+                toml::from_str::<Config>(&set).unwrap_or_else(|error| panic!("{set}{error}"));
+                values += 1;
+            }
+        }
+        assert!(values > 20, "{values}");
+    }
+
+    #[test]
+    fn a_key_stands_behind_its_sentence() {
+        let text = commented();
+        let expected = "\n[hold]\n\n# Hold the installed packages at their versions, so that background upgrades do not \
+                        change them.\n#enabled = true\n";
+        assert!(text.contains(expected), "{text}");
+        assert!(text.contains("\n#[repositories.NAME]\n"), "{text}");
+    }
+}
