@@ -2,8 +2,6 @@
 //!
 //! ARCHITECTURE.md says how the parts fit; modules import downwards only, in the order below.
 
-#![deny(missing_docs)]
-
 // Modules that these tests share with the other test programs call it so.
 #[cfg(test)]
 extern crate self as gpu_bootstrap;

@@ -154,7 +154,6 @@ impl StepError {
 /// Why a step could not look.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
-    /// A file.
     #[error("read the machine's files")]
     Files(#[from] FilesError),
     /// A part of the state.

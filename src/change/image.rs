@@ -58,7 +58,6 @@ pub async fn has_image(
 }
 
 impl Applier {
-    /// As [`has_image`].
     pub(super) async fn has_image(
         &self,
         runtime: RuntimeKind,

@@ -22,9 +22,7 @@ pub struct World<'w> {
     pub out: Sink<'w>,
     /// Where messages for people go.
     pub err: Sink<'w>,
-    /// `out` is a terminal.
     pub out_terminal: bool,
-    /// `err` is a terminal.
     pub err_terminal: bool,
     /// Columns of a line in `out`, [`UNWRAPPED`](crate::report::UNWRAPPED) if lines are not wrapped.
     pub out_width: usize,

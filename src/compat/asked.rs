@@ -7,14 +7,12 @@ use crate::model::version::{Branch, CudaVersion, DriverVersion, VersionError};
 /// A driver version or a whole branch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DriverOrBranch {
-    /// One version.
     Version(DriverVersion),
     /// The newest known version of a branch.
     Branch(Branch),
 }
 
 impl DriverOrBranch {
-    /// The branch.
     #[must_use]
     pub fn branch(&self) -> Branch {
         match self {

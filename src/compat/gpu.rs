@@ -58,9 +58,7 @@ pub struct Board<'m> {
     pub label: String,
     /// How well it is known.
     pub knowledge: Knowledge,
-    /// Its row.
     pub row: Option<&'m Gpu>,
-    /// Its architecture.
     pub architecture: Option<&'m ArchitectureRow>,
     /// The row of its compute capability; where it is not known, all rows of its architecture.
     pub capabilities: Vec<&'m CapabilityRow>,

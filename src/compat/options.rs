@@ -13,7 +13,6 @@ row! {
         module: String,
         /// Its parameter.
         option: String,
-        /// The value.
         value: String,
         /// `aws`, `gcp`, `azure`; with `instance-types`.
         provider: Option<String>,

@@ -26,9 +26,7 @@ pub struct Question {
     pub machine: Option<Machine>,
     /// The CUDA version that containers bring.
     pub cuda: Option<CudaVersion>,
-    /// A driver.
     pub driver: Option<DriverOrBranch>,
-    /// The kernel.
     pub kernel: Option<KernelVersion>,
     /// The operating system, such as `debian-12`. No rule reads it.
     pub os: Option<String>,
@@ -37,7 +35,6 @@ pub struct Question {
 /// The bus of a machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
-    /// Its GPUs.
     pub gpus: Vec<GpuIdentity>,
     /// Whether it has an `NVSwitch`.
     pub nvswitch: bool,

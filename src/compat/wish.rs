@@ -12,7 +12,6 @@ use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 /// A machine, and constraints on the driver. Every field is optional.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Wish {
-    /// Its GPUs.
     pub gpus: Vec<GpuIdentity>,
     /// The kernel that runs.
     pub kernel: Option<KernelVersion>,

@@ -25,10 +25,7 @@ pub enum ConfigError {
     Cloud(#[source] Untold),
     /// A file that was asked for is not there.
     #[error("read `{path}`: there is no such file")]
-    MissingFile {
-        /// Its path.
-        path: Utf8PathBuf,
-    },
+    MissingFile { path: Utf8PathBuf },
     /// A link in the place of a file or a folder with settings, and nothing at its end.
     #[error("read `{path}`: it is a link to `{target}`, where nothing is")]
     DeadLink {
@@ -72,7 +69,6 @@ pub enum ConfigError {
     /// A profile with a part that refers to something that does not exist.
     #[error("use profile {file}: {why}")]
     Profile {
-        /// Its file.
         file: String,
         /// What is wrong.
         why: String,
@@ -80,7 +76,6 @@ pub enum ConfigError {
     /// No profile of this name.
     #[error("find profile `{name}`")]
     NoSuchProfile {
-        /// The name.
         name: String,
         /// The names that exist.
         known: Vec<String>,
@@ -93,7 +88,6 @@ pub enum ConfigError {
     UnsupportedOs {
         /// What runs.
         os: String,
-        /// What is supported.
         supported: Vec<String>,
     },
     /// Several errors, of which at least one is of the settings.

@@ -119,7 +119,6 @@ pub fn path_of(key: &str) -> Vec<String> {
     dotted(key).unwrap_or_else(|| key.split('.').map(str::to_owned).collect())
 }
 
-/// One setting.
 #[derive(Debug, Clone, PartialEq)]
 struct Setting {
     path: Vec<String>,

@@ -29,7 +29,6 @@ use crate::{
 /// What was asked on the command line and in the environment.
 #[derive(Debug, Clone, Default)]
 pub struct Ask {
-    /// `--profile`.
     pub profile: Option<String>,
     /// `--config`, in order.
     pub config: Vec<Utf8PathBuf>,
@@ -39,7 +38,6 @@ pub struct Ask {
     pub set: Vec<String>,
     /// What the cloud has said, see [`ask_cloud`].
     pub cloud: Option<Layers>,
-    /// `--lock-timeout`.
     pub lock_timeout_seconds: Option<u64>,
     /// `--image` and `--assume-gpu`.
     pub flags: Flags,

@@ -22,11 +22,8 @@ const NO_PROXIES: [&str; 2] = ["no_proxy", "NO_PROXY"];
 /// A setting of the environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FromEnvironment {
-    /// The variable.
     pub variable: &'static str,
-    /// The key.
     pub key: &'static str,
-    /// The value.
     pub value: String,
 }
 

@@ -15,9 +15,7 @@ pub enum Place {
     File {
         /// Its path.
         file: String,
-        /// The line.
         line: usize,
-        /// The column.
         column: usize,
     },
     /// An environment variable.
@@ -32,7 +30,6 @@ pub enum Place {
     },
     /// The profile's own default.
     Profile,
-    /// A flag.
     Flag {
         /// As it was given.
         flag: String,

@@ -14,17 +14,12 @@ use crate::{
 /// The values of placeholders on a machine.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Terms {
-    /// `{codename}`.
     pub codename: String,
-    /// `{release}`.
     pub release: String,
     /// `{version}`: the machine's own `VERSION_ID`, with its minor number.
     pub version: String,
-    /// `{arch}`.
     pub arch: String,
-    /// `{package-arch}`.
     pub package_arch: String,
-    /// `{cuda-arch}`.
     pub cuda_arch: String,
     /// `{kernel}`: each kernel that a module is needed for.
     pub kernels: Vec<KernelVersion>,

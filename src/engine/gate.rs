@@ -36,7 +36,6 @@ pub(super) const fn gate(change: &Change) -> Option<Gate> {
 pub(super) struct Shared {
     /// The steps, by index.
     pub(super) steps: Vec<usize>,
-    /// The change.
     pub(super) change: Change,
 }
 

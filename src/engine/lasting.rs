@@ -40,7 +40,6 @@ const LIBEXEC: &str = "/usr/local/libexec";
 /// The copy of this program there. It is a name of its own, so that no program of an administrator's is meant.
 const IN_LIBEXEC: &str = "/usr/local/libexec/gpu-bootstrap-resume";
 
-/// The copy of this program.
 fn program_copy(files: &dyn Files) -> Result<Utf8PathBuf, FilesError> {
     let in_state = folder().join("gpu-bootstrap");
     if !files.exists(LIBEXEC.into())? {

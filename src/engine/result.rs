@@ -77,7 +77,6 @@ pub struct StepReport {
     pub title: String,
     /// How.
     pub outcome: Outcome,
-    /// Why.
     pub why: String,
     /// What would help.
     pub hint: Option<String>,
@@ -105,7 +104,6 @@ pub struct ChangeReport {
 /// A reboot that is awaited.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Reboot {
-    /// Why.
     pub why: String,
     /// This program reboots, and goes on by itself.
     pub automatic: bool,

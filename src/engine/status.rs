@@ -19,7 +19,6 @@ pub struct Status {
     pub current: Option<Current>,
     /// The last run that the journal knows, the one under way included.
     pub last: Option<Run>,
-    /// A reboot that is awaited.
     pub awaited_reboot: Option<Awaited>,
     /// The machine has not rebooted since.
     pub reboot_due: bool,

@@ -33,7 +33,6 @@ const PROPERTIES: [&str; 11] = [
 /// Why the unit was not started.
 #[derive(Debug, thiserror::Error)]
 pub enum UnattendedError {
-    /// No systemd.
     #[error("start the installation as a unit: systemd does not run here")]
     NoSystemd,
     /// What runs already cannot be seen.

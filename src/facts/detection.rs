@@ -12,7 +12,6 @@ use crate::model::{pattern, text::built_in};
 static TABLE: LazyLock<Detection> =
     LazyLock::new(|| built_in("detection").expect("the built-in table parses: a test reads it"));
 
-/// The table.
 pub(crate) fn table() -> &'static Detection {
     &TABLE
 }

@@ -51,7 +51,6 @@ pub struct CudaWork {
     pub pci_address: Option<PciAddress>,
     /// As `9.0`.
     pub compute_capability: String,
-    /// Memory in bytes.
     pub memory_bytes: u64,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
@@ -176,7 +175,6 @@ impl CudaFault {
         }
     }
 
-    /// In this call.
     #[must_use]
     pub fn in_call(call: &str, cause: CudaCause) -> Self {
         Self {

@@ -82,10 +82,7 @@ pub struct Output {
 pub enum ExecError {
     /// No such program.
     #[error("`{program}` is not installed")]
-    NotFound {
-        /// The program.
-        program: String,
-    },
+    NotFound { program: String },
     /// The operating system refused to start it, or reading its output failed.
     #[error("`{command}` could not be run: {why}")]
     Spawn {

@@ -52,7 +52,6 @@ pub fn leftovers(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Vec<Utf8PathB
 pub enum Kind {
     /// A regular file.
     File,
-    /// A folder.
     Folder,
     /// A symbolic link, with its target as written.
     Link(Utf8PathBuf),
@@ -66,7 +65,6 @@ pub enum Kind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Stat {
-    /// Its kind.
     pub kind: Kind,
     /// Permission bits.
     pub mode: u32,
@@ -100,7 +98,6 @@ pub struct Room {
 pub struct Disk {
     /// Where it is mounted.
     pub mount: Utf8PathBuf,
-    /// Its room.
     pub room: Room,
 }
 
@@ -137,14 +134,10 @@ pub enum FilesError {
     },
     /// The content is no UTF-8.
     #[error("read `{path}`: it is not UTF-8")]
-    NotText {
-        /// The path.
-        path: Utf8PathBuf,
-    },
+    NotText { path: Utf8PathBuf },
     /// Nothing is known about the path: the machine is known from a text that does not tell it.
     #[error("read `{path}`: {why}")]
     NotTold {
-        /// The path.
         path: Utf8PathBuf,
         /// What is known instead.
         why: &'static str,
@@ -223,7 +216,6 @@ impl FilesError {
     }
 }
 
-/// Reading.
 pub trait ReadFiles: Send + Sync {
     /// The content, or `None` if nothing is there.
     ///

@@ -39,7 +39,6 @@ pub struct Host {
     pub files: Arc<dyn Files>,
     /// Child processes; never a shell.
     pub exec: Arc<dyn Exec>,
-    /// HTTP.
     pub http: Arc<dyn Http>,
     /// NVML and CUDA, called in child processes with deadlines.
     pub gpu: Arc<dyn Gpu>,

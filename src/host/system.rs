@@ -9,7 +9,6 @@ use super::{Files, FilesError};
 /// Where the kernel tells about memory.
 pub(super) const MEMINFO: &str = "/proc/meminfo";
 
-/// A process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// Its number.

@@ -9,7 +9,6 @@ use crate::model::text::as_text;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a compute capability such as `9.0`")]
 pub struct CapabilityError {
-    /// The text.
     pub text: String,
 }
 

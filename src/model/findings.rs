@@ -66,13 +66,11 @@ pub enum Remedy {
     None,
     /// `gpu-bootstrap install`, or a person's change of files or packages.
     Reconfigure,
-    /// A restart of a service.
     RestartService,
     /// A restart of the programs that use the GPUs.
     RestartApp,
     /// A reset of GPUs, or a reboot.
     ResetGpu,
-    /// A reboot.
     Reboot,
     /// The machine switched off and on; an instance stopped and started.
     PowerCycle,

@@ -25,28 +25,18 @@ pub const NAME_LISTS: [&str; 3] = [
 pub enum PciError {
     /// Not a vendor and device id.
     #[error("`{text}` is not a PCI id such as `10de:2330`")]
-    Id {
-        /// The text.
-        text: String,
-    },
+    Id { text: String },
     /// Not an address.
     #[error("`{text}` is not a PCI address such as `0000:18:00.0`")]
-    Address {
-        /// The text.
-        text: String,
-    },
+    Address { text: String },
     /// Not a class.
     #[error("`{text}` is not a PCI class such as `0x030200`")]
-    Class {
-        /// The text.
-        text: String,
-    },
+    Class { text: String },
 }
 
 /// Vendor and device, or vendor and device of a subsystem: `10de:2330`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciId {
-    /// The vendor.
     pub vendor: u16,
     /// The vendor's number of the device.
     pub device: u16,
@@ -89,7 +79,6 @@ as_text!(
 pub struct PciAddress {
     /// The domain; wider than 16 bits behind some host bridges.
     pub domain: u32,
-    /// The bus.
     pub bus: u8,
     /// The device, at most 31.
     pub device: u8,

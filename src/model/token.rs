@@ -17,14 +17,12 @@ pub enum TokenSource {
     Credential(String),
     /// AWS Secrets Manager.
     Aws {
-        /// The region.
         region: String,
         /// The secret's name, or its whole ARN.
         name: String,
     },
     /// Google Secret Manager.
     Gcp {
-        /// The project.
         project: String,
         /// The secret's name.
         name: String,

@@ -14,29 +14,19 @@ pub enum VersionError {
     /// Not a driver version.
     #[error("`{text}` is not an NVIDIA driver version such as `580.159.04`: {why}")]
     Driver {
-        /// The text.
         text: String,
         /// The error in it.
         why: &'static str,
     },
     /// Not a driver branch.
     #[error("`{text}` is not an NVIDIA driver branch such as `580` or `R580`")]
-    Branch {
-        /// The text.
-        text: String,
-    },
+    Branch { text: String },
     /// Not a CUDA version.
     #[error("`{text}` is not a CUDA version such as `12.4` or `12.4.1`")]
-    Cuda {
-        /// The text.
-        text: String,
-    },
+    Cuda { text: String },
     /// Not a kernel release.
     #[error("`{text}` is not a Linux kernel release such as `6.1.0-44-amd64`")]
-    Kernel {
-        /// The text.
-        text: String,
-    },
+    Kernel { text: String },
 }
 
 /// The numbers of branches: the oldest of the legacy ones is 71.

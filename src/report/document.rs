@@ -24,9 +24,7 @@ pub const SCHEMA: u32 = 1;
 /// This program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Tool {
-    /// Its name.
     pub name: &'static str,
-    /// Its version.
     pub version: &'static str,
 }
 
@@ -215,7 +213,6 @@ pub fn facts<'f>(facts: &'f Facts, snapshot: Snapshot<'f>) -> FactsDocument<'f> 
     }
 }
 
-/// `check`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheckDocument<'r> {
     schema: u32,
@@ -272,7 +269,6 @@ pub struct RunDocument<'r> {
     left: &'r [String],
 }
 
-/// A step in a document.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct StepDocument<'r> {
     id: &'r StepId,
@@ -302,7 +298,6 @@ impl<'r> StepDocument<'r> {
     }
 }
 
-/// `status`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StatusDocument<'r> {
     schema: u32,

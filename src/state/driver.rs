@@ -26,7 +26,6 @@ pub struct FoundDriver {
     /// The version of the module on disk for the running kernel; with `--root`, where no kernel
     /// runs, for the kernel of the next boot.
     pub module_version: Option<DriverVersion>,
-    /// Its origin.
     pub origin: Option<Origin>,
 }
 

@@ -12,7 +12,6 @@ use crate::{
 /// Somebody who manages the driver of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
-    /// The name.
     pub name: &'static str,
     /// What shows it.
     pub evidence: String,

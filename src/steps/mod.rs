@@ -62,7 +62,6 @@ pub const REPOSITORIES: StepId = StepId::new("repositories");
 pub const KERNEL_RELEASE: StepId = StepId::new("kernel.release");
 /// Kernel headers.
 pub const HEADERS: StepId = StepId::new("kernel.headers");
-/// Driver packages.
 pub const DRIVER_PACKAGES: StepId = StepId::new("driver.packages");
 /// Driver loaded at every boot.
 pub const DRIVER_AUTOLOAD: StepId = StepId::new("driver.autoload");
@@ -76,11 +75,9 @@ pub const DRIVER_FABRIC: StepId = StepId::new("driver.fabric");
 pub const DRIVER_NODES: StepId = StepId::new("driver.nodes");
 /// Docker Engine.
 pub const RUNTIME_DOCKER: StepId = StepId::new("runtime.docker");
-/// containerd.
 pub const RUNTIME_CONTAINERD: StepId = StepId::new("runtime.containerd");
 /// CRI-O.
 pub const RUNTIME_CRIO: StepId = StepId::new("runtime.crio");
-/// Podman.
 pub const RUNTIME_PODMAN: StepId = StepId::new("runtime.podman");
 /// NVIDIA Container Toolkit.
 pub const TOOLKIT_PACKAGES: StepId = StepId::new("toolkit.packages");
@@ -90,7 +87,6 @@ pub const RUNTIME_DOCKER_NVIDIA: StepId = StepId::new("runtime.docker-nvidia");
 pub const RUNTIME_CONTAINERD_NVIDIA: StepId = StepId::new("runtime.containerd-nvidia");
 /// CRI-O's configuration.
 pub const RUNTIME_CRIO_NVIDIA: StepId = StepId::new("runtime.crio-nvidia");
-/// Holds.
 pub const PACKAGES_HOLD: StepId = StepId::new("packages.hold");
 /// CDI specification.
 pub const CDI: StepId = StepId::new("cdi");

@@ -14,7 +14,6 @@ pub const REMEDY: &str = "stop the instance and start it again, which moves it t
 /// What an instance type promises, and what the bus has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Promise<'f> {
-    /// The instance type.
     pub instance_type: &'f str,
     /// The GPUs that the cloud sells with it.
     pub promised: usize,

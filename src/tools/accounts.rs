@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 /// Users.
 pub const PASSWD: &str = "/etc/passwd";
 
-/// Groups.
 pub const GROUP: &str = "/etc/group";
 
 /// The names in [`PASSWD`] or [`GROUP`]: the first field of each line, passwd(5), group(5).

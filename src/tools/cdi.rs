@@ -48,7 +48,6 @@ pub struct Device {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Edits {
-    /// Device nodes.
     pub device_nodes: Vec<DeviceNode>,
     /// Files and folders of the host.
     pub mounts: Vec<Mount>,

@@ -47,7 +47,6 @@ pub fn config() -> Query {
 pub struct CrioConfig {
     /// The keys of each runtime.
     pub runtimes: BTreeMap<String, Map<String, Value>>,
-    /// The default one.
     pub default_runtime: Option<String>,
 }
 
@@ -85,7 +84,6 @@ pub fn parse(text: &str) -> Result<CrioConfig, String> {
 /// A file, as CRI-O reads it.
 #[derive(Debug, Clone)]
 pub struct ConfigFile {
-    /// Its path.
     pub path: Utf8PathBuf,
     /// Its content.
     pub text: String,
@@ -106,7 +104,6 @@ pub fn programs(files: &[ConfigFile]) -> BTreeMap<String, String> {
 /// A runtime that CRI-O has to know.
 #[derive(Debug, Clone, Copy)]
 pub struct Runtime<'a> {
-    /// Its name.
     pub name: &'a str,
     /// The program that takes runc's place.
     pub program: &'a str,

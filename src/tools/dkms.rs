@@ -38,7 +38,6 @@ pub fn version_in<'n>(folder: &'n str, module: &str) -> Option<&'n str> {
 pub struct Status {
     /// The module.
     pub module: String,
-    /// Its version.
     pub version: String,
     /// For which kernel, where it is built for one.
     pub kernel: Option<String>,

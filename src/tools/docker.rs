@@ -24,7 +24,6 @@ pub struct Info {
     /// Runtimes by name.
     #[serde(default)]
     pub runtimes: BTreeMap<String, serde_json::Value>,
-    /// The default runtime.
     pub default_runtime: Option<String>,
     /// The daemon's version.
     pub server_version: Option<String>,
@@ -481,7 +480,6 @@ pub fn pull(image: &str) -> Cmd {
     Cmd::new("docker", ["pull", "--", image])
 }
 
-/// Removes an image.
 #[must_use]
 pub fn remove_image(image: &str) -> Cmd {
     Cmd::new("docker", ["image", "rm", "--force", "--", image]).deadline(Duration::from_secs(120))
@@ -672,7 +670,6 @@ pub fn settings(file: &Document, runtime: &Runtime<'_>) -> Vec<Setting> {
 /// A runtime that Docker has to know.
 #[derive(Debug, Clone, Copy)]
 pub struct Runtime<'a> {
-    /// Its name.
     pub name: &'a str,
     /// The program that takes runc's place.
     pub program: &'a str,

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-/// Its unit.
 pub const UNIT: &str = "nvidia-fabricmanager.service";
 
 /// How long it may take to start: above the `TimeoutStartSec=720` of its unit, so that systemd's own

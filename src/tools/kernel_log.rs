@@ -137,7 +137,6 @@ pub fn last_boot(text: &str) -> impl DoubleEndedIterator<Item = &str> {
 pub enum Message {
     /// It reported an error by its number.
     Xid {
-        /// The GPU.
         gpu: Option<PciAddress>,
         /// The number.
         code: u32,
@@ -146,14 +145,12 @@ pub enum Message {
     },
     /// It says itself what a GPU needs now (Xid 154); later lines replace earlier ones.
     Recovery {
-        /// The GPU.
         gpu: Option<PciAddress>,
         /// What it needs.
         action: Recovery,
     },
     /// An `NVSwitch` reported an error by its number.
     SXid {
-        /// The switch.
         switch: Option<PciAddress>,
         /// The number.
         code: u32,
@@ -161,40 +158,23 @@ pub enum Message {
         fatal: bool,
     },
     /// A GPU does not answer any more.
-    FellOffBus {
-        /// The GPU.
-        gpu: Option<PciAddress>,
-    },
+    FellOffBus { gpu: Option<PciAddress> },
     /// It could not start a GPU.
-    NotStarted {
-        /// The GPU.
-        gpu: Option<PciAddress>,
-    },
+    NotStarted { gpu: Option<PciAddress> },
     /// A GPU needs the open modules, and these are the proprietary ones.
-    NeedsOpen {
-        /// The GPU.
-        gpu: Option<PciAddress>,
-    },
+    NeedsOpen { gpu: Option<PciAddress> },
     /// A GPU needs the proprietary modules, and these are the open ones.
-    NeedsProprietary {
-        /// The GPU.
-        gpu: Option<PciAddress>,
-    },
+    NeedsProprietary { gpu: Option<PciAddress> },
     /// The driver ignores a GPU that only an older branch drives.
     Legacy {
-        /// The GPU.
         gpu: Option<PciAddress>,
         /// The branch that the driver names.
         branch: u32,
     },
     /// The driver does not know a GPU.
-    Unsupported {
-        /// The GPU.
-        gpu: Option<PciAddress>,
-    },
+    Unsupported { gpu: Option<PciAddress> },
     /// Firmware or hypervisor gave a GPU no addresses for one of its windows.
     NoWindow {
-        /// The GPU.
         gpu: Option<PciAddress>,
         /// The window.
         bar: u32,
@@ -210,7 +190,6 @@ pub enum Message {
     Line {
         /// The device, where the line names one.
         at: Option<PciAddress>,
-        /// The row.
         row: &'static Line,
     },
     /// The driver refused a device.
@@ -229,13 +208,11 @@ pub enum Recovery {
     None,
     /// The end of the programs that use it together with others.
     DrainPeers,
-    /// A reset.
     Reset,
     /// Its programs ended, then a reset.
     DrainAndReset,
     /// A recovery of the IMEX domain; no fault of this machine.
     Imex,
-    /// A reset of the bus.
     BusReset,
     /// A reboot of the machine.
     Reboot,

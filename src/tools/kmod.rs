@@ -105,7 +105,6 @@ pub enum Fault {
     WrongKernel,
     /// There is no device for it, or another driver has it.
     NoDevice,
-    /// It is in use.
     InUse,
     /// Anything else.
     Other,
@@ -265,7 +264,6 @@ pub struct ModuleSetting {
     pub module: String,
     /// Its parameter.
     pub option: String,
-    /// The value.
     pub value: String,
 }
 

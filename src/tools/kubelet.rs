@@ -81,7 +81,6 @@ pub fn name_of(socket: &str) -> &str {
 /// A Kubernetes distribution that brings a containerd of its own.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Its name.
     pub name: &'static str,
     /// The programs that contain the kubelet, or start it.
     pub programs: &'static [&'static str],

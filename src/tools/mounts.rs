@@ -55,7 +55,6 @@ pub struct Filesystem<'p> {
     pub mount: Utf8PathBuf,
     /// The paths, in the given order.
     pub paths: Vec<&'p str>,
-    /// Its room.
     pub room: Room,
 }
 

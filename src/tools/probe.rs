@@ -78,7 +78,6 @@ pub enum LayerStatus {
     NotReached,
 }
 
-/// One layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct LayerResult {
@@ -90,7 +89,6 @@ pub struct LayerResult {
     pub why: String,
 }
 
-/// One device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ProbedDevice {
@@ -115,9 +113,7 @@ pub struct ProbedDevice {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ProbeTool {
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: String,
 }
 

@@ -13,7 +13,6 @@ use crate::{host::digest, model::secret::Secret};
 pub struct Credentials {
     /// Their name, which is no secret.
     pub key_id: String,
-    /// The key.
     pub key: Secret,
     /// The token of temporary credentials.
     pub session: Option<Secret>,

@@ -31,7 +31,6 @@ pub fn own_file(unit: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("/etc/systemd/system/{unit}"))
 }
 
-/// The state of a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitState {
     /// `loaded`, `not-found`, `masked`, ….

@@ -25,11 +25,9 @@ pub enum Act {
     Update,
     /// A question to the maker.
     ContactSupport,
-    /// To reset the GPU.
     ResetGpu,
     /// To reset all GPUs that NVLink joins.
     ResetFabric,
-    /// To reboot.
     Reboot,
     /// To look at cables and seats.
     CheckMechanics,

@@ -10,9 +10,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 #[error("pull the image `{image}` with {runtime}: {fault}{}", attached(.said))]
 pub struct ImageError {
-    /// The image.
     pub image: String,
-    /// The runtime.
     pub runtime: &'static str,
     /// The kind of fault.
     pub fault: ImageFault,

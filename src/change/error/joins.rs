@@ -53,7 +53,6 @@ pub enum JoinError {
     /// The node is not Ready in time.
     #[error("wait until node `{node}` is Ready: after {seconds} s it is not ({why})")]
     NotReady {
-        /// The node.
         node: String,
         /// The bound.
         seconds: u64,
@@ -74,10 +73,7 @@ pub enum JoinError {
     },
     /// There is no kubectl.
     #[error("ask the cluster about node `{node}`: there is no kubectl on this machine")]
-    NoKubectl {
-        /// The node.
-        node: String,
-    },
+    NoKubectl { node: String },
 }
 
 /// `/a` is, `/a`, `/b` are.

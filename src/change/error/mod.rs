@@ -53,7 +53,6 @@ pub enum ChangeError {
     /// A backup is missing or damaged.
     #[error("use the backup `{path}`: {why}")]
     Backup {
-        /// Its path.
         path: Utf8PathBuf,
         /// What is wrong.
         why: &'static str,
@@ -81,7 +80,6 @@ pub enum ChangeError {
     Unit {
         /// The action.
         what: String,
-        /// Its state.
         state: String,
         /// Its last lines in the journal.
         last_words: Option<String>,

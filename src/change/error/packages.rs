@@ -39,14 +39,10 @@ pub enum PackageError {
     },
     /// Packages are half installed or half configured.
     #[error("start a package transaction: {} half done: {}", are(.packages), .packages.join(", "))]
-    HalfDone {
-        /// Which packages.
-        packages: Vec<String>,
-    },
+    HalfDone { packages: Vec<String> },
     /// No repository offers a version that matches.
     #[error("find a version of `{package}` that matches `{wanted}`: {offered}")]
     NoVersion {
-        /// The package.
         package: String,
         /// The pattern, or `any`.
         wanted: String,
@@ -79,7 +75,6 @@ pub enum PackageError {
         match .packages.len() { 1 => "it", _ => "them" }
     )]
     HeldByOthers {
-        /// Which packages.
         packages: Vec<String>,
         /// The command that releases their holds, and what it changes, as a part of a sentence.
         release: String,
@@ -144,7 +139,6 @@ pub enum PackageError {
     /// The package manager succeeded, but the result differs from the request.
     #[error("verify the installed packages: `{package}` is {found}, {wanted} is wanted")]
     NotVerified {
-        /// The package.
         package: String,
         /// What is installed.
         found: String,

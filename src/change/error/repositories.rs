@@ -15,7 +15,6 @@ pub enum RepositoryError {
     /// The key could not be fetched.
     #[error("fetch the key of repository `{repository}`")]
     Fetch {
-        /// The repository.
         repository: String,
         /// What happened.
         source: HttpError,
@@ -23,7 +22,6 @@ pub enum RepositoryError {
     /// The downloaded file is not a key.
     #[error("read the key of repository `{repository}` from `{url}`")]
     NoKey {
-        /// The repository.
         repository: String,
         /// The URL of the key.
         url: String,
@@ -37,7 +35,6 @@ pub enum RepositoryError {
         .accepted.join(" or ")
     )]
     KeyMismatch {
-        /// The repository.
         repository: String,
         /// The URL of the key.
         url: String,
@@ -49,7 +46,6 @@ pub enum RepositoryError {
     /// The key has expired.
     #[error("trust the key of repository `{repository}`: {fingerprint} expired on {on}")]
     KeyExpired {
-        /// The repository.
         repository: String,
         /// The fingerprint of the key.
         fingerprint: String,
@@ -59,7 +55,6 @@ pub enum RepositoryError {
     /// The owner of the key has revoked it.
     #[error("trust the key of repository `{repository}`: its owner has revoked {fingerprint}")]
     KeyRevoked {
-        /// The repository.
         repository: String,
         /// The fingerprint of the key.
         fingerprint: String,
@@ -70,7 +65,6 @@ pub enum RepositoryError {
          Signed-By ({theirs})"
     )]
     Conflict {
-        /// The repository.
         repository: String,
         /// The other file.
         file: Utf8PathBuf,
@@ -82,7 +76,6 @@ pub enum RepositoryError {
     /// The description of a repository is incomplete.
     #[error("add repository `{repository}`: {why}")]
     Incomplete {
-        /// The repository.
         repository: String,
         /// What is missing.
         why: String,

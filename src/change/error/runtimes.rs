@@ -9,7 +9,6 @@ pub enum RuntimeError {
     /// Its own program refuses the new configuration.
     #[error("use the new configuration of {runtime}: {why}")]
     Refused {
-        /// The runtime.
         runtime: &'static str,
         /// What it says.
         why: String,
@@ -17,7 +16,6 @@ pub enum RuntimeError {
     /// Its daemon does not answer.
     #[error("get an answer of {runtime} within {seconds} s: {why}")]
     Silent {
-        /// The runtime.
         runtime: &'static str,
         /// The time limit in seconds.
         seconds: u64,
@@ -27,17 +25,13 @@ pub enum RuntimeError {
     /// The part of it that serves the kubelet does not work.
     #[error("use the CRI plugin of {runtime}, whose status is `{status}`")]
     NoCri {
-        /// The runtime.
         runtime: &'static str,
-        /// The status.
         status: String,
     },
     /// It does not work with the new configuration; the former one is back.
     #[error("configure {runtime}, which has its former configuration again and works with it")]
     PutBack {
-        /// The runtime.
         runtime: &'static str,
-        /// Its unit.
         unit: String,
         /// What did not work.
         source: Box<ChangeError>,
@@ -45,9 +39,7 @@ pub enum RuntimeError {
     /// It works neither with the new configuration nor with the former one.
     #[error("configure {runtime}, and put its former configuration back ({then})")]
     NotPutBack {
-        /// The runtime.
         runtime: &'static str,
-        /// Its unit.
         unit: String,
         /// What did not work.
         source: Box<ChangeError>,

@@ -40,7 +40,6 @@ const RESERVE: u64 = 512 << 20;
 pub struct Kept {
     /// By the package manager's id.
     pub name: String,
-    /// The version.
     pub version: String,
     /// The name of the file.
     file: String,

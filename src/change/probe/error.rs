@@ -76,9 +76,7 @@ pub enum ProbeError {
     /// The image has to be there already, and is not.
     #[error("{runtime} does not have the image `{image}`")]
     NoImage {
-        /// The image.
         image: String,
-        /// The runtime.
         runtime: &'static str,
     },
     /// The configured command failed in the container.

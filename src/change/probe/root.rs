@@ -24,7 +24,6 @@ const SUBCOMMAND: &str = "container-probe";
 /// A root filesystem with nothing but this program, as it runs now: an upgrade may have replaced its
 /// file, or a library, since it started.
 pub(super) struct Root {
-    /// Its folder.
     pub(super) folder: Utf8PathBuf,
     /// Path of the dynamic loader in it; `None` if the program needs none.
     loader: Option<String>,

@@ -110,7 +110,6 @@ impl Tail {
         self.0.push_back(line.to_owned());
     }
 
-    /// As one text.
     pub fn text(&self) -> String {
         if self.0.is_empty() {
             return "none".to_owned();

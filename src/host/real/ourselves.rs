@@ -24,7 +24,6 @@ pub struct Ourselves {
 }
 
 impl Ourselves {
-    /// This process.
     #[must_use]
     pub fn of_process() -> Self {
         let exe = std::fs::read_link(EXE).unwrap_or_default();

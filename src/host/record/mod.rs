@@ -34,10 +34,7 @@ const FILES: &str = "files";
 pub enum RecordError {
     /// The folder holds something already.
     #[error("record to `{folder}`: it is not empty")]
-    NotEmpty {
-        /// The folder.
-        folder: Utf8PathBuf,
-    },
+    NotEmpty { folder: Utf8PathBuf },
     /// The folder cannot be read or written.
     #[error(transparent)]
     Files(#[from] FilesError),

@@ -17,7 +17,6 @@ use crate::{
 /// An agent whose containerd does not know the nvidia runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Outdated {
-    /// Its unit.
     pub unit: &'static str,
     /// Whether the container toolkit is there by now.
     pub has_toolkit: bool,

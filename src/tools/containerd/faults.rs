@@ -210,7 +210,6 @@ fn parse(file: &ConfigFile) -> Option<Parsed<'_>> {
 pub struct Program {
     /// The name of the runtime.
     pub runtime: String,
-    /// Its program.
     pub program: String,
     /// The file that spoke last.
     pub path: Utf8PathBuf,

@@ -17,7 +17,6 @@ use crate::{
 /// A configuration file, as containerd loads it.
 #[derive(Debug, Clone)]
 pub struct ConfigFile {
-    /// Its path.
     pub path: Utf8PathBuf,
     /// Its content; `None` if there is no such file.
     pub text: Option<String>,
@@ -29,7 +28,6 @@ pub const BUILT_IN: &str = "runc";
 /// A runtime that containerd has to know; it may be [`BUILT_IN`].
 #[derive(Debug, Clone, Copy)]
 pub struct Runtime<'a> {
-    /// Its name.
     pub name: &'a str,
     /// The program that takes runc's place.
     pub program: &'a str,

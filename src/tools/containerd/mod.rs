@@ -14,7 +14,6 @@ pub mod layout;
 pub struct CriConfig {
     /// Names of runtimes.
     pub runtimes: Vec<String>,
-    /// The default one.
     pub default_runtime: Option<String>,
     /// The runtimes for which systemd makes the control groups, or not, where the configuration
     /// says so.

@@ -12,9 +12,7 @@ use crate::model::kubernetes::{Labels, Taint};
 /// One of the two agents.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Agent {
-    /// Its name.
     pub name: &'static str,
-    /// Its unit.
     pub unit: &'static str,
     /// Our part of its configuration. The agent reads the files of this folder in the order of their names.
     pub config: &'static str,
@@ -32,7 +30,6 @@ pub const CLOUD_SETUP: &str = "nm-cloud-setup.service";
 /// Both.
 pub const ALL: [&Agent; 2] = [&K3S, &RKE2];
 
-/// k3s.
 pub const K3S: Agent = Agent {
     name: "k3s",
     unit: "k3s-agent.service",
@@ -41,7 +38,6 @@ pub const K3S: Agent = Agent {
     kubeconfig: "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
 };
 
-/// RKE2.
 pub const RKE2: Agent = Agent {
     name: "rke2",
     unit: "rke2-agent.service",

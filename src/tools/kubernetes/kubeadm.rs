@@ -42,14 +42,12 @@ pub enum Found<'a> {
     Token {
         /// `HOST:PORT` of the API server.
         server: &'a str,
-        /// The token.
         token: &'a Secret,
         /// Digests of the certificate authority's public key.
         ca_cert_hashes: &'a [String],
     },
     /// By a kubeconfig.
     File {
-        /// Its path.
         path: &'a Utf8PathBuf,
         /// The token for the first certificate.
         token: Option<&'a Secret>,
@@ -63,9 +61,7 @@ pub struct Registration<'a> {
     pub name: &'a str,
     /// The address of the container runtime's socket.
     pub socket: &'a str,
-    /// Labels.
     pub labels: &'a Labels,
-    /// Taints.
     pub taints: &'a [Taint],
     /// Preflight checks whose errors count as warnings.
     pub ignore_preflight_errors: &'a [String],

@@ -34,7 +34,6 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// A program that is kubectl, with the arguments before its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kubectl {
-    /// The program.
     pub program: &'static str,
     /// Its first arguments.
     pub first: &'static [&'static str],
@@ -168,7 +167,6 @@ pub struct Node {
     pub ready: bool,
     /// Why it is not, in the kubelet's words.
     pub why: Option<String>,
-    /// Its labels.
     pub labels: Labels,
     /// Its taints; one that this program cannot read is left out.
     pub taints: Vec<Taint>,
@@ -213,7 +211,6 @@ fn is_some(count: &str) -> bool {
 /// What the cluster answers about a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Registered {
-    /// The node.
     Node(Box<Node>),
     /// It does not know it.
     Unknown,

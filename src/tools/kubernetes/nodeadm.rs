@@ -15,7 +15,6 @@ use serde_json::json;
 use super::kubeadm::label_list;
 use crate::model::kubernetes::Labels;
 
-/// The program.
 pub const PROGRAM: &str = "/usr/bin/nodeadm";
 
 /// Writes the configuration of kubelet and containerd, and joins.

@@ -21,7 +21,6 @@ pub enum Driver {
     NotTold,
     /// No driver is bound.
     None,
-    /// This one is bound.
     Bound(String),
 }
 
@@ -40,7 +39,6 @@ pub struct Function {
     pub subsystem: Option<PciId>,
     /// The revision; 0xff if the function does not answer.
     pub revision: Option<u8>,
-    /// Its driver.
     pub driver: Driver,
     /// Its NUMA node, where the text has it.
     pub numa_node: Option<u32>,

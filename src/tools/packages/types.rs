@@ -39,7 +39,6 @@ pub struct Package {
     pub architecture: String,
     /// Its version, including the epoch; empty for a removed package.
     pub version: String,
-    /// Its condition.
     pub condition: Condition,
     /// Whether it is held.
     pub held: bool,
@@ -83,7 +82,6 @@ impl Package {
 /// The versions of one package that repositories offer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Offer {
-    /// Its name.
     pub name: String,
     /// The version that the package manager would choose.
     pub candidate: Option<String>,
@@ -142,7 +140,6 @@ pub enum Action {
     Remove {
         /// Its [`Package::id`].
         name: String,
-        /// Its version.
         version: String,
     },
 }
@@ -178,7 +175,6 @@ impl Action {
     }
 }
 
-/// The request of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransactionRequest<'p> {
     /// Install packages, each written by [`super::Transactions::at_version`] or by its name, and
@@ -212,7 +208,6 @@ pub enum TransactionRequest<'p> {
 pub struct Contents {
     /// The package.
     pub name: String,
-    /// The version.
     pub version: String,
     /// Its files and folders.
     pub paths: Vec<Utf8PathBuf>,
@@ -228,7 +223,6 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// Bytes to download.
     #[must_use]
     pub fn download_bytes(&self) -> u64 {
         (self.downloads.iter()).fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
@@ -415,7 +409,6 @@ pub struct SourceEntry {
     pub uri: String,
     /// Its URL, as written.
     pub written: String,
-    /// The suite, or `/`.
     pub suite: String,
     /// The keyring that it names, or the key itself.
     pub signed_by: Option<String>,
@@ -505,17 +498,13 @@ pub enum ArchiveError {
     /// There is no entry for the suite.
     #[error("no source in {places} has suite `{suite}`")]
     NoEntry {
-        /// The suite.
         suite: String,
         /// The files that contain sources.
         places: &'static str,
     },
     /// The key is embedded, or named by its fingerprint.
     #[error("the source in `{file}` does not name one key file in `Signed-By`")]
-    NoKeyFile {
-        /// The file.
-        file: Utf8PathBuf,
-    },
+    NoKeyFile { file: Utf8PathBuf },
 }
 
 /// Each entry that names the same address and suite as another entry, but another key.

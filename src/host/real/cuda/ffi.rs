@@ -221,7 +221,6 @@ impl<'c> Device<'c> {
         Ok(bytes)
     }
 
-    /// An attribute.
     pub(super) fn attribute(&self, attribute: Attribute) -> Tried<c_int> {
         let mut value = 0;
         // SAFETY: it writes one number.
@@ -411,7 +410,6 @@ impl Pinned<'_> {
         self.count * size_of::<u32>()
     }
 
-    /// The numbers.
     pub(super) fn numbers(&self) -> &[u32] {
         // SAFETY: all of them were set in `Context::pinned`, and no copy is under way: copies from
         // and to the host return after they have ended.
