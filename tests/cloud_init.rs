@@ -859,6 +859,8 @@ const FORMS: [(&str, &str, &[&str]); 10] = [
             "--value",
             "kubernetes=1.34",
             "--value",
+            "arch=x86_64",
+            "--value",
             "role=KarpenterNodeRole-prod",
             "--value",
             "family=g6",
@@ -991,6 +993,7 @@ fn printed_user_data_is_ready_to_paste() {
         };
         let marks = bare(&whole).replace("gpu-bootstrap@sha256:", "");
         assert!(!marks.contains('@'), "{form}: {whole}");
+        assert!(!whole.contains("@VALUE@"), "{form}: {whole}");
         let before = text(path);
         let changed = before.lines().filter(|line| !whole.contains(line));
         for line in changed {

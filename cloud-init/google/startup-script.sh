@@ -4,7 +4,8 @@
 #   gcloud compute instances create NAME --metadata-from-file=startup-script=startup-script.sh
 # Google's agent runs it at each boot. It does its work once for an instance; what goes on after a reboot does so by itself.
 # It takes the instance to a Ready node of a cluster that kubeadm has made. For none, remove `[cluster]` and the token, and
-# set `runtime.use = ["docker"]`. Set each `@VALUE@`: `kubeadm token create --ttl 30m --print-join-command` prints them.
+# set `runtime.use = ["docker"]`. Set each `@VALUE@`. `kubeadm token create --ttl 30m --print-join-command` prints those of
+# the cluster.
 set -eu
 instance=$(cat /sys/class/dmi/id/product_uuid)
 mark=/var/lib/gpu-bootstrap-startup-script

@@ -31,7 +31,38 @@ impl Report for Classed {
     }
 }
 
+/// Several errors of one class.
+#[derive(Debug, thiserror::Error)]
+#[error("{} errors", .0.len())]
+struct Several(Vec<Failure>);
+
+impl Report for Several {
+    fn exit(&self) -> Exit {
+        (self.0.first()).map_or(Exit::Usage, |first| first.report().exit())
+    }
+
+    fn reason(&self) -> &'static str {
+        (self.0.first()).map_or("usage", |first| first.report().reason())
+    }
+
+    fn hint(&self) -> Option<String> {
+        None
+    }
+
+    fn parts(&self) -> Vec<&dyn Report> {
+        self.0.iter().map(Failure::report).collect()
+    }
+}
+
 impl Failure {
+    /// An error unless there is none of these. Each is told with its own hint.
+    pub fn unless_none(errors: Vec<Self>) -> Result<(), Self> {
+        match errors.is_empty() {
+            true => Ok(()),
+            false => Err(Several(errors).into()),
+        }
+    }
+
     /// With a class of its own.
     pub fn new(exit: Exit, reason: &'static str, message: &str, hint: Option<&str>) -> Self {
         Self(Box::new(Classed {

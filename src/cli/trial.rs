@@ -19,6 +19,7 @@ use crate::{
     config::{
         desired::{Desired, DriverWish, KernelWish, ModuleWay, PackageWish, Purpose},
         error::ResolveError,
+        kernel,
         load::{self, Ask},
         resolve::{Flags, Resolution},
     },
@@ -79,8 +80,8 @@ pub(super) fn nothing() -> Host {
     tree.host()
 }
 
-/// Where the settings of user data will lie.
-pub(super) const SETTINGS: &str = "/etc/gpu-bootstrap/config.d/50-user-data.toml";
+/// What errors call the settings of a form of user data, which lie in no file yet.
+pub(super) const SETTINGS: &str = "the form's settings";
 
 /// A machine with these settings and no other file.
 pub(super) fn with_settings(text: &str) -> Host {
@@ -435,7 +436,7 @@ impl<'r> Driver<'r> {
             Way {
                 compiled: way.dkms.is_some(),
                 packages: match kernels {
-                    [] => templates,
+                    [] => templates.iter().map(kernel::for_any_kernel).collect(),
                     kernels => wish.packages(&templates, kernels),
                 },
             }

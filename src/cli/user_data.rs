@@ -1,5 +1,8 @@
 //! `user-data`: prints a form of `cloud-init/` with checked values, ready to paste.
 
+use std::net::IpAddr;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use camino::Utf8Path;
 
 use super::{
@@ -13,13 +16,18 @@ use crate::{
         error::{ConfigError, ResolveError},
         layers::{self, Layers},
         load::{self, Ask},
-        resolve::Flags,
+        resolve::{Flags, Resolution},
     },
     exit::Exit,
+    model::cluster::JoinMethod,
+    tools::kubernetes::wrong_token,
 };
 
 /// Where the token is written on the machine, in each form that has one.
 const TOKEN: &str = "@TOKEN@";
+
+/// What the comments of a form ask for as long as something is left to fill in.
+const SET_EACH: &str = "Set each `@VALUE@`. ";
 
 /// The lines that bring a token by user data; they go where it comes from elsewhere.
 const TOKEN_LINES: [&str; 3] = [
@@ -72,6 +80,7 @@ const fn form(form: UserDataForm) -> Form {
             "amzn-2023",
             [
                 ("kubernetes", "@1.34@"),
+                ("arch", "@x86_64@"),
                 ("role", "@KarpenterNodeRole-NAME@"),
                 ("cluster", "@NAME@"),
                 ("family", "@g6@"),
@@ -117,10 +126,14 @@ const fn form(form: UserDataForm) -> Form {
 pub(super) fn run(world: &mut World<'_>, args: &args::UserData) -> Result<Exit, Failure> {
     let form = form(args.form);
     let mut text = form.text.to_owned();
+    let mut wrong = Vec::new();
     for assignment in &args.value {
-        let (placeholder, value) = named(&form, assignment)?;
-        text = filled_in(&text, placeholder, value);
+        match named(&form, assignment) {
+            Ok((placeholder, value)) => text = filled_in(&text, placeholder, value),
+            Err(error) => wrong.push(error),
+        }
     }
+    Failure::unless_none(wrong)?;
     let block = Block::of(&text);
     let mut settings = block.settings(&text);
     let marks = placeholders(&settings);
@@ -133,16 +146,21 @@ pub(super) fn run(world: &mut World<'_>, args: &args::UserData) -> Result<Exit, 
             text = text.replace(lines, "");
         }
     }
-    let warnings = check(
+    let resolution = check(
         world,
         args.os.as_deref().unwrap_or(form.os),
         &filled(&Block::of(&text).settings(&text), &marks),
     )?;
     if let Some(file) = &args.token_file {
-        text = with_token(world, file, &text)?;
+        let cluster = resolution.desired.cluster.as_ref();
+        text = with_token(world, file, &text, cluster.map(|wish| &wish.method))?;
     }
-    prepare::warn(world, &warnings);
-    prepare::warn(world, &left(&form, &marks, &text));
+    let left = left(&form, &marks, &text);
+    if left.is_empty() {
+        text = text.replace(SET_EACH, "");
+    }
+    prepare::warn(world, &resolution.warnings);
+    prepare::warn(world, &left);
     // It is the user's own text, with the token that was asked for, and marks that look like logins.
     print::text(world.out.openly(), &text)?;
     Ok(Exit::Ok)
@@ -174,25 +192,105 @@ fn named<'a>(form: &Form, assignment: &'a str) -> Result<(&'static str, &'a str)
             &known,
         ));
     };
-    let why = if value.is_empty() {
-        Some("it is empty")
-    } else if !value.chars().all(is_plain) {
-        // It comes to stand in YAML, JSON and scripts of root.
-        Some("it has a letter other than letters, digits and `-_.:/+=,?&%~[]`")
-    } else if name == "sha256" && !is_digest(value) || name == "digest" && !is_digest(value) {
-        Some("a SHA-256 has 64 digits of 0-9 and a-f")
-    } else if name == "address" && !value.starts_with("https://") && !value.starts_with("http://") {
-        Some("it begins with neither `https://` nor `http://`")
-    } else {
-        None
+    // Registries and `docker push` write it so.
+    let value = match name {
+        "digest" | "sha256" => value.strip_prefix("sha256:").unwrap_or(value),
+        _ => value,
     };
-    match why {
-        Some(why) => Err(usage(
+    match wrong(name, placeholder, value) {
+        Some((why, hint)) => Err(usage(
             &format!("read `--value {name}`: it cannot be `{value}`: {why}"),
-            "the form's comments say what it is",
+            hint,
         )),
         None => Ok((placeholder, value)),
     }
+}
+
+/// Why a value does not fit its kind, and where the right one is.
+fn wrong(name: &str, placeholder: &str, value: &str) -> Option<(&'static str, &'static str)> {
+    const COMMENTS: &str = "the form's comments say what it is";
+    Some(match name {
+        _ if value.is_empty() => ("it is empty", COMMENTS),
+        // It comes to stand in YAML, JSON and scripts of root.
+        _ if !value.chars().all(is_plain) => (
+            "it has a letter other than letters, digits and `-_.:/+=,?&%~[]`",
+            COMMENTS,
+        ),
+        "sha256" if !is_digest(value) => (
+            "a SHA-256 has 64 digits of 0-9 and a-f",
+            "`sha256sum gpu-bootstrap` prints it, of the program itself and not of its archive",
+        ),
+        "digest" if !is_digest(value) => (
+            "a SHA-256 has 64 digits of 0-9 and a-f",
+            "`docker push` prints it at its end",
+        ),
+        "address" if !value.starts_with("https://") && !value.starts_with("http://") => (
+            "it begins with neither `https://` nor `http://`",
+            "upload the program `gpu-bootstrap` to a web server that the machines reach",
+        ),
+        "address" if [".tar.gz", ".tgz"].iter().any(|end| value.ends_with(end)) => (
+            "it is an archive, and the machine wants the program itself",
+            "unpack it, upload `gpu-bootstrap`, and take address and SHA-256 of that",
+        ),
+        "endpoint" if !value.starts_with("https://") => (
+            "it does not begin with `https://`",
+            "`aws eks describe-cluster --name NAME --query cluster.endpoint --output text` prints it",
+        ),
+        "ca" if !is_certificate(value) => (
+            "it is no certificate in base64",
+            "it is `certificate-authority-data` of a kubeconfig; for EKS `aws eks describe-cluster --name NAME --query \
+             cluster.certificateAuthority.data --output text` prints it",
+        ),
+        "cidr" if !is_network(value) => (
+            "it is no network such as `10.100.0.0/16`",
+            "`aws eks describe-cluster --name NAME --query cluster.kubernetesNetworkConfig --output text` prints it",
+        ),
+        "dns" if value.parse::<IpAddr>().is_err() => ("it is no IP address", COMMENTS),
+        "server" if value.contains(['/', ':']) => (
+            "it is the name of a host, without `https://` and port",
+            COMMENTS,
+        ),
+        "registry" if value.contains("://") => (
+            "the name of an image has no `https://`",
+            "name host and path, such as `registry.example.com/tools`",
+        ),
+        "arch" if !matches!(value, "x86_64" | "arm64") => (
+            "Amazon has images for `x86_64` and `arm64`",
+            "take that of the family, and a program that is built for it",
+        ),
+        "kubernetes" if numbers(value) != numbers(placeholder.trim_matches('@')) => {
+            let why = match numbers(placeholder.trim_matches('@')) {
+                Some(2) => "it is no version with two numbers, such as `1.34`",
+                _ => "it is no version with three numbers, such as `1.34.3`",
+            };
+            (why, "`kubectl version` shows that of the cluster")
+        }
+        _ => return None,
+    })
+}
+
+/// Whether it is base64 of a certificate in PEM.
+fn is_certificate(text: &str) -> bool {
+    let decoded = BASE64.decode(text);
+    decoded.is_ok_and(|bytes| bytes.starts_with(b"-----BEGIN"))
+}
+
+fn is_network(text: &str) -> bool {
+    let Some((address, length)) = text.split_once('/') else {
+        return false;
+    };
+    let longest = match address.parse() {
+        Ok(IpAddr::V4(_)) => 32,
+        Ok(IpAddr::V6(_)) => 128,
+        Err(_) => return false,
+    };
+    length.parse::<u8>().is_ok_and(|length| length <= longest)
+}
+
+/// How many numbers a version has; `None` if it is none.
+fn numbers(text: &str) -> Option<usize> {
+    let is_number = |part: &str| part.parse::<u16>().is_ok();
+    (text.split('.').all(is_number)).then(|| text.split('.').count())
 }
 
 fn is_plain(letter: char) -> bool {
@@ -204,8 +302,13 @@ fn is_digest(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(is_hex)
 }
 
-/// The form with the token in a file.
-fn with_token(world: &World<'_>, file: &Utf8Path, text: &str) -> Result<String, Failure> {
+/// The form with the token in a file, if it is one for this way to join.
+fn with_token(
+    world: &World<'_>,
+    file: &Utf8Path,
+    text: &str,
+    method: Option<&JoinMethod>,
+) -> Result<String, Failure> {
     if !text.contains(TOKEN) {
         return Err(usage(
             "read `--token-file`: nothing in this form takes a token",
@@ -223,6 +326,12 @@ fn with_token(world: &World<'_>, file: &Utf8Path, text: &str) -> Result<String, 
         return Err(usage(
             &format!("read `{path}`: it has no token alone, on one line"),
             "write the token into it and nothing else",
+        ));
+    }
+    if let Some(why) = method.and_then(|method| wrong_token(method, token)) {
+        return Err(usage(
+            &format!("read `{path}`: {why}"),
+            "the form's comments name the command that makes the right one",
         ));
     }
     Ok(filled_in(text, TOKEN, token))
@@ -333,9 +442,9 @@ fn put(settings: &str, key: &str, value: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Checks the settings as a machine with this system would, and returns the warnings. Nobody has named a GPU, so what
-/// depends on one is not checked.
-fn check(world: &World<'_>, system: &str, settings: &str) -> Result<Vec<String>, Failure> {
+/// What a machine with this system would make of the settings. Nobody has named a GPU, so what depends on one is not
+/// checked.
+fn check(world: &World<'_>, system: &str, settings: &str) -> Result<Resolution, Failure> {
     let matrix = matrix(world)?;
     let os = compat::os_named(system)?;
     let facts = trial::without_gpu(&matrix, &os);
@@ -351,8 +460,8 @@ fn check(world: &World<'_>, system: &str, settings: &str) -> Result<Vec<String>,
     };
     let nothing = trial::nothing();
     let named = trial::with_settings(settings);
-    let resolution = load::load(&*nothing.files, &*named.files, &ask, &facts, &matrix)?;
-    Ok(resolution.warnings)
+    let found = load::load(&*nothing.files, &*named.files, &ask, &facts, &matrix)?;
+    Ok(found)
 }
 
 /// The settings with an example for each mark that is still to be filled in.
@@ -376,9 +485,16 @@ fn left(form: &Form, marks: &[String], text: &str) -> Vec<String> {
     let settings = Block::of(text).settings(text);
     let mut left = Vec::new();
     for line in settings.lines().filter(|line| !line.starts_with('#')) {
-        let key = line.split('=').next().unwrap_or_default().trim();
-        let of_line = marks.iter().filter(|mark| line.contains(mark.as_str()));
-        left.extend(of_line.map(|one| (one.clone(), format!("`--set cluster.{key}=…`"))));
+        let (key, value) = line.split_once('=').unwrap_or_default();
+        let whole = value.replace(['[', ']', '"', '@'], "");
+        for mark in marks.iter().filter(|mark| line.contains(mark.as_str())) {
+            let mut how = format!("`--set cluster.{}=…`", key.trim());
+            // It is a part of the value.
+            if whole.trim() != mark.trim_matches('@') {
+                how += &format!(", such as `{}`", whole.trim());
+            }
+            left.push((mark.clone(), how));
+        }
     }
     let is_left = |placeholder: &str| filled_in(text, placeholder, "") != text;
     if is_left(TOKEN) {

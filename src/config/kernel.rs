@@ -288,6 +288,15 @@ pub fn for_kernel(wish: &PackageWish, kernel: &KernelVersion, arch: &str) -> Pac
     }
 }
 
+/// The package where no kernel is known, with a place for what the kernel would fill in.
+#[must_use]
+pub fn for_any_kernel(wish: &PackageWish) -> PackageWish {
+    PackageWish {
+        name: series_unless(&wish.name, "{series}"),
+        version: wish.version.clone(),
+    }
+}
+
 /// Fills [`SERIES_UNLESS`].
 fn series_unless(text: &str, series: &str) -> String {
     let filled = (text.split_once(SERIES_UNLESS))

@@ -36,7 +36,7 @@ use crate::{
             agents::{self, Agent},
             kubeadm,
             kubeconfig::{self, Cluster},
-            nodeadm,
+            nodeadm, wrong_token,
         },
         systemctl::{self, UnitState},
     },
@@ -187,17 +187,6 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     }
     state.versions = skew::detect(cx, wish).await?;
     Ok(state)
-}
-
-/// What is wrong with a token, as its form tells.
-fn wrong_token(method: &JoinMethod, token: &str) -> Option<&'static str> {
-    match method {
-        JoinMethod::Kubeadm { .. } => (!kubeadm::is_token(token)).then_some(kubeadm::NO_TOKEN),
-        JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. } => {
-            agents::is_of_server(token).then_some(agents::OF_SERVER)
-        }
-        _ => None,
-    }
 }
 
 fn unusable_files(state: &JoinState) -> Assessment {
