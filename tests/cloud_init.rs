@@ -603,10 +603,12 @@ fn canonicals_image_joins_by_its_own_script() {
     );
 }
 
-/// AKS lets nobody remove other taints of a pool, and Google's own plugin would compete with NVIDIA's.
+/// AKS lets nobody remove other taints of a pool, and Google's own plugin would compete with NVIDIA's. What is applied has
+/// an image.
 #[test]
 fn the_commands_of_node_pools_have_what_the_run_needs() {
     let manifest = text("daemonset/daemonset.yaml");
+    let docs = text("../docs/cloud-init.md");
     let taint =
         "startup-taint.cluster-autoscaler.kubernetes.io/gpu-bootstrap=validating:NoSchedule";
     for needed in [
@@ -618,7 +620,34 @@ fn the_commands_of_node_pools_have_what_the_run_needs() {
         "RTX PRO 6000 need the GRID driver",
     ] {
         assert!(manifest.contains(needed), "{needed}");
+        assert!(docs.contains(needed), "the documentation: {needed}");
     }
+    for (form, pool) in [
+        ("aks", "az aks nodepool add"),
+        ("gke", "gcloud container node-pools create"),
+    ] {
+        let (_, commands) = docs.split_once(pool).expect("the command of the pool");
+        let (commands, _) = commands.split_once("```").expect("the end of the commands");
+        let last = commands.lines().last().expect("a command");
+        let (program, kubectl) = last.split_once(" | ").expect(last);
+        assert_eq!(kubectl, "kubectl apply -f -");
+        let words: Vec<&str> = program.split(' ').collect();
+        assert_eq!(words[..3], ["gpu-bootstrap", "user-data", form]);
+        let filled = program
+            .replace("=REGISTRY", "=registry.example.com/tools")
+            .replace("=DIGEST", &format!("=sha256:{DIGEST}"));
+        let options: Vec<&str> = filled.split(' ').skip(3).collect();
+        let (printed, warnings) = printed(form, &options);
+        assert_eq!(warnings, "", "{form}");
+        let image = format!("\"registry.example.com/tools/gpu-bootstrap@sha256:{DIGEST}\"");
+        assert!(printed.contains(&image), "{form}");
+    }
+    // The other manifest is no form: its marks are filled in by a command.
+    for mark in ["@REGISTRY@", "@DIGEST@"] {
+        assert!(text("daemonset/gpu-pod.yaml").contains(mark));
+        assert!(docs.contains(&format!("s|{mark}|")), "{mark}");
+    }
+    assert!(!docs.contains("apply -f cloud-init/"));
 }
 
 /// It asks for a GPU with the image of the DaemonSet, also before the startup taint goes.
