@@ -81,6 +81,8 @@ fn defaults_per_gpu() {
         // The GPU is supported from driver 595.71.05 on.
         (&["10de:2909"], "595 open"),
         (&["10de:3000"], "615 open"),
+        // It has no row (kubevirt/kubevirt#19070 has seen it on a Vera Rubin platform); its range tells the architecture.
+        (&["10de:307f"], "615 open"),
         (&[V100, H100], "580 proprietary"),
         (&[V100, T4, A100], "580 proprietary"),
         (&[T4, B200], "580 open"),

@@ -7,7 +7,10 @@ use gpu_bootstrap::config::{
 };
 use gpu_bootstrap::error::Report as _;
 use gpu_bootstrap::facts::PciFact;
-use gpu_bootstrap::model::{pattern, version::Branch};
+use gpu_bootstrap::model::{
+    pattern,
+    version::{Branch, KernelVersion},
+};
 
 use super::machine::{B200, H100, Machine, T4, V100};
 
@@ -599,4 +602,32 @@ fn a_host_of_vgpus_is_refused() {
             .hint()
             .is_some_and(|hint| hint.contains("sriov-manage"))
     );
+}
+
+/// They are in the archive for kernels with pages of 64 KiB, too (Arm): nothing is compiled there.
+#[test]
+fn kernels_with_large_pages_get_their_signed_modules() {
+    for (version, kernel) in [
+        ("24.04", "6.8.0-1060-aws-64k"),
+        ("26.04", "7.0.0-1008-nvidia-bos-64k"),
+    ] {
+        for (flavour, infix) in [("open", "-open"), ("proprietary", "")] {
+            let mut machine = Machine::new("ubuntu", version, "aarch64", &[H100])
+                .set("driver.source=distribution")
+                .set(&format!("driver.flavour={flavour}"));
+            let installed: KernelVersion = kernel.parse().unwrap();
+            machine.facts.kernel.running = Some(installed.clone());
+            machine.facts.kernel.next_boot = Some(installed.clone());
+            machine.facts.kernel.installed = vec![installed];
+            let driver = machine.resolution().desired.driver.unwrap();
+            let names: Vec<_> = driver
+                .packages
+                .iter()
+                .map(|one| one.name.as_str())
+                .collect();
+            let wanted = format!("linux-modules-nvidia-580-server{infix}-{kernel}");
+            assert!(names.contains(&wanted.as_str()), "{names:?}");
+            assert_eq!(driver.dkms, None, "{kernel}");
+        }
+    }
 }

@@ -4,7 +4,10 @@ use super::{
     fixtures::{PIN, with, with_kubeadm},
     *,
 };
-use crate::steps::fixtures::{desired, unit};
+use crate::{
+    host::fake,
+    steps::fixtures::{self as machine, desired, unit},
+};
 
 fn stranger() -> JoinState {
     JoinState {
@@ -242,4 +245,40 @@ fn an_agent_that_does_not_start_beside_network_managers_cloud_setup_is_refused_b
     };
     assert!(why.contains("nm-cloud-setup.service"), "{why}");
     assert!(hint.contains("systemctl disable"), "{hint}");
+}
+
+/// The line is that of k3s' installer from before October 2025.
+#[tokio::test]
+async fn the_unit_of_an_old_agent_and_an_enabled_cloud_setup_are_found() {
+    const OLD: &str = "[Service]\nExecStartPre=/bin/sh -xc '! /usr/bin/systemctl is-enabled --quiet nm-cloud-setup.service'\n";
+    const NEW: &str = "[Service]\nExecStartPre=-/sbin/modprobe br_netfilter\n";
+    for (folder, content, load, file, is_kept) in [
+        ("/etc/systemd/system", OLD, "loaded", "enabled", true),
+        ("/usr/lib/systemd/system", OLD, "loaded", "enabled", true),
+        ("/etc/systemd/system", OLD, "loaded", "disabled", false),
+        ("/etc/systemd/system", OLD, "not-found", "", false),
+        ("/etc/systemd/system", NEW, "loaded", "enabled", false),
+    ] {
+        let (host, fakes) = fake::host();
+        fakes
+            .files
+            .put(&format!("{folder}/k3s-agent.service"), content);
+        fakes.exec.on("systemctl", move |cmd, _| {
+            assert!(cmd.line().contains(agents::CLOUD_SETUP), "{}", cmd.line());
+            fake::ok(format!(
+                "LoadState={load}\nActiveState=inactive\nUnitFileState={file}\nResult=success\n"
+            ))
+        });
+        let (facts, matrix) = (machine::facts(), machine::matrix());
+        let (state, want) = (machine::state(&host, facts.clone()), desired());
+        let cx = Cx {
+            host: host.reader(),
+            facts: &facts,
+            state: &state,
+            desired: &want,
+            matrix: Some(&matrix),
+        };
+        let found = is_kept_by_cloud_setup(&cx, agents::K3S.unit).await;
+        assert_eq!(found.expect("readable"), is_kept, "{folder} {load} {file}");
+    }
 }
