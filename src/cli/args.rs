@@ -299,6 +299,12 @@ pub struct Status {
         default_missing_value = "3h"
     )]
     pub wait: Option<Duration>,
+    /// Show where the time of the last installation went, also over reboots
+    #[arg(long, conflicts_with = "timeline")]
+    pub timing: bool,
+    /// Print that as a picture (SVG)
+    #[arg(long)]
+    pub timeline: bool,
     /// The output
     #[command(flatten)]
     pub output: Output,

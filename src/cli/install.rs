@@ -135,6 +135,8 @@ async fn unattended(world: &mut World<'_>, args: &args::Install) -> Result<Exit,
     }
     let wait = args::Status {
         wait: Some(UNATTENDED_WAIT),
+        timing: false,
+        timeline: false,
         output: args.output,
     };
     status::run(world, &wait).await

@@ -21,12 +21,38 @@ pub(super) fn boot_id(world: &World<'_>) -> Result<Option<String>, Failure> {
     Ok(text.map(|text| text.trim().to_owned()))
 }
 
+/// Prints where the time of the last installation went.
+fn show_timing(world: &mut World<'_>, args: &args::Status) -> Result<(), Failure> {
+    let Some(timing) = engine::last_timing(&world.host)? else {
+        return Err(Failure::new(
+            Exit::Usage,
+            "nothing-installed",
+            "failed to show the time of an installation: the journal has none",
+            Some("run `gpu-bootstrap install`"),
+        ));
+    };
+    let style = world.out_style();
+    match (args.timeline, args.output.format) {
+        (true, _) => print::show(&mut world.out, |to| report::timing::svg(to, &timing)),
+        (false, args::Format::Json) => {
+            print::json(&mut world.out, &report::document::timing(&timing))
+        }
+        (false, args::Format::Human) => print::show(&mut world.out, |to| {
+            report::timing::table(to, &timing, style)
+        }),
+    }
+}
+
 pub(super) async fn run(world: &mut World<'_>, args: &args::Status) -> Result<Exit, Failure> {
     let boot = boot_id(world)?;
     let ended = match args.wait {
         None => Ok(Exit::Ok),
         Some(limit) => engine::wait(&world.host, boot.as_deref(), limit).await,
     };
+    if args.timing || args.timeline {
+        show_timing(world, args)?;
+        return Ok(ended?);
+    }
     let status = engine::status(&world.host, boot.as_deref())?;
     let style = world.out_style();
     match args.output.format {

@@ -31,6 +31,7 @@ mod statusfile;
 mod survey;
 #[cfg(test)]
 mod tests;
+mod timing;
 mod unattended;
 mod uninstall;
 mod units;
@@ -59,6 +60,7 @@ pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
 pub use resume::{HandOverError, UNIT, asked, hand_over, request, standing_changes as standing};
 pub use runfile::{Progress, RunFile, StepProgress};
 pub use status::{Current, Status, policy, status};
+pub use timing::{Span, SpanEnd, Timing, last_timing};
 pub use statusfile::{RunFault, RunState, RunStatus, StatusFile};
 pub use unattended::{UnattendedError, start as start_unattended};
 pub use uninstall::uninstall;

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{
     check::{Finding, Verdict},
-    engine::{ChangeReport, Mode, Reboot, RunReport, Status, StepReport},
+    engine::{ChangeReport, Mode, Reboot, RunReport, Status, StepReport, Timing},
     event::{Outcome, Summary},
     facts::{Cloud, Disk, Facts, GpuFact, Kernel, Os, PciFact, SecureBoot, Unknown},
     host::Nvml,
@@ -298,6 +298,14 @@ impl<'r> StepDocument<'r> {
     }
 }
 
+/// `status --timing`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TimingDocument<'r> {
+    schema: u32,
+    tool: Tool,
+    timing: &'r Timing,
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StatusDocument<'r> {
     schema: u32,
@@ -338,6 +346,16 @@ pub fn run<'r>(report: &'r RunReport, facts: Option<&Facts>) -> RunDocument<'r> 
         notes: &report.notes,
         reboot: report.reboot.as_ref(),
         left: &report.left,
+    }
+}
+
+/// The result of `status --timing`.
+#[must_use]
+pub fn timing(timing: &Timing) -> TimingDocument<'_> {
+    TimingDocument {
+        schema: SCHEMA,
+        tool: TOOL,
+        timing,
     }
 }
 

@@ -20,6 +20,7 @@ pub mod settings;
 pub mod status;
 mod style;
 pub mod terminal;
+pub mod timing;
 #[cfg(test)]
 mod tests;
 mod words;

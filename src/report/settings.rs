@@ -40,8 +40,8 @@ pub fn commented() -> String {
 /// Returns what a row says as text without links.
 #[must_use]
 pub fn sentences(row: &Row) -> String {
-    let said = match (&row.default, row.value()) {
-        (Some(default), None) => format!("{} Without it: {default}.", row.about),
+    let said = match (row.default.as_deref(), row.value()) {
+        (Some(default), None) if default != "none" => format!("{} Default: {default}.", row.about),
         _ => row.about.clone(),
     };
     without_links(&said)

@@ -1,6 +1,6 @@
 use std::io::{self, Write};
 
-use super::{Alarm, by_layer, line, values};
+use super::{Alarm, by_layer, entities, line, values};
 use crate::{
     check::{Finding, Verdict},
     engine::RunReport,
@@ -215,11 +215,7 @@ fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
 
 /// A text as one line, without markup; what stands between backquotes is code.
 fn escaped(text: &str) -> String {
-    let text = line(text)
-        .replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;");
+    let text = entities(&line(text));
     let parts: Vec<&str> = text.split('`').collect();
     // An odd backquote is none.
     if parts.len().is_multiple_of(2) {

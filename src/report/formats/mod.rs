@@ -65,6 +65,14 @@ impl Alarm {
     }
 }
 
+/// A text as XML and HTML have it.
+pub(super) fn entities(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
+
 /// The findings of each layer that has some.
 fn by_layer(findings: &[Finding]) -> impl Iterator<Item = (Layer, Vec<&Finding>)> {
     (Layer::ALL.into_iter())

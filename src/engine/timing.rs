@@ -1,0 +1,326 @@
+//! Where the time of an installation went, from the journal: its changes, its reboots, and the rest.
+//!
+//! An installation is what one `install` and the runs that went on after it have done, up to the first that ended well. Times
+//! are those of the wall clock, which may be set while the machine boots: no span is shorter than nothing.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::EngineError;
+use crate::{
+    exit::Exit,
+    host::Host,
+    journal::{Journal, Line, Record},
+    model::id::StepId,
+};
+
+/// Where the time of an installation went.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Timing {
+    /// When its first run began.
+    pub started: Timestamp,
+    /// Seconds from there to the end of its last run, or to the last record.
+    pub seconds: f64,
+    /// How its last run ended; `None` if it has not.
+    pub exit: Option<u8>,
+    /// The boots in which it ran.
+    pub boots: usize,
+    /// Seconds in which no change was applied and no reboot under way: the machine was looked at, or waited for.
+    pub between: f64,
+    /// Changes and reboots, in the order in which they began.
+    pub spans: Vec<Span>,
+}
+
+/// A change or a reboot.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Span {
+    /// Seconds from the start of the installation.
+    pub begins: f64,
+    /// How long it took.
+    pub seconds: f64,
+    /// The steps that needed the change; none for a reboot.
+    pub steps: Vec<StepId>,
+    /// A description.
+    pub what: String,
+    /// How it ended.
+    pub end: SpanEnd,
+    /// The installation would have ended earlier without it: it is on the chain of spans that leads to the end.
+    pub critical: bool,
+}
+
+/// How a span ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SpanEnd {
+    /// As wanted.
+    Done,
+    /// It failed, or the run was interrupted in it.
+    Failed,
+    /// It has not ended.
+    UnderWay,
+}
+
+/// Reads the timing of the last installation.
+///
+/// # Errors
+/// When the journal cannot be read.
+pub fn last_timing(host: &Host) -> Result<Option<Timing>, EngineError> {
+    Ok(timing(&Journal::read(host)?.lines))
+}
+
+/// Returns the timing of the last installation that changed something; of the last one if none did; `None` if there was none.
+fn timing(lines: &[Line]) -> Option<Timing> {
+    let all: Vec<Timing> = installations(lines).into_iter().map(of).collect();
+    let changed = all.iter().rfind(|timing| !timing.spans.is_empty());
+    changed.or(all.last()).cloned()
+}
+
+/// The records of each installation.
+fn installations(lines: &[Line]) -> Vec<Vec<&Line>> {
+    let mut found: Vec<Vec<&Line>> = Vec::new();
+    let (mut goes_on, mut is_install) = (false, false);
+    for line in lines {
+        if let Record::RunStarted { mode, .. } = &line.record {
+            is_install = mode == "install";
+            if is_install && !goes_on {
+                found.push(Vec::new());
+            }
+            goes_on = is_install;
+        }
+        if let (true, Some(last)) = (is_install, found.last_mut()) {
+            last.push(line);
+        }
+        if let Record::RunFinished { exit, .. } = &line.record
+            && *exit == Exit::Ok.code()
+        {
+            (goes_on, is_install) = (false, false);
+        }
+    }
+    found
+}
+
+fn of(lines: Vec<&Line>) -> Timing {
+    let started = lines.first().map_or(Timestamp::UNIX_EPOCH, |line| line.at);
+    let since = |at: Timestamp| at.duration_since(started).as_secs_f64().max(0.0);
+    let mut spans = Vec::new();
+    let mut open: BTreeMap<u64, usize> = BTreeMap::new();
+    let (mut boots, mut exit) = (0, None);
+    let (mut boot, mut before): (Option<&str>, f64) = (None, 0.0);
+    for line in lines {
+        let at = since(line.at);
+        match &line.record {
+            Record::RunStarted { boot_id, .. } => {
+                exit = None;
+                if boots == 0 || boot_id.as_deref() != boot {
+                    boots += 1;
+                }
+                if boots > 1 && boot_id.as_deref() != boot {
+                    spans.push(Span {
+                        begins: before,
+                        seconds: (at - before).max(0.0),
+                        steps: Vec::new(),
+                        what: "reboot".to_owned(),
+                        end: SpanEnd::Done,
+                        critical: false,
+                    });
+                }
+                boot = boot_id.as_deref();
+            }
+            Record::Intent { steps, change, .. } => {
+                open.insert(line.seq, spans.len());
+                spans.push(Span {
+                    begins: at,
+                    seconds: 0.0,
+                    steps: steps.clone(),
+                    what: change.summary(),
+                    end: SpanEnd::UnderWay,
+                    critical: false,
+                });
+            }
+            Record::Applied { intent, .. }
+            | Record::Failed { intent, .. }
+            | Record::Interrupted { intent, .. } => {
+                if let Some(span) = open.remove(intent).and_then(|index| spans.get_mut(index)) {
+                    // Nobody knows how long a change went on that was cut off.
+                    let end = match &line.record {
+                        Record::Interrupted { .. } => span.begins,
+                        _ => at,
+                    };
+                    span.seconds = (end - span.begins).max(0.0);
+                    span.end = match &line.record {
+                        Record::Applied { .. } => SpanEnd::Done,
+                        _ => SpanEnd::Failed,
+                    };
+                }
+            }
+            Record::RunFinished { exit: status, .. } => exit = Some(*status),
+            _ => {}
+        }
+        before = before.max(at);
+    }
+    for index in open.into_values() {
+        let begins = spans[index].begins;
+        spans[index].seconds = (before - begins).max(0.0);
+    }
+    spans.sort_by(|one, other| one.begins.total_cmp(&other.begins));
+    mark_critical(&mut spans, before);
+    Timing {
+        started,
+        seconds: before,
+        exit,
+        boots,
+        between: (before - covered(&spans)).max(0.0),
+        spans,
+    }
+}
+
+/// Marks, from the end, the span that ended last, then the one that ended last before that began, and so on.
+fn mark_critical(spans: &mut [Span], end: f64) {
+    let mut until = end;
+    loop {
+        let ended = |span: &Span| span.begins + span.seconds;
+        let last = (spans.iter_mut())
+            .filter(|span| !span.critical && span.seconds > 0.0 && ended(span) <= until)
+            .max_by(|one, other| ended(one).total_cmp(&ended(other)));
+        let Some(last) = last else { return };
+        last.critical = true;
+        until = last.begins;
+    }
+}
+
+/// The seconds that at least one span covers. They are in the order in which they begin.
+fn covered(spans: &[Span]) -> f64 {
+    let (mut sum, mut until) = (0.0_f64, 0.0_f64);
+    for span in spans {
+        let end = span.begins + span.seconds;
+        sum += (end - span.begins.max(until)).max(0.0);
+        until = until.max(end);
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        change::{Change, Undo},
+        event::Summary,
+        journal::Request,
+    };
+
+    fn line(seq: u64, second: i64, record: Record) -> Line {
+        Line {
+            schema: 2,
+            seq,
+            at: Timestamp::from_second(1_000_000 + second).expect("a time"),
+            run: "r".to_owned(),
+            record,
+        }
+    }
+
+    fn started(mode: &str, boot: &str) -> Record {
+        Record::RunStarted {
+            tool: "0".to_owned(),
+            mode: mode.to_owned(),
+            instance_id: None,
+            boot_id: Some(boot.to_owned()),
+            request: Request::default(),
+            policy: None,
+        }
+    }
+
+    fn ended(exit: u8) -> Record {
+        Record::RunFinished {
+            exit,
+            summary: Summary::default(),
+        }
+    }
+
+    fn intent(step: &'static str) -> Record {
+        Record::Intent {
+            steps: vec![StepId::new(step)],
+            change: Change::RefreshRepositories,
+            undo: nothing(),
+        }
+    }
+
+    fn nothing() -> Undo {
+        Undo::Nothing { why: String::new() }
+    }
+
+    fn journal(records: Vec<(i64, Record)>) -> Vec<Line> {
+        (0..)
+            .zip(records)
+            .map(|(seq, (at, record))| line(seq, at, record))
+            .collect()
+    }
+
+    /// Two changes side by side, a reboot, and a third; then a run without changes, which is not what people ask about.
+    fn two_boots() -> Vec<Line> {
+        let applied = |intent| Record::Applied {
+            intent,
+            undo: nothing(),
+        };
+        journal(vec![
+            (0, started("install", "b-1")),
+            (2, intent("packages")),
+            (3, intent("image")),
+            (10, applied(2)),
+            (60, applied(1)),
+            (61, ended(8)),
+            (81, started("install", "b-2")),
+            (85, intent("module")),
+            (90, applied(7)),
+            (100, ended(0)),
+            (500, started("install", "b-2")),
+            (501, ended(0)),
+        ])
+    }
+
+    #[test]
+    fn an_installation_goes_on_over_reboots_to_the_run_that_ends_well() {
+        let found = timing(&two_boots()).expect("an installation");
+        assert_eq!((found.boots, found.exit), (2, Some(0)));
+        let spans: Vec<(f64, f64, bool)> = (found.spans.iter())
+            .map(|span| (span.begins, span.seconds, span.critical))
+            .collect();
+        assert_eq!(
+            spans,
+            [
+                (2.0, 58.0, true),
+                (3.0, 7.0, false),
+                (61.0, 20.0, true),
+                (85.0, 5.0, true)
+            ]
+        );
+        assert_eq!(found.spans[2].what, "reboot");
+        assert_eq!((found.seconds, found.between), (100.0, 17.0));
+    }
+
+    #[test]
+    fn what_is_cut_off_and_what_is_under_way_are_told_apart() {
+        let interrupted = Record::Interrupted {
+            intent: 1,
+            undo: nothing(),
+        };
+        let lines = journal(vec![
+            (0, started("install", "b-1")),
+            (2, intent("packages")),
+            (50, started("install", "b-2")),
+            (51, interrupted),
+            (52, intent("packages")),
+            (53, started("uninstall", "b-2")),
+        ]);
+        let found = timing(&lines[..5]).expect("an installation");
+        let ends: Vec<SpanEnd> = found.spans.iter().map(|span| span.end).collect();
+        assert_eq!(ends, [SpanEnd::Failed, SpanEnd::Done, SpanEnd::UnderWay]);
+        assert_eq!(found.exit, None);
+        // An uninstallation is none.
+        assert_eq!(timing(&lines).expect("an installation"), found);
+        assert_eq!(timing(&lines[5..]), None);
+    }
+}
