@@ -15,7 +15,7 @@ use super::{
     probe::Proving,
 };
 use crate::{
-    config::desired::{PackagePolicy, PackageWish},
+    config::desired::PackagePolicy,
     host::{Cmd, ExecError, FilesError, Host, Output, ReadFiles, digest::sha256},
     model::secret::Secrets,
     tools::{kmod, packages::Backend},
@@ -33,8 +33,6 @@ pub struct Applier {
     pub(super) holds: Arc<Holds>,
     /// What the run wants; `None` if any source may be needed.
     pub(super) wanted: Option<Arc<Wanted>>,
-    /// The packages of the proven driver, in exactly their versions.
-    pub(super) proven: Arc<[PackageWish]>,
     pub(super) stop: CancellationToken,
     /// What the run hides: secrets that a change reads are added.
     pub(super) secrets: Secrets,
@@ -53,7 +51,6 @@ impl Applier {
             lists: Arc::default(),
             holds: Arc::default(),
             wanted: None,
-            proven: Arc::default(),
             stop: CancellationToken::new(),
             secrets: Secrets::default(),
         }

@@ -14,9 +14,7 @@ use crate::{
     check::{Finding, Verdict},
     checks,
     config::error::{ConfigError, ResolveError},
-    engine::{
-        self, Audit, Cancel, EngineError, Instead, NoVerbs, Options, Session, Tools, Unresolvable,
-    },
+    engine::{self, Audit, Cancel, NoVerbs, Options, Session, Tools, Unresolvable},
     error::{Report as _, one_line},
     exit::Exit,
     facts::Facts,
@@ -123,21 +121,24 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
             Ok(resolution) => {
                 set |= !resolution.provenance.is_empty();
                 warnings.extend(resolution.warnings);
-                Ok(
-                    match engine::wanted_instead(&ground.host, &resolution.desired) {
-                        Ok(Some(Instead { desired, back: way })) => {
-                            back = Some(way);
-                            desired
+                // That the journal cannot be read was said.
+                let way = engine::way_back(&ground.host, &resolution.desired).await;
+                Ok(match way.ok().flatten() {
+                    None => resolution.desired,
+                    Some(way) => match ground.resolve_back(world, &*named.files, &way) {
+                        Ok(before) => {
+                            warnings.extend(way.note);
+                            back = Some(way.back);
+                            before.desired
                         }
-                        // That the journal cannot be read was said.
-                        Ok(None) | Err(EngineError::Journal(_)) => resolution.desired,
                         Err(error) => {
-                            let hint = error.hint().unwrap_or_default();
-                            warnings.push(format!("failed to {}: {hint}", one_line(&error)));
+                            let to = &way.back.to;
+                            let why = one_line(&error);
+                            warnings.push(format!("failed to go back to driver {to}: {why}"));
                             resolution.desired
                         }
                     },
-                )
+                })
             }
             Err(error) if error.is_of_the_machine() => Err(unresolvable(&error)),
             Err(error) => return Err(error.into()),

@@ -51,12 +51,12 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
     let deadline = deadline(&request, args.resume);
     let mut target = prepare::target(world, request).await?;
     prepare::warn(world, &target.resolution.warnings);
-    let goes_back = target.go_back()?;
+    let goes_back = go_back(world, &mut target).await?;
     let events_to_stdout = args.events.as_deref() == Some("-");
     let mut cancel = None;
     let (mut ended, mut tools) = attempt(world, args, &target, deadline, &mut cancel).await?;
     // A driver that has failed its proof is replaced by the one before, by the same command.
-    if ended.is_ok() && !goes_back && target.go_back()? {
+    if ended.is_ok() && !goes_back && go_back(world, &mut target).await? {
         (ended, tools) = attempt(world, args, &target, deadline, &mut cancel).await?;
     }
     let cancel = tools.cancel.clone();
@@ -102,6 +102,15 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
         Some(RebootError::Stopped(by)) => Ok(by),
         Some(error) => Err(error.into()),
     }
+}
+
+/// Wants the driver before, if the journal says that the machine goes back to it. Returns whether this is so.
+async fn go_back(world: &mut World<'_>, target: &mut prepare::Target) -> Result<bool, Failure> {
+    let back = engine::way_back(target.host(), &target.resolution.desired).await?;
+    if let Some(back) = &back {
+        target.go_back(world, back)?;
+    }
+    Ok(back.is_some())
 }
 
 /// The longest wait for the end of a run that is not attended; `status --wait` has the same.

@@ -9,7 +9,7 @@ use super::{
     world::World,
 };
 use crate::{
-    engine::{Cancel, EngineError},
+    engine::{self, Cancel, EngineError},
     exit::Exit,
     report::{document, human},
 };
@@ -21,9 +21,10 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit
     let request = prepare::request(&args.target, &args.image, false, None)?;
     let mut target = prepare::target(world, request).await?;
     prepare::warn(world, &target.resolution.warnings);
-    match target.go_back() {
+    match engine::way_back(target.host(), &target.resolution.desired).await {
+        Ok(Some(back)) => target.go_back(world, &back)?,
         // The plan notes that the journal cannot be read.
-        Ok(_) | Err(EngineError::Journal(_)) => {}
+        Ok(None) | Err(EngineError::Journal(_)) => {}
         Err(error) => return Err(error.into()),
     }
     let (events, reporter) = prepare::events(target.host(), &world.secrets, Vec::new())?;

@@ -19,8 +19,8 @@ use crate::{
         profile::{Profile, built_in_names},
         resolve::{Flags, Resolution},
     },
-    engine::{self, Cancel, EngineError, Events, Options, Session, Tools, events::Reporter},
-    error::one_line,
+    engine::{self, Cancel, Events, Options, Session, Tools, WayBack, events::Reporter},
+    error::{Report as _, one_line},
     event::Subscriber,
     exit::Exit,
     facts::{Facts, Scope},
@@ -238,6 +238,27 @@ impl Ground {
         Ok(resolution)
     }
 
+    /// The same on the way back to the driver before.
+    ///
+    /// # Errors
+    /// A driver that the machine cannot have any more.
+    pub(super) fn resolve_back(
+        &self,
+        world: &World<'_>,
+        named: &dyn ReadFiles,
+        back: &WayBack,
+    ) -> Result<Resolution, ResolveError> {
+        let ask = Ask {
+            driver: back.settings.clone(),
+            cloud: self.cloud.clone(),
+            ..self.ask(world, &self.request)
+        };
+        let mut resolution = load::load(&*self.host.files, named, &ask, &self.facts, &self.matrix)?;
+        back.pin(&mut resolution.desired);
+        resolution.warnings.extend(back.note.clone());
+        Ok(resolution)
+    }
+
     fn ask(&self, world: &World<'_>, request: &Request) -> Ask {
         Ask {
             profile: request.profile.clone(),
@@ -245,6 +266,7 @@ impl Ground {
             env: env(&world.vars),
             set: settings(request),
             cloud: None,
+            driver: Vec::new(),
             lock_timeout_seconds: request.lock_timeout_seconds,
             flags: Flags {
                 image: request.image,
@@ -497,7 +519,6 @@ impl Target {
         let applier = Applier::new(self.ground.host.clone(), policy, paths::STATE.into())
             .hiding(world.secrets.clone());
         let applier = applier.holding(engine::holds(&self.ground.host));
-        let applier = applier.keeping(engine::to_keep(&self.ground.host, desired));
         tools_of(
             applier.wanting(Wanted::of(desired)),
             &self.ground.host,
@@ -506,19 +527,20 @@ impl Target {
         )
     }
 
-    /// Wants the driver before, if the journal says that the machine goes back to it. Returns whether this
-    /// is so.
+    /// Wants the driver before.
     ///
     /// # Errors
-    /// See [`engine::wanted_instead`].
-    pub(super) fn go_back(&mut self) -> Result<bool, EngineError> {
-        let desired = &mut self.resolution.desired;
-        let instead = engine::wanted_instead(&self.ground.host, desired)?;
-        let goes_back = instead.is_some();
-        if let Some(instead) = instead {
-            *desired = instead.desired;
-        }
-        Ok(goes_back)
+    /// A driver that the machine cannot have any more.
+    pub(super) fn go_back(&mut self, world: &mut World<'_>, back: &WayBack) -> Result<(), Failure> {
+        let resolved = self.ground.resolve_back(world, &*world.host.files, back);
+        self.resolution = resolved.map_err(|error| {
+            let message = format!("failed to go back to driver {}", back.back.to);
+            let (exit, reason) = (error.exit(), error.reason());
+            let hint = "`driver.rollback = false` gives this way back up";
+            Failure::caused(exit, reason, &message, error, Some(hint))
+        })?;
+        warn(world, back.note.as_slice());
+        Ok(())
     }
 
     /// The machine.

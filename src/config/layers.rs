@@ -301,6 +301,21 @@ impl Layers {
         self.text(path, value, Place::Flag { flag })
     }
 
+    /// Adds the settings that name a driver as the last layer, in place of all that the others say about the choice.
+    ///
+    /// # Errors
+    /// A value that does not fit.
+    pub fn only_driver(&mut self, settings: &[String]) -> Result<(), ConfigError> {
+        let choice = ["branch", "version", "flavour", "source", "build", "cuda"];
+        let is_choice =
+            |key: &str| (key.strip_prefix("driver.")).is_some_and(|key| choice.contains(&key));
+        self.settings.retain(|key, _| !is_choice(key));
+        for (key, value) in settings.iter().filter_map(|one| one.split_once('=')) {
+            self.flag("the driver before", key, value)?;
+        }
+        Ok(())
+    }
+
     /// The settings after all layers, by key.
     #[must_use]
     pub fn provenance(&self) -> Vec<Provenance> {

@@ -38,6 +38,8 @@ pub struct Ask {
     pub set: Vec<String>,
     /// What the cloud has said, see [`ask_cloud`].
     pub cloud: Option<Layers>,
+    /// The driver that the machine goes back to, as settings: see [`Layers::only_driver`].
+    pub driver: Vec<String>,
     pub lock_timeout_seconds: Option<u64>,
     /// `--image` and `--assume-gpu`.
     pub flags: Flags,
@@ -64,6 +66,9 @@ pub fn load(
     matrix: &Matrix,
 ) -> Result<Resolution, ResolveError> {
     let mut layers = layers(files, named, ask)?;
+    if !ask.driver.is_empty() {
+        layers.only_driver(&ask.driver)?;
+    }
     let (obeyed, named) = (
         Trusted::new(files, ask.by_root),
         Trusted::new(named, ask.by_root),

@@ -6,7 +6,6 @@ use crate::{
     exit::Exit,
     host::FilesError,
     journal::{Awaited, JournalError},
-    model::version::DriverVersion,
 };
 
 /// The most reboots without a complete run. After that, another reboot will not help.
@@ -46,16 +45,6 @@ pub enum EngineError {
         /// Its pid, command, and since when.
         holder: String,
     },
-    /// The machine is to go back to a driver that another version of this program recorded.
-    #[error("start the run: go back to driver {to}")]
-    WayBack {
-        /// That driver.
-        to: String,
-        /// Its version, where it is known.
-        named: Option<DriverVersion>,
-        /// What is not understood.
-        source: serde_json::Error,
-    },
     /// The reboot that is awaited has not happened.
     #[error("start the run: a reboot has been awaited since {} ({})", .awaited.since, .awaited.why)]
     RebootFirst {
@@ -85,7 +74,6 @@ impl Report for EngineError {
             }
             Self::Lock(_) => Exit::Internal,
             Self::Busy { .. } => Exit::Busy,
-            Self::WayBack { .. } => Exit::Blocked,
             Self::RebootFirst { .. } => Exit::RebootRequired,
         }
     }
@@ -98,7 +86,6 @@ impl Report for EngineError {
             Self::Lock(error) if error.disk().is_some() => error.reason().unwrap_or("run-lock"),
             Self::Lock(_) => "run-lock",
             Self::Busy { .. } => "busy",
-            Self::WayBack { .. } => "way-back-unknown",
             Self::RebootFirst { .. } => "reboot-first",
         }
     }
@@ -115,16 +102,6 @@ impl Report for EngineError {
             Self::Lock(error) => error.hint(),
             Self::Busy { .. } => {
                 Some("wait for it; run `gpu-bootstrap status` to follow it".to_owned())
-            }
-            Self::WayBack { named, .. } => {
-                let set = (named.as_ref()).map_or_else(
-                    || "driver.branch=BRANCH".to_owned(),
-                    |version| format!("driver.version={version}"),
-                );
-                Some(format!(
-                    "name the driver that you want, as with `gpu-bootstrap install --set {set}`: then \
-                     this way back is given up; or use the version of gpu-bootstrap that recorded it"
-                ))
             }
             Self::RebootFirst { awaited, reboots } => Some(if awaited.automatic {
                 format!(

@@ -77,7 +77,7 @@ impl Session {
             let boots = guard::too_many(&before, self.tools.options.boot_id.as_deref());
             if let Some(boots) = boots {
                 let why = format!("{boots} boots in a row ended before the run did");
-                if !self.turn_back_because(&ledger, why, &mut notes)? {
+                if !self.turn_back_because(&ledger, why, &mut notes).await? {
                     self.give_up(&ledger, boots, &mut notes).await?;
                 }
                 notes.extend(self.tools.events.take_notes());
@@ -153,7 +153,7 @@ impl Session {
                     .await?
             }
             None => {
-                self.turn_back(&ledger, exit, &jobs, &mut notes)?;
+                self.turn_back(&ledger, exit, &jobs, &mut notes).await?;
                 exit
             }
         };

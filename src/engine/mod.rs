@@ -66,7 +66,7 @@ pub use unattended::{UnattendedError, start as start_unattended};
 pub use uninstall::uninstall;
 pub use verbs::{Failure, NoVerbs, Verbs};
 pub use wait::{WaitError, wait};
-pub use way_back::{Instead, to_keep, wanted_instead};
+pub use way_back::{WayBack, way_back};
 
 use crate::{
     check::{Check, Finding},

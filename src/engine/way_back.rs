@@ -1,23 +1,33 @@
 //! The way back to an earlier driver: if another one fails its proof, the run wants the driver that was
-//! proven last, in exactly its versions. All the rest is what every run does.
+//! proven last. It is named by a layer of settings above all others, with its packages in the versions that
+//! were proven; where no source offers these any more, in the newest of its branch. All the rest is what
+//! every run does.
 //!
 //! The journal gets `going-back`, and until `went-back` every `install` wants that driver, so the way
 //! back survives power cuts and reboots as any run does. It ends with exit 6, because what was asked
 //! for is not there. Each driver that fails begins the count of reboots anew, and their sum has a bound.
 
-use camino::Utf8Path;
-
-use super::{EngineError, Session, job::Job, ledger::Ledger, ours::ours, resume};
+use super::{
+    EngineError, Session,
+    job::Job,
+    ledger::Ledger,
+    ours::ours,
+    resume,
+    way_back_words::{Offered, no_longer, none_left, offered},
+};
 use crate::{
-    change::{Undo, packages::kept},
-    config::desired::{Desired, DriverWish, Existing, PackagePolicy, PackageWish},
+    change::Undo,
+    config::{
+        desired::{Desired, DriverWish, Existing, ModuleWay, PackageWish},
+        values::Build,
+    },
     error::one_line,
     event::Outcome,
     exit::Exit,
     facts::detection::{carries_driver, is_driver_part},
     host::Host,
-    journal::{GoingBack, Journal, JournalError, Proven, Receipt, Record, Standing, fold},
-    model::{id::StepId, paths, version::DriverVersion},
+    journal::{GoingBack, Journal, Proven, Receipt, Record, Standing, fold},
+    model::{id::StepId, version::DriverVersion},
     steps::{self, promise::Promise},
     tools::packages::Fault,
 };
@@ -30,51 +40,91 @@ const PROOFS: [StepId; 3] = [
     steps::VALIDATION_DEVICES,
 ];
 
-/// What is wanted while the machine goes back to an earlier driver; `None` if it does not, or if the
-/// settings give the way back up. How packages are changed is as in the settings: the journal has no
-/// secrets.
+/// The way back that a machine is on.
+pub struct WayBack {
+    /// From where, to where, and why.
+    pub back: GoingBack,
+    /// The settings that name the driver, above all others.
+    pub settings: Vec<String>,
+    /// Its packages in the versions that were proven, as far as they are offered.
+    pub exact: Vec<PackageWish>,
+    /// Why the run takes another version than the proven one, where it does.
+    pub note: Option<String>,
+}
+
+/// The way back that the machine is on; `None` if it is on none, or if the settings give it up.
 ///
 /// # Errors
-/// When the journal cannot be read, or another version of this program recorded what was proven.
-pub fn wanted_instead(host: &Host, settings: &Desired) -> Result<Option<Instead>, EngineError> {
+/// When the journal cannot be read.
+pub async fn way_back(host: &Host, settings: &Desired) -> Result<Option<WayBack>, EngineError> {
     let receipt = fold(&Journal::read(host)?.lines);
-    let given_up = given_up(&receipt, settings).is_some();
-    let (Some(back), Some(proven), false) = (receipt.going_back, receipt.proven, given_up) else {
+    let (Some(back), Some(proven), false) =
+        (receipt.going_back, receipt.proven, gives_up(settings))
+    else {
         return Ok(None);
     };
-    match proven.desired() {
-        Ok(before) => Ok(Some(Instead {
-            desired: again(before, proven.driver, &settings.packages),
-            back,
-        })),
-        Err(source) => Err(EngineError::WayBack {
-            named: version(&proven.driver),
-            to: back.to,
-            source,
-        }),
+    let (exact, note) = match offered(host, settings.packages.manager, &proven).await {
+        Ok(Offered::Exact(there)) => (there, None),
+        Ok(Offered::Newest(newest, gone)) => {
+            let note = format!(
+                "the way back leads to driver {newest}: {}",
+                no_longer(&gone)
+            );
+            (Vec::new(), Some(note))
+        }
+        // The run that finds nothing ends the way back; without lists, it downloads some.
+        Ok(Offered::Gone(_)) | Err(_) => (proven.driver, None),
+    };
+    Ok(Some(WayBack {
+        back,
+        settings: proven.settings,
+        exact,
+        note,
+    }))
+}
+
+impl WayBack {
+    /// Wants the packages of the driver in the versions that were proven.
+    pub fn pin(&self, desired: &mut Desired) {
+        let is_exact = |wish: &PackageWish| self.exact.iter().any(|one| one.name == wish.name);
+        if let Some(driver) = &mut desired.driver {
+            driver.packages.retain(|wish| !is_exact(wish));
+            driver.packages.extend(self.exact.iter().cloned());
+        }
+        if let Some(kernel) = &mut desired.kernel {
+            (kernel.ways.iter_mut()).for_each(|way| way.fix(&self.exact));
+        }
     }
 }
 
-/// What is wanted until the way back has ended.
-pub struct Instead {
-    /// The driver that was proven last, and all that was wanted with it.
-    pub desired: Desired,
-    /// The way back.
-    pub back: GoingBack,
+/// Whether the settings give up a way back that has begun.
+pub(super) fn gives_up(settings: &Desired) -> bool {
+    (settings.driver.as_ref()).is_some_and(|driver| !driver.rollback)
 }
 
-/// Why the settings give up a way back that has begun; `None` if there is none, or if it goes on.
-pub(super) fn given_up(receipt: &Receipt, settings: &Desired) -> Option<&'static str> {
-    let (back, proven) = (receipt.going_back.as_ref()?, receipt.proven.as_ref()?);
-    let driver = settings.driver.as_ref()?;
-    if !driver.rollback {
-        return Some("`driver.rollback` is false");
-    }
-    // Where nobody understands what was wanted, a person may name a driver. The one that has failed was
-    // mostly named, too.
-    let another = driver.asked && is_another(driver, &back.from);
-    (another && proven.desired().is_err())
-        .then_some("another version of this program recorded it, and the settings name a driver")
+/// The settings that name a driver with these packages.
+fn naming(desired: &Desired, driver: &DriverWish, exact: &[PackageWish]) -> Vec<String> {
+    let ways: Vec<&ModuleWay> = (desired.kernel.iter())
+        .flat_map(|kernel| &kernel.ways)
+        .collect();
+    let compiled = |is: bool| ways.iter().any(|way| way.dkms.is_some() == is);
+    let build = match (compiled(true), compiled(false)) {
+        (true, false) => Some(Build::Dkms),
+        (false, true) => Some(Build::Precompiled),
+        _ => None,
+    };
+    // Where the package lists decide on the branch, the wish is open.
+    let is_open = ways.iter().any(|way| way.branch.is_some());
+    let branch = version(exact).filter(|_| is_open);
+    let branch = branch.map_or(driver.branch, |version| version.branch());
+    let of_driver = [
+        format!("driver.source={}", driver.source),
+        format!("driver.flavour={}", driver.flavour),
+        format!("driver.branch={branch}"),
+    ];
+    (of_driver.into_iter())
+        .chain(build.map(|build| format!("driver.build={build}")))
+        .collect()
 }
 
 /// The driver of a wish, as a way back names it.
@@ -85,77 +135,8 @@ fn in_words(driver: &DriverWish) -> String {
     )
 }
 
-/// Whether a wish cannot mean the driver that has failed, which is written by [`in_words`].
-fn is_another(driver: &DriverWish, failed: &str) -> bool {
-    match (&driver.version, failed.parse::<DriverVersion>()) {
-        (Some(wanted), Ok(failed)) => *wanted != failed,
-        (None, Ok(failed)) => driver.branch != failed.branch(),
-        (_, Err(_)) => failed != format!("of branch {}", driver.branch),
-    }
-}
-
-/// The packages of the proven driver, in exactly their versions, whose files are kept before another driver
-/// takes their place; none where no run would go back to it.
-#[must_use]
-pub fn to_keep(host: &Host, desired: &Desired) -> Vec<PackageWish> {
-    if !desired
-        .driver
-        .as_ref()
-        .is_some_and(|driver| driver.rollback)
-    {
-        return Vec::new();
-    }
-    // A journal that cannot be read ends the run before it changes anything.
-    let receipt = Journal::read(host).map(|history| fold(&history.lines));
-    let proven = receipt.ok().filter(|receipt| receipt.going_back.is_none());
-    proven
-        .and_then(|receipt| receipt.proven)
-        .map_or_else(Vec::new, |proven| proven.driver)
-}
-
-/// What was proven, with every package of the driver in the version that was proven.
-fn again(before: Desired, exact: Vec<PackageWish>, policy: &PackagePolicy) -> Desired {
-    // What was wanted leaves the branch open where the package lists decided on it.
-    let rolling = (before.kernel.iter())
-        .flat_map(|kernel| &kernel.ways)
-        .any(|way| way.branch.is_some());
-    let branch = (version(&exact).filter(|_| rolling)).map(|version| version.branch());
-    let driver = before.driver.map(|wish| {
-        let others = (wish.packages.iter())
-            .filter(|wish| !exact.iter().any(|one| one.name == wish.name))
-            .cloned();
-        DriverWish {
-            packages: others.chain(exact.iter().cloned()).collect(),
-            branch: branch.unwrap_or(wish.branch),
-            // Nobody has to ask for it once more.
-            asked: true,
-            // It was there before: a node without a working GPU is worse than one that lacks fixes.
-            vulnerable: None,
-            // What the settings say about it decides whether it begins and whether it goes on.
-            rollback: true,
-            ..wish
-        }
-    });
-    // The kernel decides later which of these are wanted.
-    let kernel = before.kernel.map(|mut kernel| {
-        (kernel.ways).retain(|way| way.branch == branch);
-        kernel.ways.iter_mut().for_each(|way| way.fix(&exact));
-        kernel
-    });
-    let guard = before.packages.guard;
-    Desired {
-        driver,
-        kernel,
-        packages: PackagePolicy {
-            guard,
-            ..policy.clone()
-        },
-        ..before
-    }
-}
-
 /// The version of the driver among packages.
-fn version(packages: &[PackageWish]) -> Option<DriverVersion> {
+pub(super) fn version(packages: &[PackageWish]) -> Option<DriverVersion> {
     let version = |wish: &PackageWish| {
         let version = DriverVersion::from_package(wish.version.as_deref()?).ok()?;
         carries_driver(&wish.name).then_some(version)
@@ -165,10 +146,6 @@ fn version(packages: &[PackageWish]) -> Option<DriverVersion> {
 
 pub(super) fn version_in_words(proven: &Proven) -> String {
     version(&proven.driver).map_or_else(|| "before".to_owned(), |one| one.to_string())
-}
-
-pub(super) fn not_understood(error: &serde_json::Error) -> String {
-    format!("what was proven was recorded by another version of this program ({error})")
 }
 
 /// Whether the driver that was proven was replaced since then.
@@ -223,9 +200,9 @@ fn lacks_a_package(jobs: &[Job]) -> bool {
 }
 
 /// What is said of a way back that the settings give up.
-pub(super) fn words_of_end(back: &GoingBack, why: &str) -> String {
+pub(super) fn words_of_end(back: &GoingBack) -> String {
     let GoingBack { from, to, .. } = back;
-    format!("the way back from driver {from} to {to} is given up: {why}")
+    format!("the way back from driver {from} to {to} is given up: `driver.rollback` is false")
 }
 
 /// Whether the driver of a run has passed its proof, however the run has ended: what runs on top of it may
@@ -271,11 +248,10 @@ impl Session {
             // This run has changed nothing, and writes nothing.
             return Ok(());
         }
-        let wanted = serde_json::to_value(&**desired)
-            .map_err(|error| EngineError::Unfinished(JournalError::Encode(error)))?;
         let is_known = receipt.proven.as_ref().is_some_and(|proven| {
             let later = |one: &Standing| one.intent > proven.seq && !resume::is_of_unit(one);
-            proven.desired == wanted && !receipt.standing.iter().any(later)
+            proven.settings == naming(desired, driver, &proven.driver)
+                && !receipt.standing.iter().any(later)
         });
         if is_known {
             return Ok(());
@@ -317,29 +293,10 @@ impl Session {
                 version: Some(package.version.clone()),
             })
             .collect();
-        // The files of another driver are of no use any more.
-        let there: Vec<PackageWish> = (database.iter())
-            .filter(|package| package.is_installed())
-            .map(|package| PackageWish {
-                name: package.id.clone(),
-                version: Some(package.version.clone()),
-            })
-            .collect();
-        kept::forget(&*self.inner.host.files, Utf8Path::new(paths::STATE), &there)
-            .map_err(|error| EngineError::Unfinished(error.into()))?;
-        let record = Record::Proven {
-            desired: Box::new(wanted),
-            driver: exact,
-        };
-        let text = serde_json::to_string(&record)
-            .map_err(|error| EngineError::Unfinished(JournalError::Encode(error)))?;
-        if self.tools.events.secrets().are_in(&text) {
-            forgotten(
-                "the value of a secret occurs in what is wanted, and the journal has no secrets",
-            );
-            return Ok(());
-        }
-        (ledger.journal.append(record)).map_err(EngineError::Unfinished)?;
+        let settings = naming(desired, driver, &exact);
+        let driver = exact;
+        (ledger.journal.append(Record::Proven { settings, driver }))
+            .map_err(EngineError::Unfinished)?;
         Ok(())
     }
 
@@ -357,7 +314,7 @@ impl Session {
 
     /// Decides to go back, if this run has replaced the driver and a step that proves it has failed.
     /// The next run does it.
-    pub(super) fn turn_back(
+    pub(super) async fn turn_back(
         &self,
         ledger: &Ledger,
         exit: Exit,
@@ -366,13 +323,13 @@ impl Session {
     ) -> Result<(), EngineError> {
         let failed = matches!(exit, Exit::StepFailed | Exit::Blocked | Exit::Internal);
         match (self.failed_proof(jobs)).filter(|_| failed && self.tools.cancel.exit().is_none()) {
-            Some(why) => self.turn_back_because(ledger, why, notes).map(|_| ()),
+            Some(why) => (self.turn_back_because(ledger, why, notes).await).map(|_| ()),
             None => Ok(()),
         }
     }
 
-    /// Decides to go back if the driver was replaced. Returns whether it was.
-    pub(super) fn turn_back_because(
+    /// Decides to go back if the driver was replaced and there is a way back. Returns whether it does.
+    pub(super) async fn turn_back_because(
         &self,
         ledger: &Ledger,
         why: String,
@@ -382,30 +339,33 @@ impl Session {
         // The package lists can have decided on the branch.
         let settled = self.inner.settled();
         let desired = settled.get().or(self.inner.desired.as_ref());
-        let driver = desired.and_then(|desired| desired.driver.as_ref());
-        let (Some(driver), Some(proven), None) = (driver, &receipt.proven, &receipt.going_back)
+        let Some(desired) = desired else {
+            return Ok(false);
+        };
+        let (Some(driver), Some(proven), None) =
+            (&desired.driver, &receipt.proven, &receipt.going_back)
         else {
             return Ok(false);
         };
         if !driver.rollback || !is_replaced(&receipt, proven) {
             return Ok(false);
         }
-        let (to, from) = (version_in_words(proven), in_words(driver));
-        if let Err(error) = proven.desired() {
-            let error = not_understood(&error);
-            self.tools.note(
-                notes,
-                format!(
-                    "the driver {from} has failed its proof ({why}), and there is no way back to \
-                     {to}: {error}"
-                ),
-            );
-            return Ok(false);
-        }
-        self.tools.note(
-            notes,
-            format!("the driver {from} has failed its proof ({why}); the run goes back to {to}"),
-        );
+        let from = in_words(driver);
+        let failed = format!("the driver {from} has failed its proof ({why})");
+        let manager = desired.packages.manager;
+        let (to, because) = match offered(&self.inner.host, manager, proven).await {
+            Ok(Offered::Gone(gone)) => {
+                let none = none_left(proven, &gone);
+                self.tools.note(notes, format!("{failed}, and {none}"));
+                return Ok(false);
+            }
+            Ok(Offered::Newest(newest, gone)) => {
+                (newest.to_string(), format!(": {}", no_longer(&gone)))
+            }
+            Ok(Offered::Exact(_)) | Err(_) => (version_in_words(proven), String::new()),
+        };
+        let note = format!("{failed}; the run goes back to {to}{because}");
+        self.tools.note(notes, note);
         (ledger.journal.append(Record::GoingBack { from, to, why }))
             .map_err(EngineError::Unfinished)?;
         Ok(true)
@@ -418,12 +378,11 @@ impl Session {
         notes: &mut Vec<String>,
     ) -> Result<bool, EngineError> {
         let receipt = ledger.journal.receipt();
-        let settings = self.inner.desired.as_ref();
-        let why = settings.and_then(|settings| given_up(&receipt, settings));
-        let (Some(why), Some(back)) = (why, &receipt.going_back) else {
+        let gives_up = self.inner.desired.as_ref().is_some_and(|one| gives_up(one));
+        let (true, Some(back)) = (gives_up, &receipt.going_back) else {
             return Ok(false);
         };
-        self.tools.note(notes, words_of_end(back, why));
+        self.tools.note(notes, words_of_end(back));
         (ledger.journal.append(Record::WentBack { proven: false }))
             .map_err(EngineError::Unfinished)?;
         Ok(true)
@@ -449,7 +408,7 @@ impl Session {
         let GoingBack { from, to, why } = back;
         let is_over = proven
             || self.failed_proof(jobs).is_some()
-            || (lacks_a_package(jobs) && self.is_gone(ledger, notes).await);
+            || (lacks_a_package(jobs) && self.is_gone(ledger).await);
         if !is_over {
             self.tools.note(
                 notes,
@@ -473,38 +432,14 @@ impl Session {
         Ok(if proven { Exit::StepFailed } else { exit })
     }
 
-    /// Whether no repository offers a package of the proven driver any more that would have to be
-    /// installed: waiting does not help.
-    async fn is_gone(&self, ledger: &Ledger, notes: &mut Vec<String>) -> bool {
-        let Some(proven) = ledger.journal.receipt().proven else {
+    /// Whether no repository offers the proven driver any more, nor another of its branch: waiting does not
+    /// help.
+    async fn is_gone(&self, ledger: &Ledger) -> bool {
+        let (Some(proven), Some(desired)) = (ledger.journal.receipt().proven, &self.inner.desired)
+        else {
             return false;
         };
-        let Some(desired) = &self.inner.desired else {
-            return false;
-        };
-        let manager = desired.packages.manager;
-        self.inner.begin_epoch();
-        let why = match self.inner.state().database(manager).await {
-            Ok(database) => {
-                let is_there = |one: &&PackageWish| {
-                    (database.iter().flat_map(|all| all.iter())).any(|package| {
-                        package.id == one.name && one.version.as_ref() == Some(&package.version)
-                    })
-                };
-                let missing: Vec<&PackageWish> =
-                    (proven.driver.iter().filter(|one| !is_there(one))).collect();
-                if missing.is_empty() {
-                    return false;
-                }
-                match self.not_offered(manager, &missing).await {
-                    Ok(gone) => return !gone.is_empty(),
-                    Err(why) => why,
-                }
-            }
-            Err(error) => format!("failed to {}", one_line(&error)),
-        };
-        let note = format!("whether the driver's packages are still offered is not known: {why}");
-        self.tools.note(notes, note);
-        false
+        let offered = offered(&self.inner.host, desired.packages.manager, &proven).await;
+        matches!(offered, Ok(Offered::Gone(_)))
     }
 }

@@ -1,27 +1,111 @@
-//! What `plan` says about the way back to an earlier driver.
-
-use camino::Utf8Path;
+//! What the package lists offer for the way back to an earlier driver, and what `plan` says about it.
 
 use super::{
     Session,
     job::Job,
-    way_back::{given_up, not_understood, version_in_words, words_of_end},
+    way_back::{gives_up, version, version_in_words, words_of_end},
 };
 use crate::{
-    change::{Change, packages::kept},
+    change::Change,
     config::desired::{Manager, PackageWish},
     error::one_line,
     facts::detection::{carries_driver, is_driver_part},
+    host::Host,
     journal::{GoingBack, Journal, Proven, fold},
-    model::{paths, text::bytes},
+    model::version::DriverVersion,
     step::Assessment,
-    tools::packages::{Settings, TransactionRequest},
 };
 
-/// The packages of the proven driver that a change would replace.
-fn replaced<'p>(change: &Change, manager: Manager, proven: &'p Proven) -> Vec<&'p PackageWish> {
+/// What of a proven driver could be installed again.
+pub(super) enum Offered {
+    /// Its version: these packages in exactly theirs.
+    Exact(Vec<PackageWish>),
+    /// The newest of its branch, and what is not offered any more.
+    Newest(DriverVersion, Vec<String>),
+    /// None of its branch, and what is not offered any more.
+    Gone(Vec<String>),
+}
+
+/// What could be installed again, by the package lists that are there. The error says why nobody knows.
+pub(super) async fn offered(
+    host: &Host,
+    manager: Manager,
+    proven: &Proven,
+) -> Result<Offered, String> {
+    let backend = manager.backend();
+    let transactions =
+        (backend.transactions()).ok_or_else(|| format!("{} is not asked", backend.name()))?;
+    let has_lists = backend.has_lists(&*host.files);
+    if !has_lists.map_err(|error| format!("failed to {}", one_line(&error)))? {
+        return Err("there are no package lists".to_owned());
+    }
+    let names: Vec<&str> = (proven.driver.iter())
+        .map(|one| one.name.as_str())
+        .collect();
+    // The stream of the driver that has failed may be enabled.
+    let query = transactions.offers_of_all_streams(&names);
+    let asked = host.reader().query(&query).await;
+    let output = asked.and_then(|output| output.success(query.cmd()));
+    let output = output.map_err(|error| format!("failed to {}", one_line(&error)))?;
+    let offers = transactions.parse_offers(&output.stdout);
+    let of = |wish: &PackageWish| offers.iter().find(|offer| offer.name == wish.name);
+    let is_there = |wish: &&PackageWish| {
+        let version = wish.version.as_deref().unwrap_or_default();
+        of(wish).is_some_and(|offer| offer.has(version))
+    };
+    let (there, mut gone): (Vec<&PackageWish>, Vec<&PackageWish>) =
+        proven.driver.iter().partition(is_there);
+    let before = version(&proven.driver);
+    // What has another version, as a module with that of its kernel, does not decide.
+    gone.retain(|wish| {
+        let version = wish.version.as_deref().map(DriverVersion::from_package);
+        version.and_then(Result::ok) == before
+    });
+    let (Some(before), false) = (before, gone.is_empty()) else {
+        return Ok(Offered::Exact(there.into_iter().cloned().collect()));
+    };
+    let newest = |wish: &&PackageWish| {
+        let offer = of(wish)?;
+        let all = offer
+            .versions
+            .iter()
+            .filter(|(version, _)| offer.has(version));
+        all.filter_map(|(version, _)| DriverVersion::from_package(version).ok())
+            .filter(|version| version.branch() == before.branch())
+            .max()
+    };
+    let all: Option<Vec<DriverVersion>> = gone.iter().map(newest).collect();
+    let gone = (gone.iter())
+        .map(|wish| {
+            let version = wish.version.as_deref().unwrap_or_default();
+            format!("{} {version}", wish.name)
+        })
+        .collect();
+    Ok(match all.and_then(|all| all.into_iter().min()) {
+        Some(newest) => Offered::Newest(newest, gone),
+        None => Offered::Gone(gone),
+    })
+}
+
+/// What is not offered any more, in words.
+pub(super) fn no_longer(gone: &[String]) -> String {
+    format!("no repository offers {} any more", gone.join(", "))
+}
+
+/// That there is no way back, and what helps.
+pub(super) fn none_left(proven: &Proven, gone: &[String]) -> String {
+    format!(
+        "there is no way back to driver {}: {}, nor another of its branch; a repository that has them \
+         (`repositories`) would be one",
+        version_in_words(proven),
+        no_longer(gone)
+    )
+}
+
+/// Whether a change would replace packages of the proven driver.
+fn replaces(change: &Change, manager: Manager, proven: &Proven) -> bool {
     let Change::InstallPackages { packages, removing } = change else {
-        return Vec::new();
+        return false;
     };
     let is_moved = |one: &PackageWish| {
         let wanted = packages.iter().find(|wish| wish.name == one.name);
@@ -30,9 +114,7 @@ fn replaced<'p>(change: &Change, manager: Manager, proven: &'p Proven) -> Vec<&'
             .zip(one.version.as_deref())
             .is_some_and(|(wanted, found)| !manager.backend().matches(wanted, found))
     };
-    (proven.driver.iter())
-        .filter(|one| removing.contains(&one.name) || is_moved(one))
-        .collect()
+    (proven.driver.iter()).any(|one| removing.contains(&one.name) || is_moved(one))
 }
 
 /// Whether a change would replace packages of any driver.
@@ -48,15 +130,14 @@ impl Session {
         // That the journal cannot be read is noted where the leftovers are looked for.
         let receipt = fold(&Journal::read(&self.inner.host).ok()?.lines);
         let desired = self.inner.desired.as_ref().filter(|one| !one.image)?;
-        let given_up = given_up(&receipt, desired);
-        match (&receipt.going_back, given_up) {
-            (Some(GoingBack { from, to, why }), None) => {
+        match &receipt.going_back {
+            Some(back) if gives_up(desired) => return Some(words_of_end(back)),
+            Some(GoingBack { from, to, why }) => {
                 return Some(format!(
                     "driver {from} has failed its proof ({why}): `install` goes back to {to}"
                 ));
             }
-            (Some(back), Some(why)) => return Some(words_of_end(back, why)),
-            (None, _) => {}
+            None => {}
         }
         let driver = desired.driver.as_ref()?;
         let manager = desired.packages.manager;
@@ -76,111 +157,27 @@ impl Session {
                 )
             });
         };
-        let replaced: Vec<&PackageWish> = changes()
-            .flat_map(|change| replaced(change, manager, proven))
-            .collect();
-        if replaced.is_empty() {
+        if !changes().any(|change| replaces(change, manager, proven)) {
             return None;
         }
         if !driver.rollback {
             return Some(format!("{fails}, it stays: `driver.rollback` is false"));
         }
-        if let Err(error) = proven.desired() {
-            let error = not_understood(&error);
-            return Some(format!("{fails}, there is no way back: {error}"));
-        }
         let to = version_in_words(proven);
-        Some(match self.not_offered(manager, &replaced).await {
-            Ok(gone) if gone.is_empty() => {
-                let kept = self.kept_in_words(manager, &replaced).await;
-                format!("{fails}, the run goes back to driver {to} (`driver.rollback`){kept}")
-            }
-            Ok(gone) => format!(
-                "{fails}, there is no way back to driver {to}: no repository offers {} any more",
-                gone.join(", ")
+        let goes_back =
+            |to: &str| format!("{fails}, the run goes back to driver {to} (`driver.rollback`)");
+        Some(match offered(&self.inner.host, manager, proven).await {
+            Ok(Offered::Exact(_)) => goes_back(&to),
+            Ok(Offered::Newest(newest, gone)) => format!(
+                "{}, the newest of its branch: {}",
+                goes_back(&newest.to_string()),
+                no_longer(&gone)
             ),
+            Ok(Offered::Gone(gone)) => format!("{fails}, {}", none_left(proven, &gone)),
             Err(why) => format!(
-                "{fails}, the run goes back to driver {to} (`driver.rollback`) if its packages are \
-                 still offered, which is not known: {why}"
+                "{} if its packages are still offered, which is not known: {why}",
+                goes_back(&to)
             ),
         })
-    }
-
-    /// Where the packages of the driver before are kept, and how much that is, for the end of a sentence.
-    async fn kept_in_words(&self, manager: Manager, packages: &[&PackageWish]) -> String {
-        let Some(transactions) = manager.backend().transactions() else {
-            return String::new();
-        };
-        let specified: Vec<String> = (packages.iter())
-            .filter_map(|one| Some(transactions.at_version(&one.name, one.version.as_deref()?)))
-            .collect();
-        let settings = Settings {
-            lock_timeout_seconds: 0,
-            proxy: None,
-            no_proxy: None,
-        };
-        let query = transactions.estimate(&settings, &TransactionRequest::Reinstall(&specified));
-        let answer = match &query {
-            Some(query) => self.inner.host.reader().query(query).await.ok(),
-            None => None,
-        };
-        let answer = answer.filter(|output| transactions.has_answered(output));
-        let size =
-            answer.map(|output| transactions.parse_estimate(&output.stdout).download_bytes());
-        match size {
-            Some(size) if size > kept::LIMIT => format!(
-                "; its packages, {} in all, are not kept: that is more than {}",
-                bytes(size),
-                bytes(kept::LIMIT)
-            ),
-            Some(size) if size > 0 => format!(
-                "; its packages, {} in all, are kept in `{}` until then",
-                bytes(size),
-                kept::folder(Utf8Path::new(paths::STATE))
-            ),
-            _ => format!(
-                "; its packages are kept in `{}` until then",
-                kept::folder(Utf8Path::new(paths::STATE))
-            ),
-        }
-    }
-
-    /// Those of the packages that could not be installed again, by the package lists that are there. The
-    /// error says why nobody knows.
-    pub(super) async fn not_offered(
-        &self,
-        manager: Manager,
-        packages: &[&PackageWish],
-    ) -> Result<Vec<String>, String> {
-        let backend = manager.backend();
-        let transactions =
-            (backend.transactions()).ok_or_else(|| format!("{} is not asked", backend.name()))?;
-        let has_lists = backend.has_lists(&*self.inner.host.files);
-        if !has_lists.map_err(|error| format!("failed to {}", one_line(&error)))? {
-            return Err("there are no package lists".to_owned());
-        }
-        let names: Vec<&str> = packages.iter().map(|one| one.name.as_str()).collect();
-        let query = transactions.offers(&names);
-        let asked = self.inner.host.reader().query(&query).await;
-        let output = asked.and_then(|output| output.success(query.cmd()));
-        let output = output.map_err(|error| format!("failed to {}", one_line(&error)))?;
-        let offers = transactions.parse_offers(&output.stdout);
-        let kept = kept::read(&*self.inner.host.files, Utf8Path::new(paths::STATE));
-        let kept = kept.map_err(|error| format!("failed to {}", one_line(&error)))?;
-        let is_offered = |one: &PackageWish| {
-            let version = one.version.as_deref().unwrap_or_default();
-            kept.iter().any(|file| file.is(one))
-                || (offers.iter()).any(|offer| offer.name == one.name && offer.has(version))
-        };
-        Ok((packages.iter())
-            .filter(|one| !is_offered(one))
-            .map(|one| {
-                format!(
-                    "{} {}",
-                    one.name,
-                    one.version.as_deref().unwrap_or_default()
-                )
-            })
-            .collect())
     }
 }

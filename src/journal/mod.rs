@@ -12,7 +12,6 @@ use std::sync::Arc;
 use camino::{Utf8Path, Utf8PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 pub use read::{History, Torn, parse};
 pub use receipt::{Awaited, Ended, GoingBack, Proven, Receipt, Run, Standing, Unfinished, fold};
@@ -168,9 +167,8 @@ pub enum Record {
     },
     /// The driver has passed every proof.
     Proven {
-        /// What was wanted: a `Desired` of the version that wrote it. It is understood where it is needed,
-        /// not where the journal is read, so that another `Desired` does not make old journals unreadable.
-        desired: Box<Value>,
+        /// The settings that name it: its source, flavour, branch and build.
+        settings: Vec<String>,
         /// The packages of the driver, with their exact versions.
         driver: Vec<PackageWish>,
     },

@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::{Line, Policy, Record, Request, SCHEMA};
 use crate::{
     change::{Change, Undo},
-    config::desired::{Desired, PackageWish},
+    config::desired::PackageWish,
     event::Summary,
     exit::Exit,
     model::id::StepId,
@@ -76,20 +75,10 @@ pub struct Awaited {
 pub struct Proven {
     /// The sequence number of its record: changes with a higher one came later.
     pub seq: u64,
-    /// What was wanted, as the version that recorded it wrote it.
-    pub desired: Value,
+    /// The settings that name it.
+    pub settings: Vec<String>,
     /// The packages of the driver, with their exact versions.
     pub driver: Vec<PackageWish>,
-}
-
-impl Proven {
-    /// What was wanted, as this version understands it.
-    ///
-    /// # Errors
-    /// When another version wrote something else.
-    pub fn desired(&self) -> Result<Desired, serde_json::Error> {
-        Desired::deserialize(&self.desired)
-    }
 }
 
 /// A driver that has failed its proof.
@@ -281,10 +270,10 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
                 receipt.awaited = None;
             }
         }
-        Record::Proven { desired, driver } => {
+        Record::Proven { settings, driver } => {
             receipt.proven = Some(Proven {
                 seq: line.seq,
-                desired: Value::clone(desired),
+                settings: settings.clone(),
                 driver: driver.clone(),
             });
         }

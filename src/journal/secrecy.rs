@@ -64,7 +64,7 @@ impl Record {
             | Self::GoingBack { why, .. } => {
                 vec![why]
             }
-            // The engine does not write one with a secret.
+            // Names and versions of packages.
             Self::Proven { .. }
             | Self::WentBack { .. }
             | Self::Applied { .. }

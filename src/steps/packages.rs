@@ -2,12 +2,8 @@
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
-use camino::Utf8Path;
-
 use super::wishes::{Package, Packages};
 use crate::{
-    change::packages::kept,
-    model::paths,
     step::{Assessment, Cx, StepError},
     tools::packages::{self, Backend},
 };
@@ -152,14 +148,6 @@ pub(super) async fn offered_versions(
             .filter(|version| offer.candidate.as_ref() != Some(version));
         let versions = offer.candidate.iter().cloned().chain(others).collect();
         found.insert(offer.name, versions);
-    }
-    // Files of the driver before are kept while another one is tried.
-    for one in kept::read(cx.host.files(), Utf8Path::new(paths::STATE))? {
-        if let Some(versions) = found.get_mut(&one.name)
-            && !versions.contains(&one.version)
-        {
-            versions.push(one.version);
-        }
     }
     Ok(found)
 }

@@ -107,10 +107,8 @@ fn commands(value: &str) -> Vec<Cmd> {
         systemctl::daemon_reload(),
         tar::pack(path, path, &names),
         apt::commands::update(&settings, true),
-        apt::commands::fetch(&settings, &owned, path),
         apt::commands::configure(),
         dnf::commands::refresh(&settings),
-        dnf::commands::fetch(&settings, &owned, path),
         dnf::commands::module(&settings, "enable", value),
         dnf::database::forget(&owned),
     ];

@@ -11,11 +11,10 @@ use crate::{
     apt_said::{Transaction, addresses, tell},
     archive::{Package, candidate, offers, version},
     dpkg::{self, Entry},
-    local,
     state::State,
 };
 
-const OPTIONS: [&str; 13] = [
+const OPTIONS: [&str; 12] = [
     "DPkg::Lock::Timeout=",
     "Dpkg::Use-Pty=0",
     "Acquire::Retries=",
@@ -28,7 +27,6 @@ const OPTIONS: [&str; 13] = [
     "APT::Status-Fd=",
     "APT::Update::Error-Mode=any",
     "APT::Get::",
-    "Dir::Cache::archives=",
 ];
 
 /// A parsed command line of `apt-get`.
@@ -44,12 +42,8 @@ struct Line {
     may_change_held: bool,
     ignore_hold: bool,
     no_remove: bool,
-    reinstall: bool,
-    folder: Option<String>,
     verb: String,
     names: Vec<String>,
-    /// Those that are files.
-    local: Vec<String>,
 }
 
 fn parse(cmd: &Cmd) -> Line {
@@ -72,22 +66,17 @@ fn parse(cmd: &Cmd) -> Line {
             "--download-only" => line.download_only = true,
             "--fix-broken" => line.fix = true,
             "--no-remove" => line.no_remove = true,
-            "--reinstall" => line.reinstall = true,
             "--allow-downgrades" => line.may_downgrade = true,
             "--allow-change-held-packages" => line.may_change_held = true,
             "--ignore-hold" => line.ignore_hold = true,
             "--no-install-recommends" | "-oAPT::Install-Recommends=false" => {
                 line.recommends = false;
             }
-            option if option.starts_with("-o") => {
-                assert!(
-                    OPTIONS.iter().any(|known| option[2..].starts_with(known)),
-                    "the simulated apt-get knows no `{option}` in `{}`",
-                    cmd.line()
-                );
-                let folder = option.strip_prefix("-oDir::Cache::archives=");
-                line.folder = folder.map(str::to_owned).or(line.folder);
-            }
+            option if option.starts_with("-o") => assert!(
+                OPTIONS.iter().any(|known| option[2..].starts_with(known)),
+                "the simulated apt-get knows no `{option}` in `{}`",
+                cmd.line()
+            ),
             word if !word.starts_with('-') && line.verb.is_empty() => line.verb = word.to_owned(),
             word => panic!(
                 "the simulated apt-get knows no `{word}` in `{}`",
@@ -107,12 +96,7 @@ pub fn changes(cmd: &Cmd) -> bool {
 
 /// `apt-get`.
 pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, ExecError> {
-    let mut line = parse(cmd);
-    line.local = (line.names.iter())
-        .filter(|name| name.starts_with('/'))
-        .map(|path| local::meant(files, path))
-        .collect();
-    line.names = (line.names.iter().map(|name| local::meant(files, name))).collect();
+    let line = parse(cmd);
     if !line.simulate && !state.faults.only_by_proxy.is_empty() {
         let by = cmd.secret_env.iter().find(|(key, _)| key == "http_proxy");
         assert_eq!(
@@ -155,13 +139,6 @@ pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output
         ));
     }
     match line.verb.as_str() {
-        "install" if line.reinstall => Ok(local::reinstall(
-            files,
-            state,
-            &line.names,
-            line.uris,
-            line.folder.as_deref(),
-        )),
         "install" if line.fix => Ok(sub_process(dpkg::configure_pending(files, state, &[]))),
         "install" => install(cmd, files, state, &line),
         "purge" | "remove" => Ok(remove(files, state, &line)),
@@ -187,7 +164,6 @@ struct Solver<'s> {
     recommends: bool,
     /// The versions that the command line names: they are the candidates.
     named: BTreeMap<String, String>,
-    local: &'s [String],
     chosen: BTreeMap<String, String>,
     order: Vec<String>,
 }
@@ -247,13 +223,10 @@ impl Solver<'_> {
         let target = match wanted {
             Some(version) => {
                 let offered = offers(self.files, name);
-                if offered.is_empty() && now.is_none() && self.local.is_empty() {
+                if offered.is_empty() && now.is_none() {
                     return Err(format!("E: Unable to locate package {name}\n"));
                 }
-                let is_file = self.local.contains(&format!("{name}={version}"));
-                if now.as_deref() != Some(version)
-                    && !is_file
-                    && !offered.iter().any(|o| o.version == version)
+                if now.as_deref() != Some(version) && !offered.iter().any(|o| o.version == version)
                 {
                     return Err(format!(
                         "E: Version '{version}' for '{name}' was not found\n"
@@ -345,7 +318,6 @@ fn solve(files: &FakeFiles, state: &State, line: &Line) -> Result<Transaction, S
             .filter_map(|wish| wish.split_once('='))
             .map(|(name, version)| (name.to_owned(), version.to_owned()))
             .collect(),
-        local: &line.local,
         chosen: BTreeMap::new(),
         order: Vec::new(),
     };

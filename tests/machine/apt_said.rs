@@ -28,7 +28,7 @@ pub fn addresses(state: &State, transaction: &Transaction) -> String {
 }
 
 /// The line about one file. Neither the file on the mirror nor its address has the epoch.
-pub fn address(state: &State, name: &str, version: &str) -> String {
+fn address(state: &State, name: &str, version: &str) -> String {
     let repo = &state.archive.package(name, version).repo;
     let repo = state.archive.repos.iter().find(|other| other.name == *repo);
     let url = repo.map_or("http://debian.example.org/debian", |repo| &repo.url);

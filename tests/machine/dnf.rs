@@ -15,12 +15,12 @@ use gpu_bootstrap::{
 
 use crate::{
     archive::{Package, Repo, field},
-    dpkg, local,
+    dpkg,
     rpm::trusts,
     state::{State, list, text},
 };
 
-const CACHE: &str = "/var/cache/dnf";
+pub const CACHE: &str = "/var/cache/dnf";
 const INTERRUPTED: &str = "/var/lib/dnf/rpmdb_lock.pid";
 const LAST: &str = "/var/lib/dnf/simulated-last-transaction";
 const LOCKS: &str = "/etc/dnf/plugins/versionlock.list";
@@ -36,7 +36,6 @@ struct Line {
     simulate: bool,
     download_only: bool,
     cache_only: bool,
-    folder: Option<String>,
     /// Packages of all module streams.
     all_streams: bool,
     /// Locked versions count.
@@ -63,9 +62,6 @@ fn parse(cmd: &Cmd) -> Line {
             "--cacheonly" => line.cache_only = true,
             option if option.starts_with("--setopt=") => {
                 line.all_streams |= option.contains("module_hotfixes");
-            }
-            option if option.starts_with("--downloaddir=") => {
-                line.folder = option.split_once('=').map(|(_, folder)| folder.to_owned());
             }
             word if !word.starts_with('-') => line.words.push(word.to_owned()),
             word => panic!("the simulated dnf knows no `{word}` in `{}`", cmd.line()),
@@ -418,11 +414,6 @@ fn specified(
     line: &Line,
     spec: &str,
 ) -> Option<(String, String)> {
-    if spec.starts_with('/') {
-        let meant = local::meant(files, spec);
-        let (name, version) = meant.split_once('=')?;
-        return Some((name.to_owned(), version.to_owned()));
-    }
     let offered = |name: &str| {
         let offers = offers_to(files, name, line).into_iter();
         offers.map(|(version, _)| version)
@@ -645,11 +636,6 @@ fn reinstall(files: &FakeFiles, state: &State, line: &Line, specs: &[&str]) -> O
         let repository = (offered.iter()).find(|(version, _)| *version == entry.version);
         let repository = repository.map_or("archive", |(_, id)| id);
         table.push_str(&row("Reinstalling", name, &entry.version, repository));
-        if let (true, Some(folder)) = (line.download_only, &line.folder) {
-            let bare = entry.version.split(':').next_back().expect("a version");
-            let file = format!("{folder}/{name}-{bare}.x86_64.rpm");
-            files.put(&file, format!("{name}={}", entry.version));
-        }
         if !line.simulate && !line.download_only {
             install(
                 files,

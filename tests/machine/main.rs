@@ -17,7 +17,6 @@ mod fabric;
 mod gpu;
 mod kernel;
 mod kernels;
-mod local;
 mod machine;
 mod properties;
 mod root;

@@ -6,6 +6,7 @@ use toml::Table;
 use crate::{
     archive::LISTS,
     build::describe,
+    dnf::CACHE,
     dpkg,
     machine::{Machine, Ran},
     scenarios::told,
@@ -43,9 +44,6 @@ fn node() -> Machine {
     machine
 }
 
-/// Where the files of the driver before are.
-const KEPT: &str = "/var/lib/gpu-bootstrap/way-back";
-
 /// Reboots, and continues as the unit does.
 fn resumed(machine: &Machine) -> Ran {
     machine.reboot();
@@ -68,85 +66,6 @@ fn nodes() -> [(Machine, Vec<&'static str>, &'static str); 2] {
     ]
 }
 
-/// From now on no repository offers the driver before.
-fn withdraw(machine: &Machine) {
-    let mut state = lock(&machine.state);
-    for package in &mut state.archive.packages {
-        if package.version.contains("580.178.04") {
-            package.repo = "gone".to_owned();
-        }
-    }
-}
-
-#[test]
-fn the_files_of_the_driver_before_lead_back_to_it_when_nobody_offers_it_any_more() {
-    for (machine, other, package) in nodes() {
-        let files = &machine.fakes.files;
-        let moved = [&["install", "--reboot", "--format", "json"], &other[..]].concat();
-        let ran = machine.run(&moved);
-        assert_eq!(ran.exit, 8, "{}", told(&ran));
-        let list = text(files, &format!("{KEPT}/kept.json")).expect("a list");
-        assert!(list.contains(package), "{list}");
-        withdraw(&machine);
-        lock(&machine.state).faults.bad_driver = Some("595".to_owned());
-        let ran = resumed(&machine);
-        assert_eq!(ran.exit, 6, "{}", told(&ran));
-        let back = "driver 580.178.04 is back, and has passed its proof";
-        assert!(ran.out.contains(back), "{}", told(&ran));
-        let version = dpkg::installed(files, package).expect("it is there");
-        assert!(version.contains("580.178.04"), "{version}");
-        // They stay while this driver does: the next attempt needs the same way back.
-        let plan = machine.run(&[&["plan", "--format", "json"], &other[..]].concat());
-        let way = "the run goes back to driver 580.178.04";
-        assert!(plan.out.contains(way), "{}", told(&plan));
-        let ran = machine.run(&["uninstall", "--format", "json"]);
-        assert_eq!(ran.exit, 0, "{}", told(&ran));
-        assert!(list_of(files).is_empty());
-    }
-}
-
-#[test]
-fn what_was_kept_goes_when_the_new_driver_is_proven() {
-    for (machine, other, _) in nodes() {
-        let files = &machine.fakes.files;
-        let moved = [&["install", "--reboot", "--format", "json"], &other[..]].concat();
-        let plan = machine.run(&[&["plan", "--format", "json"], &other[..]].concat());
-        let kept = "in all, are kept in `/var/lib/gpu-bootstrap/way-back` until then";
-        assert!(plan.out.contains(kept), "{}", told(&plan));
-        let ran = machine.run(&moved);
-        assert_eq!(ran.exit, 8, "{}", told(&ran));
-        assert!(!list_of(files).is_empty());
-        let ran = resumed(&machine);
-        assert_eq!(ran.exit, 0, "{}", told(&ran));
-        assert!(list_of(files).is_empty(), "{:?}", list_of(files));
-    }
-}
-
-#[test]
-fn a_kept_file_that_somebody_has_changed_is_not_installed() {
-    let machine = node();
-    let files = &machine.fakes.files;
-    let moved = [&["install", "--reboot", "--format", "json"], &OTHER[..]].concat();
-    let ran = machine.run(&moved);
-    assert_eq!(ran.exit, 8, "{}", told(&ran));
-    withdraw(&machine);
-    lock(&machine.state).faults.bad_driver = Some("595".to_owned());
-    let file = format!("{KEPT}/libcuda1_580.178.04-1_amd64.deb");
-    files.put(
-        &file,
-        format!("{}\n", text(files, &file).expect("it is kept")),
-    );
-    let ran = resumed(&machine);
-    let why = "its content is not what was downloaded";
-    assert!(ran.out.contains(why), "{}", told(&ran));
-    let version = dpkg::installed(files, "libcuda1").expect("it is there");
-    assert!(version.starts_with("595"), "{version}");
-}
-
-fn list_of(files: &FakeFiles) -> Vec<String> {
-    list(files, KEPT)
-}
-
 fn plan(machine: &Machine) -> Ran {
     machine.run(&[&["plan", "--format", "json"], &OTHER[..]].concat())
 }
@@ -163,15 +82,15 @@ fn a_plan_names_what_nobody_offers_any_more_for_the_way_back() {
     let gone = plan(&machine);
     for words in [
         "there is no way back to driver 580.178.04",
-        "no repository offers libcuda1 580.178.04-1 any more",
+        "no repository offers libcuda1 580.178.04-1 any more, nor another of its branch",
     ] {
         assert!(gone.out.contains(words), "{words}: {}", told(&gone));
     }
 }
 
 /// Reboots into another driver, which fails, and runs the run that resumes.
-fn with_a_bad_driver(machine: &Machine, meanwhile: impl Fn(&mut State)) -> Ran {
-    let ran = machine.run(&[&["install", "--reboot", "--format", "json"], &OTHER[..]].concat());
+fn with_a_bad_driver(machine: &Machine, other: &[&str], meanwhile: impl Fn(&mut State)) -> Ran {
+    let ran = machine.run(&[&["install", "--reboot", "--format", "json"], other].concat());
     assert_eq!(ran.exit, 8, "{}", told(&ran));
     {
         let mut state = lock(&machine.state);
@@ -181,11 +100,82 @@ fn with_a_bad_driver(machine: &Machine, meanwhile: impl Fn(&mut State)) -> Ran {
     resumed(machine)
 }
 
+/// Another version of the branch of the driver before.
+fn newer(text: &str) -> String {
+    text.replace("580.178.04", "580.190.01")
+}
+
+/// From now on repositories have that version in place of the driver before.
+fn supersede(files: &FakeFiles, state: &mut State) {
+    for package in &mut state.archive.packages {
+        package.version = newer(&package.version);
+        package.depends = package.depends.iter().map(|one| newer(one)).collect();
+        package.files = package.files.iter().map(|one| newer(one)).collect();
+        package.contents = (package.contents.iter())
+            .map(|(path, text)| (newer(path), newer(text)))
+            .collect();
+        package.links = (package.links.iter())
+            .map(|(path, to)| (newer(path), newer(to)))
+            .collect();
+    }
+    supersede_in_lists(files);
+}
+
+/// The package lists say so.
+fn supersede_in_lists(files: &FakeFiles) {
+    for folder in [LISTS, CACHE] {
+        for name in list(files, folder) {
+            let path = format!("{folder}/{name}");
+            let whole = text(files, &path).unwrap_or_default();
+            files.put(&path, newer(&whole));
+        }
+    }
+}
+
+#[test]
+fn a_way_back_leads_to_the_newest_of_the_branch_where_nobody_offers_the_proven_version() {
+    for (machine, other, package) in nodes() {
+        let files = &machine.fakes.files;
+        let ran = with_a_bad_driver(&machine, &other, |state| supersede(files, state));
+        assert_eq!(ran.exit, 6, "{}", told(&ran));
+        for words in [
+            "the way back leads to driver 580.190.01: no repository offers",
+            "driver 580.190.01 is back, and has passed its proof",
+        ] {
+            let said = [ran.out.as_str(), ran.err.as_str()].concat();
+            assert!(said.contains(words), "{words}: {}", told(&ran));
+        }
+        let version = dpkg::installed(files, package).expect("it is there");
+        assert!(version.contains("580.190.01"), "{version}");
+        // What is there is what was proven.
+        let next = machine.run(&[&["plan", "--format", "json"], &other[..]].concat());
+        let way = "the run goes back to driver 580.190.01 (`driver.rollback`)";
+        assert!(next.out.contains(way), "{}", told(&next));
+        let ran = machine.run(&["uninstall", "--format", "json"]);
+        assert_eq!(ran.exit, 0, "{}", told(&ran));
+    }
+}
+
+#[test]
+fn a_plan_names_the_version_to_which_the_way_back_would_lead() {
+    for (machine, other, _) in nodes() {
+        let plan = || machine.run(&[&["plan", "--format", "json"], &other[..]].concat());
+        let there = plan();
+        let way = "the run goes back to driver 580.178.04 (`driver.rollback`)";
+        assert!(there.out.contains(way), "{}", told(&there));
+        supersede_in_lists(&machine.fakes.files);
+        let newer = plan();
+        let way = "the run goes back to driver 580.190.01 (`driver.rollback`), the newest of its branch: \
+                   no repository offers";
+        assert!(newer.out.contains(way), "{}", told(&newer));
+    }
+}
+
 #[test]
 fn a_way_back_goes_on_where_only_a_package_beside_the_driver_is_missing() {
     const TOOLKIT: &str = "nvidia-container-toolkit";
     let machine = node();
-    let ran = with_a_bad_driver(&machine, |state| {
+    let ran = with_a_bad_driver(&machine, &OTHER, |state| {
         dpkg::remove(&machine.fakes.files, state, TOOLKIT, true);
         (state.archive.packages).retain(|package| package.name != TOOLKIT);
         let line = format!("Package: {TOOLKIT}\n");
@@ -199,20 +189,22 @@ fn a_way_back_goes_on_where_only_a_package_beside_the_driver_is_missing() {
 }
 
 #[test]
-fn a_way_back_to_packages_that_nobody_offers_ends() {
+fn a_driver_of_a_branch_that_nobody_offers_any_more_has_no_way_back() {
     let machine = node();
-    let ran = with_a_bad_driver(&machine, |state| {
+    let ran = with_a_bad_driver(&machine, &OTHER, |state| {
         let is_old = |version: &str| version.starts_with("580.178.04");
         (state.archive.packages).retain(|package| !is_old(&package.version));
         forget(&machine.fakes.files, |part| {
             part.contains("\nVersion: 580.178.04")
         });
-        // Somebody has removed what was kept of it.
-        machine.fakes.files.take(KEPT);
     });
     assert_ne!(ran.exit, 0, "{}", told(&ran));
-    let ended = "the way back to driver 580.178.04 has failed, too";
-    assert!(ran.out.contains(ended), "{}", told(&ran));
+    for words in [
+        "there is no way back to driver 580.178.04: no repository offers",
+        "a repository that has them (`repositories`) would be one",
+    ] {
+        assert!(ran.out.contains(words), "{words}: {}", told(&ran));
+    }
     // The next run wants what the settings say.
     let next = plan(&machine);
     assert!(!next.out.contains("goes back to"), "{}", told(&next));

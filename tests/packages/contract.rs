@@ -26,9 +26,6 @@ use serde::{Deserialize, Serialize};
 /// How the names of the packages begin that are asked for.
 pub const OURS: &str = "demo-";
 
-/// The folder of downloaded files of installed packages.
-const KEPT: &str = "/var/tmp/demo-kept";
-
 /// The file of scenarios.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -163,13 +160,6 @@ impl Asking<'_> {
 
     async fn outcome(&self, verb: &str, names: &[&str]) -> String {
         let (transactions, settings) = (self.transactions, &self.settings);
-        let specs = || -> Vec<String> {
-            let spec = |name: &&str| match name.split_once('=') {
-                Some((name, version)) => transactions.at_version(name, version),
-                None => (*name).to_owned(),
-            };
-            names.iter().map(spec).collect()
-        };
         match verb {
             "refresh" => {
                 let output = self.run(&transactions.refresh(settings, false)).await;
@@ -230,10 +220,6 @@ impl Asking<'_> {
             }
             "download" => {
                 let cmd = transactions.download(settings, &self.wish(names).request());
-                self.result(&self.run(&cmd).await)
-            }
-            "fetch" => {
-                let cmd = transactions.fetch(settings, &specs(), KEPT.into());
                 self.result(&self.run(&cmd).await)
             }
             "perform" => {

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     approval::{allowed, choose, guarded, is_of_driver, preferred, same_version},
-    kept::offered,
     names,
     run::Attempts,
 };
@@ -66,9 +65,6 @@ impl Applier {
         self.transactions()?;
         self.exclusively(sink, async {
             self.check_consistent().await?;
-            let named = removing.iter().map(String::as_str);
-            let named: Vec<&str> = names(wishes).into_iter().chain(named).collect();
-            self.forget_damaged(&named, sink)?;
             let mut resolved = match self.resolve(wishes).await {
                 // Lists as old as the image may not contain the mirror's current versions.
                 Err(ChangeError::Packages(PackageError::NoVersion { .. }))
@@ -121,7 +117,6 @@ impl Applier {
             // Each download may import keys.
             self.record_before_download(undo).await?;
         }
-        self.keep(&request, actions, sink).await?;
         let download = transactions.download(&settings, &request);
         self.run_once("download packages", &download, downloads, sink)
             .await?;
@@ -201,9 +196,9 @@ impl Applier {
     }
 
     fn at_versions(&self, named: &BTreeMap<String, String>) -> Result<Vec<String>, ChangeError> {
-        let kept = self.kept()?;
-        let at = |(name, version): (&String, &String)| self.specified(&kept, name, version);
-        named.iter().map(at).collect()
+        let transactions = self.transactions()?;
+        let at = |(name, version): (&String, &String)| transactions.at_version(name, version);
+        Ok(named.iter().map(at).collect())
     }
 
     /// The packages to replace that are offered in the version of the wanted driver. A package manager does
@@ -235,7 +230,7 @@ impl Applier {
             let version = preferred(self.backend, &offer, &fits)?;
             Some((offer.name, version))
         };
-        let offers = offered(transactions.parse_offers(&answer), &names, &self.kept()?);
+        let offers = transactions.parse_offers(&answer);
         Ok(offers.into_iter().filter_map(best).collect())
     }
 
@@ -488,7 +483,7 @@ impl Applier {
         let names: Vec<&str> = names.into_iter().collect();
         let query = transactions.offers(&names);
         let answer = self.ask("look packages up", &query).await?;
-        let offers = offered(transactions.parse_offers(&answer), &names, &self.kept()?);
+        let offers = transactions.parse_offers(&answer);
         for wish in open {
             let offer = offers.iter().find(|offer| offer.name == wish.name);
             resolved.insert(wish.name.clone(), choose(self.backend, wish, offer)?);
@@ -501,12 +496,12 @@ impl Applier {
         &self,
         resolved: &BTreeMap<String, String>,
     ) -> Result<Vec<String>, ChangeError> {
-        let (installed, kept) = (self.installed().await?, self.kept()?);
-        resolved
+        let (installed, transactions) = (self.installed().await?, self.transactions()?);
+        Ok(resolved
             .iter()
             .filter(|(name, version)| !self.has_version(&installed, name, version))
-            .map(|(name, version)| self.specified(&kept, name, version))
-            .collect()
+            .map(|(name, version)| transactions.at_version(name, version))
+            .collect())
     }
 
     /// Whether a package is installed in this version, by the manager's own rules.

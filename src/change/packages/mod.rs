@@ -13,7 +13,6 @@ mod exclusive;
 mod holds;
 mod install;
 mod inventory;
-pub mod kept;
 mod lists;
 mod record;
 mod repair;

@@ -253,7 +253,7 @@ impl Applier {
 
 /// Whether child processes of a failed command may still be running: a killed package manager
 /// leaves its children behind, and they continue.
-pub(super) fn may_still_run(error: &ChangeError) -> bool {
+fn may_still_run(error: &ChangeError) -> bool {
     let ChangeError::Packages(PackageError::Failed { source, .. }) = error else {
         return false;
     };

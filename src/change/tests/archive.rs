@@ -104,13 +104,7 @@ pub(super) struct Archive {
     pub imports: Arc<Mutex<bool>>,
     /// Packages that are offered after the next download of the lists.
     pub coming: Arc<Mutex<Vec<(&'static str, Offered)>>>,
-    /// Versions that are offered beside those of the archive, by package.
-    pub older: Arc<Mutex<BTreeMap<&'static str, &'static str>>>,
-    /// What happens when files of installed packages are fetched, and why that fails.
-    pub on_fetch: Arc<Mutex<Option<OnFetch>>>,
 }
-
-pub(super) type OnFetch = fn(&FakeFiles) -> Option<&'static str>;
 
 impl Archive {
     pub(super) fn on(machine: &TestMachine) -> Self {
@@ -230,13 +224,6 @@ impl Archive {
         let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
         let names = cmd.args.iter().skip_while(|arg| *arg != "--").skip(1);
         let names: Vec<String> = names.cloned().collect();
-        let folder = |arg: &String| {
-            arg.strip_prefix("-oDir::Cache::archives=")
-                .map(str::to_owned)
-        };
-        if let Some(folder) = cmd.args.iter().find_map(folder) {
-            return self.fetch(&folder, &names, files);
-        }
         let verb = match () {
             () if has("update") => Verb::Refresh,
             () if has("purge") || has("remove") => Verb::Take {
@@ -294,17 +281,11 @@ impl Archive {
                 let archive = self.archive.lock().unwrap();
                 let offers = names(1).into_iter().filter_map(|name| {
                     let offered = archive.get(name.as_str())?;
-                    let older = self.older.lock().unwrap();
-                    let older = older
-                        .get(name.as_str())
-                        .map(|version| format!(" {version}"));
-                    let older = older.unwrap_or_default();
-                    Some(format!("{name} {}{older}\n", offered.version))
+                    Some(format!("{name} {}\n", offered.version))
                 });
                 ok(offers.collect::<String>())
             }
             ["simulate", word, ..] => self.act(verb(word), &names(2), true, files),
-            ["fetch", folder, ..] => self.fetch(folder, &names(2), files),
             ["download", ..] => self.act(Verb::Download, &names(2), false, files),
             ["perform", "keep-all", word, ..] => {
                 let verb = Verb::Put {
@@ -349,20 +330,6 @@ impl Archive {
                 self.put(names, simulated, no_remove, files)
             }
         }
-    }
-
-    /// Puts the files of packages into a folder; a failure leaves the first one there.
-    pub(super) fn fetch(&self, folder: &str, specs: &[String], files: &FakeFiles) -> Output {
-        let failure = self.on_fetch.lock().unwrap().and_then(|hook| hook(files));
-        for spec in specs {
-            let (name, version) = spec.split_once('=').expect("a version");
-            let file = self.kind.file_of(name, version);
-            files.put(&format!("{folder}/{file}"), version);
-            if let Some(words) = failure {
-                return self.kind.failed(100, words);
-            }
-        }
-        ok("")
     }
 
     /// Those of the named packages that are held.
@@ -552,12 +519,6 @@ impl Archive {
                     "{name}:\n  Installed: {here}\n  Candidate: {version}\n  Version table:\n     \
                      {version} 500\n        500 http://debian.example.org/debian bookworm/main amd64 Packages\n"
                 ));
-                if let Some(older) = self.older.lock().unwrap().get(name.as_str()) {
-                    text.push_str(&format!(
-                        "     {older} 500\n        500 http://debian.example.org/debian bookworm/main \
-                         amd64 Packages\n"
-                    ));
-                }
             }
         }
         ok(text)

@@ -94,10 +94,6 @@ impl Archive {
         let simulated = has("--assumeno");
         let moves = has("--disableplugin=versionlock");
         let specs: Vec<String> = names.iter().map(|name| self.spec(name)).collect();
-        let folder = |arg: &String| arg.strip_prefix("--downloaddir=").map(str::to_owned);
-        if let Some(folder) = cmd.args.iter().find_map(folder) {
-            return self.fetch(&folder, &specs, files);
-        }
         let output = match *verb {
             "makecache" => return self.act(Verb::Refresh, &[], false, files),
             "repoquery" if has("--userinstalled") => return self.asked_for(),
@@ -206,11 +202,7 @@ impl Archive {
         let archive = self.archive.lock().unwrap();
         let lines = names.iter().filter_map(|name| {
             let offered = archive.get(name)?;
-            let mut lines = format!("{name}\t0:{}\tx86_64\n", offered.version);
-            if let Some(older) = self.older.lock().unwrap().get(name) {
-                lines.push_str(&format!("{name}\t0:{older}\tx86_64\n"));
-            }
-            Some(lines)
+            Some(format!("{name}\t0:{}\tx86_64\n", offered.version))
         });
         ok(lines.collect::<String>())
     }

@@ -58,15 +58,6 @@ impl Kind {
             Self::Tiny => format!("{}/{name}", tiny::OWNED),
         }
     }
-
-    /// The name of the file of a package.
-    pub(super) fn file_of(self, name: &str, version: &str) -> String {
-        match self {
-            Self::Apt => format!("{name}_{version}_amd64.deb"),
-            Self::Dnf => format!("{name}-{version}.x86_64.rpm"),
-            Self::Tiny => format!("{name}_{version}"),
-        }
-    }
 }
 
 fn apt() -> &'static dyn Transactions {

@@ -13,7 +13,6 @@ mod files;
 mod holds;
 mod join;
 mod join_command;
-mod kept;
 mod kernel_parameters;
 mod kinds;
 pub(super) mod kit;

@@ -142,10 +142,6 @@ impl Backend for Tiny {
         parts(a).cmp(&parts(b))
     }
 
-    fn is_file_of(&self, file: &str, package: &Package) -> bool {
-        file == format!("{}_{}", package.name, package.version)
-    }
-
     fn locks(&self) -> &'static [&'static str] {
         &[LOCK]
     }
@@ -255,10 +251,6 @@ impl Transactions for Tiny {
 
     fn download(&self, _: &Settings, request: &TransactionRequest<'_>) -> Cmd {
         Cmd::new("tiny", tiny(&["download"], request_words(request)))
-    }
-
-    fn fetch(&self, _: &Settings, packages: &[String], folder: &Utf8Path) -> Cmd {
-        Cmd::new("tiny", tiny(&["fetch", folder.as_str()], packages.to_vec()))
     }
 
     fn perform(&self, _: &Settings, request: &TransactionRequest<'_>, removals: Removals) -> Cmd {

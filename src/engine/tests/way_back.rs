@@ -1,19 +1,13 @@
 //! What is remembered for the way back, and what is said where there is none.
 
-use serde_json::{Value, json};
-
 use super::kit::{Rig, file, fixed, satisfied};
 use crate::{
     check::Verdict,
-    config::desired::{Desired, DriverWish, PackageWish},
-    engine::{check::RESOLVABLE, wanted_instead},
-    error::Report,
+    config::desired::PackageWish,
+    engine::{check::RESOLVABLE, way_back},
     exit::Exit,
     journal::{GoingBack, Journal, Record, fold},
-    model::{
-        secret::{Secret, Secrets},
-        version::Branch,
-    },
+    model::secret::Secrets,
     steps::fixtures,
 };
 
@@ -42,12 +36,6 @@ async fn what_cannot_be_remembered_as_proven_is_said_with_the_reason() {
         notes.contains("not remembered as proven") && notes.contains(DATABASE),
         "{notes}"
     );
-    let secret = proven();
-    secret.fakes.files.put(DATABASE, "");
-    secret.secrets.learn(&Secret::new("nvidia-kernel-dkms"));
-    let (is_known, notes) = remembered(&secret).await;
-    assert!(!is_known);
-    assert!(notes.contains("the value of a secret"), "{notes}");
     let whole = proven();
     whole.fakes.files.put(DATABASE, "");
     assert_eq!(remembered(&whole).await, (true, String::new()));
@@ -62,7 +50,7 @@ async fn a_driver_is_proven_although_something_on_top_of_it_failed() {
 }
 
 /// The journal says that the machine goes back to a driver, from one that has failed.
-fn goes_back(rig: &Rig, desired: Value) {
+fn goes_back(rig: &Rig) {
     let (journal, _) = Journal::open(&rig.fakes.host(), "test", &Secrets::default()).unwrap();
     let driver = PackageWish {
         name: "nvidia-kernel-dkms".to_owned(),
@@ -70,7 +58,7 @@ fn goes_back(rig: &Rig, desired: Value) {
     };
     let records = [
         Record::Proven {
-            desired: Box::new(desired),
+            settings: vec!["driver.branch=535".to_owned()],
             driver: vec![driver],
         },
         Record::GoingBack {
@@ -90,42 +78,23 @@ fn is_on_it(rig: &Rig) -> bool {
     fold(&lines).going_back.is_some()
 }
 
-fn settings(change: impl Fn(&mut DriverWish)) -> Desired {
-    let mut desired = fixtures::desired();
-    let driver = desired.driver.as_mut().unwrap();
-    (driver.rollback, driver.asked) = (true, false);
-    change(driver);
-    desired
-}
-
-#[test]
-fn a_way_back_that_another_version_recorded_is_refused_until_the_settings_name_a_driver() {
-    let rig = proven();
-    goes_back(&rig, json!({ "of-a-later-version": true }));
-    let host = rig.fakes.host();
-    let failed = |driver: &mut DriverWish| (driver.asked, driver.branch) = (true, Branch(550));
-    for refused in [settings(|_| {}), settings(failed)] {
-        let error = wanted_instead(&host, &refused).err().unwrap();
-        assert_eq!(
-            (error.exit(), error.reason()),
-            (Exit::Blocked, "way-back-unknown")
-        );
-        let hint = error.hint().unwrap();
-        assert!(
-            hint.contains("install --set driver.version=535.261.03"),
-            "{hint}"
-        );
-    }
-    let named = settings(|driver| driver.asked = true);
-    assert_ne!(named.driver.as_ref().unwrap().branch, Branch(550));
-    assert!(wanted_instead(&host, &named).unwrap().is_none());
-}
-
 #[tokio::test]
-async fn a_run_ends_a_way_back_that_the_settings_give_up() {
+async fn a_way_back_goes_on_unless_no_driver_is_to_be_rolled_back() {
     let mut rig = proven();
-    goes_back(&rig, json!({ "of-a-later-version": true }));
-    rig.settings = |desired| desired.driver.as_mut().unwrap().asked = true;
+    goes_back(&rig);
+    let host = rig.fakes.host();
+    let mut desired = fixtures::desired();
+    desired.driver.as_mut().unwrap().rollback = true;
+    let back = way_back(&host, &desired).await.unwrap().unwrap();
+    assert_eq!(back.settings, ["driver.branch=535"]);
+    back.pin(&mut desired);
+    let driver = desired.driver.as_mut().unwrap();
+    let is_pinned = |one: &PackageWish| one.version.as_deref() == Some("535.261.03-1");
+    assert!(driver.packages.iter().any(is_pinned), "{driver:?}");
+    driver.rollback = false;
+    assert!(way_back(&host, &desired).await.unwrap().is_none());
+
+    rig.settings = |desired| desired.driver.as_mut().unwrap().rollback = false;
     let plan = rig.plan().await.notes.join("\n");
     assert!(plan.contains("535.261.03 is given up"), "{plan}");
     assert!(is_on_it(&rig));
@@ -133,23 +102,6 @@ async fn a_run_ends_a_way_back_that_the_settings_give_up() {
     let notes = report.notes.join("\n");
     assert!(notes.contains("535.261.03 is given up"), "{notes}");
     assert_eq!(report.exit, Exit::Ok, "{notes}");
-    assert!(!is_on_it(&rig));
-}
-
-#[tokio::test]
-async fn a_way_back_that_is_understood_goes_on_unless_no_driver_is_to_be_rolled_back() {
-    let mut rig = proven();
-    let before = settings(|driver| driver.rollback = false);
-    goes_back(&rig, serde_json::to_value(&before).unwrap());
-    let host = rig.fakes.host();
-    let named = settings(|driver| driver.asked = true);
-    let instead = wanted_instead(&host, &named).unwrap().unwrap();
-    // What was wanted then does not decide about this way back.
-    assert!(instead.desired.driver.unwrap().rollback);
-    let kept = settings(|driver| driver.rollback = false);
-    assert!(wanted_instead(&host, &kept).unwrap().is_none());
-    rig.settings = |desired| desired.driver.as_mut().unwrap().rollback = false;
-    rig.install().await.unwrap();
     assert!(!is_on_it(&rig));
 }
 

@@ -275,9 +275,6 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// Whether a downloaded file is that of an installed package, by name, version and architecture.
-    fn is_file_of(&self, file: &str, package: &Package) -> bool;
-
     /// Files that are locked while packages or lists change, the outermost first. One whose name
     /// ends with `.pid` is not locked but contains the number of the process that works.
     fn locks(&self) -> &'static [&'static str];
@@ -514,14 +511,6 @@ pub trait Transactions: Debug + Send + Sync {
 
     /// Downloads what a transaction needs.
     fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd;
-
-    /// Downloads the files of installed packages, written by [`Transactions::at_version`], into a folder.
-    fn fetch(&self, settings: &Settings, packages: &[String], folder: &Utf8Path) -> Cmd;
-
-    /// The folders that [`Transactions::fetch`] needs in that folder.
-    fn folders_for_downloads(&self) -> &'static [&'static str] {
-        &[]
-    }
 
     /// Performs a transaction that was simulated and approved.
     fn perform(

@@ -3,8 +3,6 @@
 
 use std::time::Duration;
 
-use camino::Utf8Path;
-
 use crate::{
     host::{Cmd, Query},
     tools::packages::{Mark, Removals, Settings, TransactionRequest},
@@ -182,14 +180,6 @@ pub fn estimate(settings: &Settings, request: &TransactionRequest<'_>) -> Query 
 pub fn download(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
     let (verb, packages) = words(request);
     get(settings, &[verb, &["--download-only"]].concat(), &packages)
-}
-
-/// Downloads installed packages once more, into a folder of its own, apt.conf(5).
-#[must_use]
-pub fn fetch(settings: &Settings, packages: &[String], folder: &Utf8Path) -> Cmd {
-    let folder = format!("-oDir::Cache::archives={folder}");
-    let verb = [&folder, "install", "--reinstall", "--download-only"];
-    get(settings, &verb, packages)
 }
 
 /// Performs a transaction.

@@ -125,12 +125,6 @@ impl Backend for Apt {
         Some((parts.next()?.to_owned(), parts.next()?.replace("%3a", ":")))
     }
 
-    fn is_file_of(&self, file: &str, package: &Package) -> bool {
-        let end = format!("_{}.deb", package.architecture);
-        file.ends_with(&end)
-            && self.downloaded(file) == Some((package.name.clone(), package.version.clone()))
-    }
-
     fn locks(&self) -> &'static [&'static str] {
         &LOCKS
     }
@@ -285,15 +279,6 @@ impl Transactions for Apt {
         commands::download(settings, request)
     }
 
-    fn fetch(&self, settings: &Settings, packages: &[String], folder: &Utf8Path) -> Cmd {
-        commands::fetch(settings, packages, folder)
-    }
-
-    /// apt makes it only in its own folder.
-    fn folders_for_downloads(&self) -> &'static [&'static str] {
-        &["partial"]
-    }
-
     fn perform(
         &self,
         settings: &Settings,
@@ -371,7 +356,7 @@ impl Transactions for Apt {
 #[cfg(test)]
 mod tests {
     use super::Apt;
-    use crate::tools::packages::{Backend, Condition, Package};
+    use crate::tools::packages::Backend;
     use std::cmp::Ordering;
 
     #[test]
@@ -398,35 +383,5 @@ mod tests {
             Some(("docker-ce".to_owned(), "5:27.3.1-1".to_owned()))
         );
         assert_eq!(read("lock"), None);
-    }
-
-    #[test]
-    fn the_file_of_a_package_is_of_its_architecture() {
-        for (architecture, file, expected) in [
-            ("amd64", "libnvidia-compute_5%3a580.1-1_amd64.deb", true),
-            ("amd64", "libnvidia-compute_5%3a580.1-1_i386.deb", false),
-            ("i386", "libnvidia-compute_5%3a580.1-1_i386.deb", true),
-            ("i386", "libnvidia-compute_5%3a580.1-1_amd64.deb", false),
-            ("all", "libnvidia-compute_5%3a580.1-1_all.deb", true),
-            ("amd64", "libnvidia-compute_5%3a580.2-1_amd64.deb", false),
-            ("amd64", "libnvidia-compute-x_5%3a580.1-1_amd64.deb", false),
-        ] {
-            let package = Package {
-                name: "libnvidia-compute".to_owned(),
-                id: String::new(),
-                architecture: architecture.to_owned(),
-                version: "5:580.1-1".to_owned(),
-                condition: Condition::Installed,
-                held: false,
-                packager: None,
-                vendor: None,
-                installed_bytes: 0,
-            };
-            assert_eq!(
-                Apt.is_file_of(file, &package),
-                expected,
-                "{architecture} {file}"
-            );
-        }
     }
 }

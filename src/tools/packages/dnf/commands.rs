@@ -4,8 +4,6 @@
 
 use std::time::Duration;
 
-use camino::Utf8Path;
-
 use crate::{
     host::{Cmd, Query},
     model::secret::Secret,
@@ -44,7 +42,7 @@ const OPTIONS: [&str; 12] = [
     "--setopt=installonly_limit=0",
     // Unneeded packages are not ours to remove.
     "--setopt=clean_requirements_on_remove=0",
-    // A file that was kept is verified like a download.
+    // A package file of this machine is verified like a download.
     "--setopt=localpkg_gpgcheck=1",
     // A repository that fails is a warning; this program decides whether it is needed.
     "--setopt=*.skip_if_unavailable=1",
@@ -200,18 +198,6 @@ pub fn simulate(settings: &Settings, request: &TransactionRequest<'_>) -> Query 
 #[must_use]
 pub fn download(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
     transaction(settings, &["-y", "--downloadonly"], request)
-}
-
-/// Downloads installed packages once more, into a folder of its own, and checks digests and signatures. Without
-/// `keepcache`, dnf notes the files, and the next transaction removes them.
-#[must_use]
-pub fn fetch(settings: &Settings, packages: &[String], folder: &Utf8Path) -> Cmd {
-    let folder = format!("--downloaddir={folder}");
-    transaction(
-        settings,
-        &["-y", "--downloadonly", "--setopt=keepcache=1", &folder],
-        &TransactionRequest::Reinstall(packages),
-    )
 }
 
 /// Performs a transaction with what was downloaded. `install` never removes a package unless the new one

@@ -186,13 +186,6 @@ impl Backend for Dnf {
         Some(Utf8Path::new(CACHE))
     }
 
-    /// `NAME-VERSION-RELEASE.ARCHITECTURE.rpm`, without the epoch.
-    fn is_file_of(&self, file: &str, package: &Package) -> bool {
-        let version = package.version.as_str();
-        let bare = version.split_once(':').map_or(version, |(_, bare)| bare);
-        file == format!("{}-{bare}.{}.rpm", package.name, package.architecture)
-    }
-
     fn locks(&self) -> &'static [&'static str] {
         &generation::LOCKS
     }
@@ -331,10 +324,6 @@ impl Transactions for Dnf {
 
     fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
         commands::download(settings, request)
-    }
-
-    fn fetch(&self, settings: &Settings, packages: &[String], folder: &Utf8Path) -> Cmd {
-        commands::fetch(settings, packages, folder)
     }
 
     fn perform(
@@ -476,7 +465,7 @@ mod tests {
     use std::cmp::Ordering;
 
     use super::Dnf;
-    use crate::tools::packages::{Backend, Condition, Package};
+    use crate::tools::packages::Backend;
 
     #[test]
     fn rpm_order() {
@@ -493,40 +482,6 @@ mod tests {
             );
         }
         assert_eq!(Dnf.compare("0:1.0-1", "1.0-1"), Ordering::Equal);
-    }
-
-    #[test]
-    fn the_file_of_a_package_is_of_its_architecture() {
-        for (architecture, file, expected) in [
-            ("x86_64", "nvidia-driver-libs-580.1-1.el9.x86_64.rpm", true),
-            ("x86_64", "nvidia-driver-libs-580.1-1.el9.i686.rpm", false),
-            ("i686", "nvidia-driver-libs-580.1-1.el9.i686.rpm", true),
-            ("i686", "nvidia-driver-libs-580.1-1.el9.x86_64.rpm", false),
-            ("noarch", "nvidia-driver-libs-580.1-1.el9.noarch.rpm", true),
-            (
-                "x86_64",
-                "nvidia-driver-libs-580.1-1.el9_4.x86_64.rpm",
-                false,
-            ),
-            ("x86_64", "nvidia-driver-580.1-1.el9.x86_64.rpm", false),
-        ] {
-            let package = Package {
-                name: "nvidia-driver-libs".to_owned(),
-                id: String::new(),
-                architecture: architecture.to_owned(),
-                version: "3:580.1-1.el9".to_owned(),
-                condition: Condition::Installed,
-                held: false,
-                packager: None,
-                vendor: None,
-                installed_bytes: 0,
-            };
-            assert_eq!(
-                Dnf.is_file_of(file, &package),
-                expected,
-                "{architecture} {file}"
-            );
-        }
     }
 
     #[test]
