@@ -20,7 +20,7 @@ pub use crate::{
 };
 
 /// What the machine shall be. Steps read it and nothing else of the configuration.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Desired {
     /// The profile's name.
@@ -43,11 +43,10 @@ pub struct Desired {
     pub headers: Vec<PackageWish>,
     /// Packages with the modules that container runtimes and pod networks need of these kernels, where the kernel's own
     /// package lacks them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub container_modules: Vec<PackageWish>,
     /// The kernels that may run, and how the driver's module may come to them; `None` without a
     /// driver.
-    #[serde(default)]
     pub kernel: Option<KernelWish>,
     /// The driver; `None` on a machine without a GPU when that is allowed.
     pub driver: Option<DriverWish>,
@@ -64,7 +63,7 @@ pub struct Desired {
     /// What is held at its version.
     pub hold: Hold,
     /// The cluster that the machine belongs to; `None` if it joins none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterWish>,
 }
 
@@ -130,7 +129,7 @@ impl Desired {
 }
 
 /// Preconditions.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Preflight {
     /// Free bytes wanted on `/`.
@@ -144,7 +143,7 @@ pub struct Preflight {
 }
 
 /// How packages are handled.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PackagePolicy {
     /// Which package manager.
@@ -152,11 +151,9 @@ pub struct PackagePolicy {
     /// Seconds to wait for another package manager to end.
     pub lock_timeout_seconds: u64,
     /// An HTTP proxy for the package manager and for us: its address may hold a password.
-    #[serde(default, serialize_with = "secret::hidden")]
-    #[schemars(with = "Option<String>")]
+    #[serde(serialize_with = "secret::hidden")]
     pub proxy: Option<Secret>,
     /// Hosts, domains and networks that are reached without it, separated by commas.
-    #[serde(default)]
     pub no_proxy: Option<String>,
     /// Timers and services that start the package manager by themselves; paused during a run.
     pub pause_units: Vec<String>,
@@ -166,30 +163,27 @@ pub struct PackagePolicy {
     /// dependency demands it (shell patterns); all others stay at their version.
     pub may_upgrade: Vec<String>,
     /// What no transaction may bring, whatever dependencies want.
-    #[serde(default)]
     pub guard: Guard,
 }
 
 /// What no transaction may bring, whatever dependencies want: only its simulation shows it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Guard {
     /// The driver's branch. A package whose name says another branch can be transitional.
     pub driver: Option<Branch>,
     /// Shell patterns over names of packages with a driver module and the version of a kernel: the module
     /// must be of the version of the libraries.
-    #[serde(default)]
     pub modules: Vec<String>,
     /// Shell patterns over names of packages that are a kernel: a new kernel is not installed
     /// without consent.
     pub kernels: Vec<String>,
     /// Packages that work only beside the driver of exactly their version.
-    #[serde(default)]
     pub exact: Vec<String>,
 }
 
 /// The driver.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct DriverWish {
     /// Series.
@@ -203,7 +197,7 @@ pub struct DriverWish {
     /// Where the packages come from, by the profile's name for it: `distribution` or `nvidia`.
     pub source: String,
     /// Another source, which has modules in a way that this one has not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub alternative: Option<OtherSource>,
     /// The module stream to enable first, such as `nvidia-driver:580-open`, where the package
     /// manager has streams.
@@ -218,32 +212,25 @@ pub struct DriverWish {
     /// Modules to load at boot, in order.
     pub load_modules: Vec<String>,
     /// What becomes of a driver that somebody else has installed.
-    #[serde(default)]
     pub existing: Existing,
     /// Settings name the branch or the version: then it may also be an older one than is installed.
-    #[serde(default)]
     pub asked: bool,
     /// Go back to the driver that was proven last if this one fails its proof.
-    #[serde(default)]
     pub rollback: bool,
     /// Why the exact version that was asked for is not newly installed: security fixes that it lacks.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub vulnerable: Option<String>,
     /// Why this pick, for people.
     pub reasons: Vec<String>,
     /// Doubts, for people.
     pub warnings: Vec<String>,
     /// The service without which the GPUs of this machine do not work: its switches were seen.
-    #[serde(default = "no_fabric")]
     pub fabric: Fabric,
     /// What signs modules that are compiled on the machine.
-    #[serde(default)]
     pub signing: Option<SigningKey>,
     /// Options that its modules need on this machine.
-    #[serde(default)]
     pub options: Vec<ModuleOption>,
     /// How that service is set up; `None` where nothing is needed, or the source does not have it.
-    #[serde(default)]
     pub fabric_service: Option<FabricService>,
 }
 
@@ -261,7 +248,7 @@ pub enum Existing {
 }
 
 /// Another source of the driver for this machine.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct OtherSource {
     /// The profile's name for it.
@@ -271,19 +258,17 @@ pub struct OtherSource {
 }
 
 /// A key that signs kernel modules, which the machine must trust already.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct SigningKey {
     /// The private key.
-    #[schemars(with = "String")]
     pub key: Utf8PathBuf,
     /// Its certificate.
-    #[schemars(with = "String")]
     pub certificate: Utf8PathBuf,
 }
 
 /// An option of a kernel module.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ModuleOption {
     /// The module, by the name of its file.
@@ -297,7 +282,7 @@ pub struct ModuleOption {
 }
 
 /// What runs beside the driver where GPUs reach others through switches.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct FabricService {
     /// Those of the driver's packages that work with no other version of the driver, by name.
@@ -320,12 +305,8 @@ impl FabricService {
     }
 }
 
-fn no_fabric() -> Fabric {
-    Fabric::None
-}
-
 /// Persistence.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Persistence {
     /// The unit of the persistence daemon.
@@ -333,7 +314,7 @@ pub struct Persistence {
 }
 
 /// A container runtime.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RuntimeWish {
     /// Which.
@@ -347,7 +328,6 @@ pub struct RuntimeWish {
     /// Make the nvidia runtime the default one.
     pub nvidia_default: bool,
     /// Whether a restart of its daemon may stop containers.
-    #[serde(default)]
     pub restart: Restart,
 }
 
@@ -444,7 +424,7 @@ impl Daemon {
 }
 
 /// NVIDIA Container Toolkit.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ToolkitWish {
     /// What is installed, all at one version.
@@ -455,16 +435,15 @@ pub struct ToolkitWish {
 }
 
 /// CDI.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Cdi {
     /// Where the specification is written.
-    #[schemars(with = "String")]
     pub path: Utf8PathBuf,
 }
 
 /// The container probe.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Validation {
     /// Run a container; without it only devices and versions are compared.
@@ -472,15 +451,14 @@ pub struct Validation {
     /// The image; `None` means our own probe image, built from this binary's embedded files.
     pub image: Option<String>,
     /// What runs in the image, program and arguments; nothing means our own probe.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
     /// What a line of the command's output must contain; `*` stands for any text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub expect: Option<String>,
     /// Seconds that the container may take.
     pub timeout_seconds: u64,
     /// Seconds that pulling the image may take, with all attempts.
-    #[serde(default = "pull_timeout")]
     pub pull_timeout_seconds: u64,
 }
 
@@ -492,7 +470,7 @@ pub const fn pull_timeout() -> u64 {
 }
 
 /// Holds.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Hold {
     /// Shell patterns over names of installed packages, as `libnvidia-*`.
@@ -500,6 +478,6 @@ pub struct Hold {
     /// Patterns that unattended upgrades must leave alone (regular expressions on names).
     pub blacklist: Vec<String>,
     /// What holds need to have an effect.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub packages: Vec<PackageWish>,
 }

@@ -61,7 +61,7 @@ pub struct RefusedKernel {
 
 /// What is wanted of the kernel. Names and versions of packages have placeholders where they differ
 /// from kernel to kernel.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KernelWish {
     /// Which kernels may be installed.
@@ -75,17 +75,17 @@ pub struct KernelWish {
     /// Packages that keep the machine at the newest kernel of its series.
     pub follow: Vec<PackageWish>,
     /// Packages with the modules that containers need of a kernel.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub container_modules: Vec<PackageWish>,
     /// Kernels that cannot have a driver module here.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<RefusedKernel>,
     /// The ways to a driver module, preferred first.
     pub ways: Vec<ModuleWay>,
 }
 
 /// A way to a driver module: packaged for the kernel, or compiled with the kernel's headers.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ModuleWay {
     /// The driver's packages.
@@ -99,10 +99,10 @@ pub struct ModuleWay {
     /// The module's file name.
     pub module: String,
     /// The branch of its packages, where it is not known before the package lists are asked.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub branch: Option<Branch>,
     /// Packages that are wanted in the version of the build that [`built_for`] finds.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<String>,
 }
 
