@@ -18,6 +18,7 @@ mod job;
 mod lasting;
 mod ledger;
 mod leftover;
+mod offered;
 mod ours;
 mod patience;
 mod plan;

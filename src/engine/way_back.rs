@@ -11,9 +11,9 @@ use super::{
     EngineError, Session,
     job::Job,
     ledger::Ledger,
+    offered::{Offered, no_longer, none_left, offered, version, version_in_words},
     ours::ours,
     resume,
-    way_back_words::{Offered, no_longer, none_left, offered},
 };
 use crate::{
     change::Undo,
@@ -27,7 +27,7 @@ use crate::{
     facts::detection::{carries_driver, is_driver_part},
     host::Host,
     journal::{GoingBack, Journal, Proven, Receipt, Record, Standing, fold},
-    model::{id::StepId, version::DriverVersion},
+    model::id::StepId,
     steps::{self, promise::Promise},
     tools::packages::Fault,
 };
@@ -133,19 +133,6 @@ fn in_words(driver: &DriverWish) -> String {
         || format!("of branch {}", driver.branch),
         ToString::to_string,
     )
-}
-
-/// The version of the driver among packages.
-pub(super) fn version(packages: &[PackageWish]) -> Option<DriverVersion> {
-    let version = |wish: &PackageWish| {
-        let version = DriverVersion::from_package(wish.version.as_deref()?).ok()?;
-        carries_driver(&wish.name).then_some(version)
-    };
-    packages.iter().filter_map(version).max()
-}
-
-pub(super) fn version_in_words(proven: &Proven) -> String {
-    version(&proven.driver).map_or_else(|| "before".to_owned(), |one| one.to_string())
 }
 
 /// Whether the driver that was proven was replaced since then.
