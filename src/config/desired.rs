@@ -430,7 +430,7 @@ pub struct ToolkitWish {
     /// What is installed, all at one version.
     pub packages: Vec<PackageWish>,
     /// Why the exact version that was asked for is not newly installed: security fixes that it lacks.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub vulnerable: Option<String>,
 }
 
