@@ -854,6 +854,18 @@ fn the_account_changes_only_the_taints_of_its_own_node() {
             .expect("a namespace"),
         account["metadata"]["name"].as_str().expect("a name")
     );
+    let judged = policy["spec"]["validations"].as_array().expect("expressions");
+    let all: String = (judged.iter())
+        .filter_map(|one| one["expression"].as_str())
+        .collect();
+    for part in [
+        "== object.metadata.name",
+        "object.metadata.?labels.orValue({}) == oldObject.metadata.?labels.orValue({})",
+        "object.metadata.?annotations.orValue({}) == oldObject.metadata.?annotations.orValue({})",
+        "object.spec.?unschedulable.orValue(false) == oldObject.spec.?unschedulable.orValue(false)",
+    ] {
+        assert!(all.contains(part), "{part}: {all}");
+    }
     let who = policy["spec"]["matchConditions"][0]["expression"].as_str();
     assert_eq!(who, Some(&*format!("request.userInfo.username == {user}")));
     assert_eq!(pod()["serviceAccountName"], account["metadata"]["name"]);
@@ -1008,6 +1020,20 @@ fn the_program_prints_its_own_files() {
             );
         }
     }
+}
+
+/// EKS adds its own NodeConfig to the user data of a node group with an AMI type.
+#[test]
+fn the_form_of_a_node_group_is_that_of_eks_without_a_node_config() {
+    let digest = format!("sha256={DIGEST}");
+    let program = ["--value", "address=https://example.org/gpu-bootstrap", "--value", &digest];
+    let (group, warnings) = printed("eks-node-group", &program);
+    assert_eq!(warnings, "");
+    let (whole, _) = printed("eks", &program);
+    let (head, rest) = whole.split_once("--gpu-bootstrap\n").expect("a part");
+    let (config, others) = rest.split_once("--gpu-bootstrap\n").expect("two parts");
+    assert!(config.contains("kind: NodeConfig"), "{config}");
+    assert_eq!(group, format!("{head}--gpu-bootstrap\n{others}"));
 }
 
 /// With its values nothing is left to fill in: it parses, its settings are those of the command line, and the

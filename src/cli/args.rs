@@ -351,6 +351,8 @@ pub enum UserDataForm {
     K3s,
     /// A node of EKS with Amazon Linux 2023
     Eks,
+    /// Nodes of a managed node group of EKS with an AMI type of Amazon Linux 2023
+    EksNodeGroup,
     /// A node of EKS with Karpenter: its classes, for `kubectl apply`
     EksKarpenter,
     /// A node of EKS with Canonical's image

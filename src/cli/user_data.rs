@@ -75,6 +75,9 @@ const fn form(form: UserDataForm) -> Form {
                 SHA256
             ]
         ),
+        UserDataForm::EksNodeGroup => {
+            form!("eks/user-data.mime", "amzn-2023", [ADDRESS, SHA256])
+        }
         UserDataForm::EksKarpenter => form!(
             "eks-karpenter/ec2nodeclass.yaml",
             "amzn-2023",
@@ -123,9 +126,20 @@ const fn form(form: UserDataForm) -> Form {
     }
 }
 
+/// The form without its NodeConfig: EKS adds one of its own where a node group has an AMI type.
+fn without_node_config(text: &str) -> String {
+    const PART: &str = "--gpu-bootstrap\nContent-Type: ";
+    let is_other = |part: &&str| !part.starts_with("application/node.eks.aws");
+    let parts: Vec<&str> = text.split(PART).filter(is_other).collect();
+    parts.join(PART)
+}
+
 pub(super) fn run(world: &mut World<'_>, args: &args::UserData) -> Result<Exit, Failure> {
     let form = form(args.form);
-    let mut text = form.text.to_owned();
+    let mut text = match args.form {
+        UserDataForm::EksNodeGroup => without_node_config(form.text),
+        _ => form.text.to_owned(),
+    };
     let mut wrong = Vec::new();
     for assignment in &args.value {
         match named(&form, assignment) {

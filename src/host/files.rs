@@ -169,12 +169,6 @@ impl FilesError {
         matches!(self, Self::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied)
     }
 
-    /// Whether the file has more bytes than this program reads as a whole.
-    #[must_use]
-    pub fn is_too_large(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if source.kind() == std::io::ErrorKind::FileTooLarge)
-    }
-
     /// The stable word for scripts, where the filesystem or an owner is at fault.
     #[must_use]
     pub fn reason(&self) -> Option<&'static str> {

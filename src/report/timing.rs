@@ -117,7 +117,7 @@ pub fn svg(to: &mut dyn Write, timing: &Timing) -> io::Result<()> {
             (_, false, false) => "bar",
         };
         let words = words(span);
-        let label: String = words.chars().take(LETTERS).collect();
+        let label: String = words.replace('`', "").chars().take(LETTERS).collect();
         let label = format!("{}  {label}", duration(span.seconds));
         // Beside the bar where there is room, else before it, else on it.
         let room = label.chars().fold(0.0, |width, _| width + LETTER);
