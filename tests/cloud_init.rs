@@ -854,7 +854,9 @@ fn the_account_changes_only_the_taints_of_its_own_node() {
             .expect("a namespace"),
         account["metadata"]["name"].as_str().expect("a name")
     );
-    let judged = policy["spec"]["validations"].as_array().expect("expressions");
+    let judged = policy["spec"]["validations"]
+        .as_array()
+        .expect("expressions");
     let all: String = (judged.iter())
         .filter_map(|one| one["expression"].as_str())
         .collect();
@@ -1026,7 +1028,12 @@ fn the_program_prints_its_own_files() {
 #[test]
 fn the_form_of_a_node_group_is_that_of_eks_without_a_node_config() {
     let digest = format!("sha256={DIGEST}");
-    let program = ["--value", "address=https://example.org/gpu-bootstrap", "--value", &digest];
+    let program = [
+        "--value",
+        "address=https://example.org/gpu-bootstrap",
+        "--value",
+        &digest,
+    ];
     let (group, warnings) = printed("eks-node-group", &program);
     assert_eq!(warnings, "");
     let (whole, _) = printed("eks", &program);

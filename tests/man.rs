@@ -24,7 +24,9 @@ fn settings_page() -> String {
         page.control("TP", []);
         page.text([bold(&row.name)]);
         let default = row.value().map(|value| format!(" Default: {value}."));
-        page.text([roman(settings::sentences(row) + &default.unwrap_or_default())]);
+        page.text([roman(
+            settings::sentences(row) + &default.unwrap_or_default(),
+        )]);
     }
     page.control("SH", ["SEE ALSO"]);
     page.text([bold("gpu-bootstrap"), roman("(1)")]);

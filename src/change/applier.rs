@@ -390,7 +390,13 @@ impl Applier {
                 self.leave_cluster((way, cluster.as_ref()), joined, access.as_deref(), sink)
                     .await
             }
-            Undo::RestoreLabels { node, labels, ours } => {
+            Undo::RestoreLabels {
+                node,
+                machine,
+                labels,
+                ours,
+            } => {
+                let node = (node, machine.as_deref());
                 self.restore_node(node, labels, ours, sink).await
             }
             Undo::RestoreSysctls { values, ours } => self.restore_sysctls(values, ours, sink).await,

@@ -135,6 +135,8 @@ pub enum Undo {
     RestoreLabels {
         /// The node's name.
         node: NodeName,
+        /// The id of the machine whose node it is, as for [`Undo::LeaveCluster`].
+        machine: Option<Box<str>>,
         /// The labels that the change sets, with their values before.
         labels: BTreeMap<String, Option<String>>,
         /// The values that it sets: one with another value by then is somebody else's.

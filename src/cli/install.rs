@@ -212,8 +212,9 @@ fn say(world: &mut World<'_>, text: &str) {
 /// What the journal says was asked for, without what only the first run of an image is told.
 fn resumed(world: &mut World<'_>) -> Result<Request, Failure> {
     let asked = engine::request(&world.host);
-    for note in engine::release_lost(&world.host, &asked)? {
-        say(world, &note);
+    match engine::release_lost(&world.host, &asked) {
+        Ok(notes) => notes.iter().for_each(|note| say(world, note)),
+        Err(error) => say(world, &format!("failed to {}", one_line(&error))),
     }
     let asked = asked?.ok_or_else(|| {
         Failure::new(

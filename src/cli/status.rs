@@ -50,8 +50,9 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Status) -> Result<Ex
         Some(limit) => engine::wait(&world.host, boot.as_deref(), limit).await,
     };
     if args.timing || args.timeline {
-        show_timing(world, args)?;
-        return Ok(ended?);
+        let shown = show_timing(world, args);
+        let exit = ended?;
+        return shown.map(|()| exit);
     }
     let status = engine::status(&world.host, boot.as_deref())?;
     let style = world.out_style();

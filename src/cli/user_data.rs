@@ -259,8 +259,8 @@ fn wrong(name: &str, placeholder: &str, value: &str) -> Option<(&'static str, &'
             "it is no network such as `10.100.0.0/16`",
             "`aws eks describe-cluster --name NAME --query cluster.kubernetesNetworkConfig --output text` prints it",
         ),
-        "dns" if value.parse::<IpAddr>().is_err() => ("it is no IP address", COMMENTS),
-        "server" if value.contains(['/', ':']) => (
+        "dns" if !is_address(value) => ("it is no IP address", COMMENTS),
+        "server" if value.contains('/') || (value.contains(':') && !is_address(value)) => (
             "it is the name of a host, without `https://` and port",
             COMMENTS,
         ),
@@ -289,6 +289,10 @@ fn is_certificate(text: &str) -> bool {
     decoded.is_ok_and(|bytes| bytes.starts_with(b"-----BEGIN"))
 }
 
+fn is_address(text: &str) -> bool {
+    text.parse::<IpAddr>().is_ok()
+}
+
 fn is_network(text: &str) -> bool {
     let Some((address, length)) = text.split_once('/') else {
         return false;
@@ -303,7 +307,8 @@ fn is_network(text: &str) -> bool {
 
 /// How many numbers a version has; `None` if it is none.
 fn numbers(text: &str) -> Option<usize> {
-    let is_number = |part: &str| part.parse::<u16>().is_ok();
+    let is_number =
+        |part: &str| part.parse::<u16>().is_ok() && part.bytes().all(|byte| byte.is_ascii_digit());
     (text.split('.').all(is_number)).then(|| text.split('.').count())
 }
 

@@ -150,6 +150,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         return Err(ResolveError::all(std::mem::take(wrong)));
     };
     let with_toolkit = driver.is_some() && config.toolkit.enabled.unwrap_or(true);
+    let toolkit_lacks = toolkit_lacks(inputs.matrix, profile, &config).filter(|_| with_toolkit);
     let cdi = (with_toolkit && config.cdi.enabled.unwrap_or(true)).then(|| Cdi {
         path: cdi::FILE.into(),
     });
@@ -253,7 +254,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             .collect(),
         toolkit: with_toolkit.then(|| ToolkitWish {
             packages: wishes(&profile.toolkit.packages, toolkit_version(&config)),
-            vulnerable: toolkit_lacks(inputs.matrix, profile, &config)
+            vulnerable: (toolkit_lacks.clone())
                 .filter(|_| !config.driver.allow_vulnerable.unwrap_or(false)),
         }),
         cdi,
@@ -283,9 +284,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         ));
     }
     warnings.extend((desired.driver.iter()).flat_map(|driver| driver.warnings.iter().cloned()));
-    if with_toolkit {
-        warnings.extend(toolkit_lacks(inputs.matrix, profile, &config));
-    }
+    warnings.extend(toolkit_lacks);
     if terms.kernels.is_empty() && !inputs.flags.trial {
         warnings.push("neither the running kernel nor the kernel of the next boot is known".into());
     }

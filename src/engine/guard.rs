@@ -81,7 +81,11 @@ pub fn release_lost(
     }
     let removed = release(&*host.files, &[])
         .map_err(|error| EngineError::Journal(JournalError::from(error)))?;
-    Ok(removed.iter().map(told).collect())
+    let mut notes: Vec<String> = removed.iter().map(told).collect();
+    if !notes.is_empty() {
+        notes.push("`modprobe nvidia`, or the next boot, loads the driver again".to_owned());
+    }
+    Ok(notes)
 }
 
 /// Makes sure that nothing loads the modules.

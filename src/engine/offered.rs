@@ -88,8 +88,8 @@ pub(super) fn no_longer(gone: &[String]) -> String {
 /// That there is no way back, and what helps.
 pub(super) fn none_left(proven: &Proven, gone: &[String]) -> String {
     format!(
-        "there is no way back to driver {}: {}, nor another of its branch; a repository that has them \
-         (`repositories`) would be one",
+        "there is no way back to driver {}: {}, nor another of its branch; to have one, add a repository with \
+         these packages (`repositories`)",
         version_in_words(proven),
         no_longer(gone)
     )

@@ -41,6 +41,9 @@ const BEYOND_DEADLINE: Duration = Duration::from_secs(3600);
 ///
 /// It is not started again after exit 5 and 6: the run has tried again what may pass, until its
 /// deadline. It also starts without a journal: then it takes back what the lost run would have.
+///
+/// The persistence daemon, which may load the driver's module, starts after it: a boot that the module ends is counted by
+/// then.
 pub(super) fn unit(exe: &Utf8Path, deadline: Duration) -> String {
     format!(
         "# Written by gpu-bootstrap; it removes this file when its work is done.\n\
@@ -49,6 +52,7 @@ pub(super) fn unit(exe: &Utf8Path, deadline: Duration) -> String {
          Wants=network-online.target\n\
          After=network-online.target\n\
          After=nvidia-kmod-load.service\n\
+         Before=nvidia-persistenced.service\n\
          RequiresMountsFor={STATE}\n\
          StartLimitIntervalSec=1h\n\
          StartLimitBurst=3\n\

@@ -1,7 +1,7 @@
 //! Where the time of an installation went, from the journal: its changes, its reboots, and the rest.
 //!
-//! An installation is what one `install` and the runs that went on after it have done, up to the first that ended well. Times
-//! are those of the wall clock, which may be set while the machine boots: no span is shorter than nothing.
+//! An installation is what one `install` has done, with the runs that went on after a reboot that it asked for, or after it was
+//! cut off. Times are those of the wall clock, which may be set while the machine boots: no span is shorter than nothing.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ pub struct Span {
     pub what: String,
     /// How it ended.
     pub end: SpanEnd,
-    /// The installation would have ended earlier without it: it is on the chain of spans that leads to the end.
+    /// It is on the chain that leads to the end: from the span that ended last to the one that ended last before it, and so on.
     pub critical: bool,
 }
 
@@ -94,10 +94,9 @@ fn installations(lines: &[Line]) -> Vec<Vec<&Line>> {
         if let (true, Some(last)) = (is_install, found.last_mut()) {
             last.push(line);
         }
-        if let Record::RunFinished { exit, .. } = &line.record
-            && *exit == Exit::Ok.code()
-        {
-            (goes_on, is_install) = (false, false);
+        if let Record::RunFinished { exit, .. } = &line.record {
+            goes_on = is_install && *exit == Exit::RebootRequired.code();
+            is_install = false;
         }
     }
     found
@@ -299,6 +298,27 @@ mod tests {
         );
         assert_eq!(found.spans[2].what, "reboot");
         assert_eq!((found.seconds, found.between), (100.0, 17.0));
+    }
+
+    /// What a person does days after a failure is another installation.
+    #[test]
+    fn a_run_that_failed_is_not_gone_on_with() {
+        let applied = |intent| Record::Applied {
+            intent,
+            undo: nothing(),
+        };
+        let lines = journal(vec![
+            (0, started("install", "b-1")),
+            (2, intent("packages")),
+            (9, applied(1)),
+            (10, ended(6)),
+            (90_000, started("install", "b-2")),
+            (90_001, intent("packages")),
+            (90_004, applied(5)),
+            (90_005, ended(0)),
+        ]);
+        let found = timing(&lines).expect("an installation");
+        assert_eq!((found.seconds, found.boots, found.spans.len()), (5.0, 1, 1));
     }
 
     #[test]

@@ -278,7 +278,12 @@ fn names_of_undo<'u>(undo: &'u Undo, names: &mut Vec<&'u str>) {
             names.push(node);
             names.extend(access.iter().map(|path| path.as_str()));
         }
-        Undo::RestoreLabels { node, labels, ours } => {
+        Undo::RestoreLabels {
+            node,
+            machine: _,
+            labels,
+            ours,
+        } => {
             names.push(node);
             names.extend(ours.values().map(String::as_str));
             let values = labels

@@ -20,9 +20,9 @@ pub mod settings;
 pub mod status;
 mod style;
 pub mod terminal;
-pub mod timing;
 #[cfg(test)]
 mod tests;
+pub mod timing;
 mod words;
 
 pub use lines::JsonLines;

@@ -16,7 +16,8 @@ const WIDTH: usize = 100;
 #[must_use]
 pub fn commented() -> String {
     let mut text = "# Settings of gpu-bootstrap. What counts without a setting stands behind it, or in the sentence before it.\n\
-                    # Remove the `#` of a line to set it; a later file or flag overrides an earlier one (docs/configuration.md).\n"
+                    # To set one, remove the `#` before it, and before its `[table]` where that has one; what has no value\n\
+                    # needs one. A later file or flag overrides an earlier one (docs/configuration.md).\n"
         .to_owned();
     let mut table = "";
     for row in rows() {
@@ -53,7 +54,10 @@ fn without_links(markdown: &str) -> String {
     let mut rest = markdown;
     while let Some((before, link)) = rest.split_once('[') {
         text.push_str(before);
-        match link.split_once("](").map(|(name, tail)| (name, tail.split_once(')'))) {
+        match link
+            .split_once("](")
+            .map(|(name, tail)| (name, tail.split_once(')')))
+        {
             Some((name, Some((_, after)))) if !name.contains(['[', ']']) => {
                 text.push_str(name);
                 rest = after;
@@ -76,7 +80,10 @@ mod tests {
     fn only_links_become_their_text() {
         for (markdown, text) in [
             ("compute ([the probe](probe.md)).", "compute (the probe)."),
-            ("`[]` for none, or [this](x) and `[\"a\"]`", "`[]` for none, or this and `[\"a\"]`"),
+            (
+                "`[]` for none, or [this](x) and `[\"a\"]`",
+                "`[]` for none, or this and `[\"a\"]`",
+            ),
             ("an [end", "an [end"),
         ] {
             assert_eq!(without_links(markdown), text);
@@ -87,7 +94,11 @@ mod tests {
     fn every_default_is_a_value_of_its_key() {
         let text = commented();
         let unset = |line: &&str| !line.starts_with('#');
-        let tables: String = text.lines().filter(unset).map(|line| format!("{line}\n")).collect();
+        let tables: String = text
+            .lines()
+            .filter(unset)
+            .map(|line| format!("{line}\n"))
+            .collect();
         toml::from_str::<Config>(&tables).expect("the file as it is");
         let mut values = 0;
         for row in rows().iter().filter(|row| !row.name.contains("NAME")) {

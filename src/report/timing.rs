@@ -30,7 +30,8 @@ pub fn table(to: &mut dyn Write, timing: &Timing, style: Style) -> io::Result<()
     );
     writeln!(to, "\n{}", style.hanging("", &between))?;
     if timing.spans.iter().any(|span| span.critical) {
-        let critical = "`*` leads to the end: a shorter one would have ended the installation earlier.";
+        let critical =
+            "`*`: the chain that leads to the end, each the last to end before the next began.";
         writeln!(to, "{}", style.paint(Ink::Faint, critical))?;
     }
     to.flush()
@@ -212,7 +213,11 @@ mod tests {
     #[test]
     fn the_axis_has_at_most_twelve_marks() {
         for (whole, expected) in [(0.01, 0.001), (100.0, 10.0), (7200.0, 1000.0)] {
-            assert!((tick(whole) - expected).abs() < 1e-9, "{whole}: {}", tick(whole));
+            assert!(
+                (tick(whole) - expected).abs() < 1e-9,
+                "{whole}: {}",
+                tick(whole)
+            );
         }
     }
 }

@@ -201,7 +201,7 @@ fn a_driver_of_a_branch_that_nobody_offers_any_more_has_no_way_back() {
     assert_ne!(ran.exit, 0, "{}", told(&ran));
     for words in [
         "there is no way back to driver 580.178.04: no repository offers",
-        "a repository that has them (`repositories`) would be one",
+        "add a repository with these packages (`repositories`)",
     ] {
         assert!(ran.out.contains(words), "{words}: {}", told(&ran));
     }

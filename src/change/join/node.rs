@@ -89,6 +89,7 @@ impl Applier {
         };
         Ok(Undo::RestoreLabels {
             node: admission.node.clone(),
+            machine: self.machine_id()?.map(|(_, id)| id.into()),
             labels: (admission.labels.keys())
                 .map(|key| (key.clone(), now.get(key).cloned()))
                 .collect(),
@@ -208,7 +209,7 @@ impl Applier {
 
     pub(in crate::change) async fn restore_node(
         &self,
-        name: &NodeName,
+        (name, machine): (&NodeName, Option<&str>),
         labels: &BTreeMap<String, Option<String>>,
         ours: &BTreeMap<String, String>,
         sink: &dyn Sink,
@@ -232,7 +233,11 @@ impl Applier {
                 });
             }
         };
-        if let Some(why) = self.is_another(&node)? {
+        let not_ours = match self.is_clone_of(machine)? {
+            None => self.is_another(&node)?,
+            clone => clone,
+        };
+        if let Some(why) = not_ours {
             return Ok(Reverted::Left {
                 what: format!("the labels of node `{name}`"),
                 why,
@@ -376,8 +381,8 @@ impl Applier {
         };
         Ok((!now.eq_ignore_ascii_case(then)).then(|| {
             format!(
-                "the machine that joined had the id {then}, and this one has {now} (`{path}`): it is a clone, and the node \
-                 may be that of the other one"
+                "the machine that joined had the id {then}, and this one has {now} (`{path}`): if it is a clone, the node is \
+                 that of the other machine; if it is the same one, take it out of its cluster by hand"
             )
         }))
     }

@@ -175,3 +175,21 @@ async fn labels_of_somebody_else_and_of_another_machine_stay() {
     let labels = lines.iter().filter(|line| line.contains(" label ")).count();
     assert_eq!(labels, 1, "only those of the change itself: {lines:?}");
 }
+
+/// The kubelet of a clone has written its own id into the node.
+#[tokio::test]
+async fn a_clone_takes_no_labels_off_the_node_of_the_machine_that_joined() {
+    let machine = node(0, false);
+    let files = &machine.fakes.files;
+    let id = files.text(PRODUCT_UUID);
+    files.put(PRODUCT_UUID, "AAAA-1");
+    let undo = (machine.applier)
+        .capture(&admission(&[("new", "yes")]))
+        .await
+        .expect("captured");
+    files.put(PRODUCT_UUID, id);
+    let reverted = machine.revert(&undo).await;
+    let is_left =
+        matches!(&reverted, Reverted::Left { why, .. } if why.contains("if it is a clone"));
+    assert!(is_left, "{reverted:?}");
+}

@@ -309,7 +309,7 @@ async fn a_machine_whose_record_is_lost_loads_the_driver_again() {
     );
     let asked = request(&rig.fakes.host());
     let told = release_lost(&rig.fakes.host(), &asked).unwrap();
-    assert_eq!(told.len(), 2, "{told:?}");
+    assert_eq!(told.len(), 3, "{told:?}");
     for gone in [NOT_BY_ITSELF, UNIT, &format!("{WANTS}/gpu-")] {
         assert!(!exists(&rig, gone), "{gone}");
     }
