@@ -107,9 +107,11 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     if cx.desired.image {
         return Ok(state);
     }
-    // It is used as long as the machine is a node.
+    // It may be used as long as the machine is a node. The DaemonSet takes it away at the end of its run, and writes it again
+    // before the next.
     if let Some(access) = &wish.access
         && state.is_node()
+        && files.exists(access)?
     {
         state.unusable.extend(unusable(files, access)?);
     }
