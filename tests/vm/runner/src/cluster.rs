@@ -42,6 +42,7 @@ const ADMIN: &str = include_str!("../files/cluster-admin.sh");
 const SECRET: &str = include_str!("../files/secret.sh");
 const MAKE_IMAGE: &str = include_str!("../files/make-image.sh");
 const RUN_PODS: &str = include_str!("../files/run-pods.sh");
+const RUN_DAEMON_SET: &str = include_str!("../files/run-daemonset.sh");
 const UNAVAILABLE: &str = include_str!("../files/unavailable.sh");
 
 /// In the root of the control plane.
@@ -416,6 +417,7 @@ impl Cluster {
         write(&at(&here).join("gpu-pod.yaml"), GPU_POD, 0o644)?;
         write(&at(INSIDE).join("make-image"), MAKE_IMAGE, 0o755)?;
         write(&at(INSIDE).join("run-pods"), RUN_PODS, 0o755)?;
+        write(&at(INSIDE).join("run-daemonset"), RUN_DAEMON_SET, 0o755)?;
         write(&at(INSIDE).join("cluster-admin"), ADMIN, 0o755)?;
         write(&at(INSIDE).join("secret"), SECRET, 0o755)?;
         for (name, value) in SYSCTLS {

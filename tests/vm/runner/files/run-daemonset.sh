@@ -1,0 +1,27 @@
+#!/bin/sh
+# Part of the test bed: brings a pod of the DaemonSet to this node: API-SERVER. There is no scheduler and no kube-proxy: a binding and
+# a rule of iptables take their place. The image is a root folder with busybox, Debian's install, the program and kubectl.
+set -eu
+bed=/usr/lib/testbed
+admin=$bed/cluster-admin
+$bed/run-pods
+image=$(mktemp -d)
+tar -C "$image" -xf $bed/probe.tar layer.tar
+mkdir "$image/root"
+tar -C "$image/root" -xf "$image/layer.tar"
+# busybox has no `install`.
+cp --parents -L /usr/bin/install $(ldd /usr/bin/install | grep -o '/[^ ]*') "$image/root/"
+mv "$image/root/usr/bin/install" "$image/root/bin/"
+mkdir "$image/root/opt"
+cp /usr/local/bin/gpu-bootstrap /usr/bin/kubectl "$image/root/opt/"
+$bed/make-image localhost/gpu-bootstrap:1 "$image/root"
+rm -r "$image"
+iptables -t nat -A OUTPUT -d 10.96.0.1 -p tcp --dport 443 -j DNAT --to-destination "$1"
+$admin get namespace gpu-bootstrap >/dev/null 2>&1 || $admin create namespace gpu-bootstrap
+sed 's|"@REGISTRY.*@"|localhost/gpu-bootstrap:1|' $bed/cluster/daemonset.yaml | $admin apply --filename=-
+pods="$admin get pods --namespace=gpu-bootstrap --output=jsonpath={.items[*].metadata.name}"
+timeout 30 sh -c "until [ -n \"\$($pods)\" ]; do sleep 0.2; done"
+pod=$($pods)
+echo '{"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "'"$pod"'"},
+    "target": {"apiVersion": "v1", "kind": "Node", "name": "'"$(hostname)"'"}}' |
+    $admin create --raw "/api/v1/namespaces/gpu-bootstrap/pods/$pod/binding" --filename=-
