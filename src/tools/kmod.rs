@@ -186,7 +186,8 @@ pub const CONFIGURATION: [&str; 5] = [
 ];
 
 /// The lines by which somebody keeps modules from being loaded at boot or by their names, each as a
-/// sentence that names file and line. Files of this program are left out while there is a record of them.
+/// sentence that names file and line. Files of this program are left out while there is a record of them, and what lies
+/// below `/run`, which the next boot does not have any more.
 ///
 /// # Errors
 /// When an existing file cannot be read.
@@ -194,7 +195,8 @@ pub fn denials(files: &dyn ReadFiles, modules: &[String]) -> Result<Vec<String>,
     let (mut read, mut found) = (BTreeSet::new(), Vec::new());
     // What this program denies it takes back, unless the record of it is lost.
     let has_record = files.exists(Utf8Path::new(STATE))?;
-    for folder in CONFIGURATION {
+    let lasting = |folder: &&str| !folder.starts_with("/run/");
+    for folder in CONFIGURATION.into_iter().filter(lasting) {
         for name in files.list(Utf8Path::new(folder))? {
             let path = Utf8Path::new(folder).join(&name);
             // A file hides those of its name in later folders; `/lib` may be `/usr/lib`.
@@ -369,6 +371,21 @@ mod tests {
         ] {
             assert_eq!(denied_by_boot(line, &modules).as_deref(), word);
         }
+    }
+
+    #[test]
+    fn what_the_next_boot_does_not_have_denies_nothing_at_boot() {
+        let files = crate::host::fake::FakeFiles::new();
+        let modules = ["nvidia".to_owned()];
+        let denial = "install nvidia /bin/false\n";
+        files.put("/run/modprobe.d/00-held.conf", denial);
+        assert_eq!(denials(&files, &modules).expect("read"), [""; 0]);
+        files.put("/usr/lib/modprobe.d/00-held.conf", denial);
+        let found = denials(&files, &modules).expect("read");
+        assert!(
+            found[0].starts_with("`/usr/lib/modprobe.d/00-held.conf`, line 1"),
+            "{found:?}"
+        );
     }
 
     #[test]
