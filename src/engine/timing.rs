@@ -24,6 +24,8 @@ pub struct Timing {
     pub started: Timestamp,
     /// Seconds from there to the end of its last run, or to the last record.
     pub seconds: f64,
+    /// It built an image, whose instances are made ready at their first boot.
+    pub image: bool,
     /// How its last run ended; `None` if it has not.
     pub exit: Option<u8>,
     /// The boots in which it ran.
@@ -107,13 +109,15 @@ fn of(lines: Vec<&Line>) -> Timing {
     let since = |at: Timestamp| at.duration_since(started).as_secs_f64().max(0.0);
     let mut spans = Vec::new();
     let mut open: BTreeMap<u64, usize> = BTreeMap::new();
-    let (mut boots, mut exit) = (0, None);
+    let (mut boots, mut exit, mut image) = (0, None, false);
     let (mut boot, mut before): (Option<&str>, f64) = (None, 0.0);
     for line in lines {
         let at = since(line.at);
         match &line.record {
-            Record::RunStarted { boot_id, .. } => {
-                exit = None;
+            Record::RunStarted {
+                boot_id, request, ..
+            } => {
+                (exit, image) = (None, request.image);
                 if boots == 0 || boot_id.as_deref() != boot {
                     boots += 1;
                 }
@@ -170,6 +174,7 @@ fn of(lines: Vec<&Line>) -> Timing {
     Timing {
         started,
         seconds: before,
+        image,
         exit,
         boots,
         between: (before - covered(&spans)).max(0.0),
@@ -283,7 +288,7 @@ mod tests {
     #[test]
     fn an_installation_goes_on_over_reboots_to_the_run_that_ends_well() {
         let found = timing(&two_boots()).expect("an installation");
-        assert_eq!((found.boots, found.exit), (2, Some(0)));
+        assert_eq!((found.boots, found.exit, found.image), (2, Some(0), false));
         let spans: Vec<(f64, f64, bool)> = (found.spans.iter())
             .map(|span| (span.begins, span.seconds, span.critical))
             .collect();

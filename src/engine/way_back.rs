@@ -72,7 +72,7 @@ pub async fn way_back(host: &Host, settings: &Desired) -> Result<Option<WayBack>
             );
             (Vec::new(), Some(note))
         }
-        // The run that finds nothing ends the way back; without lists, it downloads some.
+        // The run that finds nothing ends the way back. Where nobody can tell, it downloads lists, and finds out.
         Ok(Offered::Gone(_)) | Err(_) => (proven.driver, None),
     };
     Ok(Some(WayBack {

@@ -44,9 +44,10 @@ fn headline(timing: &Timing) -> String {
         more => format!("{more} boots"),
     };
     match timing.exit {
+        Some(0) if timing.image => format!("image complete after {seconds}, in {boots}"),
         Some(0) => format!("ready after {seconds}, in {boots}"),
         Some(exit) => format!("ended with status {exit} after {seconds}, in {boots}"),
-        None => format!("not ended; {seconds} until now, in {boots}"),
+        None => format!("not ended; {seconds} until its last record, in {boots}"),
     }
 }
 
@@ -180,6 +181,7 @@ mod tests {
         Timing {
             started: jiff::Timestamp::from_second(1_795_000_000).expect("a time"),
             seconds: 100.0,
+            image: false,
             exit: Some(0),
             boots: 2,
             between: 9.5,
