@@ -604,11 +604,15 @@ fn a_host_of_vgpus_is_refused() {
     );
 }
 
-/// They are in the archive for kernels with pages of 64 KiB, too (Arm): nothing is compiled there.
+/// They are in the archive for kernels with pages of 64 KiB, too, and for that of Azure's Grace machines: nothing is compiled
+/// there.
 #[test]
-fn kernels_with_large_pages_get_their_signed_modules() {
+fn kernels_for_arm_get_their_signed_modules() {
     for (version, kernel) in [
         ("24.04", "6.8.0-1060-aws-64k"),
+        ("24.04", "6.8.0-1073-gcp-64k"),
+        ("24.04", "6.8.0-1067-oracle-64k"),
+        ("24.04", "6.14.0-1010-azure-nvidia"),
         ("26.04", "7.0.0-1008-nvidia-bos-64k"),
     ] {
         for (flavour, infix) in [("open", "-open"), ("proprietary", "")] {
