@@ -24,6 +24,8 @@ use machine::{H100, Machine};
     reason = "the machines are those of the tests of the resolution"
 )]
 mod machine;
+#[path = "cloud_init/nodeadm.rs"]
+mod real_nodeadm;
 
 /// The smallest limit of the clouds: AWS takes 16 KiB of user data. Google Cloud takes 256 KiB, Azure 64 KiB.
 const LARGEST: usize = 16 * 1024;
