@@ -55,7 +55,7 @@ pub fn prepare(
     )?;
     write(
         &root.join("usr/lib/systemd/system/systemd-modules-load.service.d/testbed.conf"),
-        "[Service]\nExecStart=\nExecStart=/usr/lib/testbed/kernel at-boot\n",
+        "[Unit]\nAfter=testbed.service\n\n[Service]\nExecStart=\nExecStart=/usr/lib/testbed/kernel at-boot\n",
     )
 }
 
