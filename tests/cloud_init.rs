@@ -621,6 +621,35 @@ fn canonicals_image_joins_by_its_own_script() {
     );
 }
 
+/// What a person must know before a node exists: which image reads user data, which pools allow the pod, and who brings the
+/// runtime class (k3s-io/docs, advanced.md).
+#[test]
+fn the_documents_say_what_a_provider_or_an_agent_does_by_itself() {
+    let manifest = text("daemonset/daemonset.yaml");
+    for (document, needed) in [
+        (
+            "docs/cloud-init.md",
+            "On Google Cloud only Ubuntu's images have cloud-init",
+        ),
+        ("docs/cloud-init.md", "`daemonset`; not Autopilot"),
+        ("docs/cloud-init.md", "`daemonset`; not AKS Automatic"),
+        (
+            "README.md",
+            "create the runtime class (k3s, RKE2 and the GPU Operator bring it)",
+        ),
+    ] {
+        let all = text(&format!("../{document}"));
+        assert!(all.contains(needed), "{document}: {needed}");
+    }
+    for needed in [
+        "AKS Automatic allows no such pod",
+        "Autopilot allows no such pod",
+        "EKS has no Ubuntu among the types of its managed node groups",
+    ] {
+        assert!(manifest.contains(needed), "{needed}");
+    }
+}
+
 /// AKS lets nobody remove other taints of a pool, and Google's own plugin would compete with NVIDIA's. What is applied has
 /// an image.
 #[test]
