@@ -9,9 +9,10 @@ use clap_complete::Shell;
 use crate::{
     compat::{self, asked::DriverOrBranch},
     model::{
+        gpu::Flavour,
         id::Id,
         pci::{NVIDIA, PciError, PciId},
-        version::{CudaVersion, KernelVersion},
+        version::{CudaVersion, DriverVersion, KernelVersion},
     },
 };
 
@@ -54,6 +55,8 @@ pub enum Command {
     Probe(Output),
     /// Print user data for a kind of node, with checked values
     UserData(UserData),
+    /// List and export kernel modules that DKMS has compiled, for machines with the same kernel
+    Modules(Modules),
     /// Print the completions of a shell, for its folder of completions
     Completions(Completions),
     /// Put the runtime back into a file of containerd's that others have written anew, before containerd starts
@@ -389,6 +392,60 @@ pub struct UserData {
     pub os: Option<String>,
 }
 
+/// `modules`.
+#[derive(Debug, Args)]
+pub struct Modules {
+    /// What to do
+    #[command(subcommand)]
+    pub command: ModulesCommand,
+}
+
+/// What `modules` does.
+#[derive(Debug, Subcommand)]
+pub enum ModulesCommand {
+    /// Show which modules of NVIDIA's driver DKMS has built here, and where they came from
+    List(Output),
+    /// Pack them for other machines: an archive for each kernel (as root)
+    Export(Export),
+    /// Bring the modules of a build from `driver.prebuilt.sources`, for DKMS
+    #[command(hide = true)]
+    Take(Take),
+}
+
+/// `modules export`.
+#[derive(Debug, Args)]
+pub struct Export {
+    /// Folder for the archives
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub to: Utf8PathBuf,
+    /// Only those for this kernel [default: all]
+    #[arg(long, value_name = "V")]
+    pub kernel: Option<KernelVersion>,
+}
+
+/// `modules take`.
+#[derive(Debug, Args)]
+pub struct Take {
+    /// The driver's version
+    #[arg(long)]
+    pub driver: DriverVersion,
+    /// The kernel
+    #[arg(long)]
+    pub kernel: KernelVersion,
+    /// `open` or `proprietary`
+    #[arg(long, value_parser = flavour)]
+    pub flavour: Flavour,
+    /// Folders and addresses
+    #[arg(long)]
+    pub source: Vec<String>,
+    /// Public keys; without any, archives need no signature
+    #[arg(long)]
+    pub public_key: Vec<String>,
+    /// Each module, and the file that a build makes
+    #[arg(value_name = "NAME=FILE")]
+    pub places: Vec<super::modules::Place>,
+}
+
 /// `completions`.
 #[derive(Debug, Args)]
 pub struct Completions {
@@ -456,6 +513,14 @@ fn duration(text: &str) -> Result<Duration, String> {
     match Duration::try_from(duration) {
         Ok(duration) if duration >= Duration::from_secs(1) => Ok(duration),
         _ => Err("at least one second is needed".to_owned()),
+    }
+}
+
+fn flavour(text: &str) -> Result<Flavour, String> {
+    match text {
+        "open" => Ok(Flavour::Open),
+        "proprietary" => Ok(Flavour::Proprietary),
+        _ => Err("write `open` or `proprietary`".to_owned()),
     }
 }
 

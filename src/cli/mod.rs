@@ -9,6 +9,7 @@ mod facts;
 mod failure;
 mod install;
 mod machine;
+mod modules;
 mod plan;
 mod prepare;
 mod print;
@@ -93,6 +94,7 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
         }
         Command::Probe(args) => probe::run(world, args).await,
         Command::UserData(args) => user_data::run(world, &args),
+        Command::Modules(args) => modules::run(world, &args).await,
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(

@@ -228,6 +228,9 @@ pub struct DriverWish {
     pub fabric: Fabric,
     /// What signs modules that are compiled on the machine.
     pub signing: Option<SigningKey>,
+    /// Where modules come from that were compiled on another machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prebuilt: Option<Prebuilt>,
     /// Options that its modules need on this machine.
     pub options: Vec<ModuleOption>,
     /// How that service is set up; `None` where nothing is needed, or the source does not have it.
@@ -265,6 +268,16 @@ pub struct SigningKey {
     pub key: Utf8PathBuf,
     /// Its certificate.
     pub certificate: Utf8PathBuf,
+}
+
+/// Where modules come from that were compiled on another machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Prebuilt {
+    /// Folders and addresses.
+    pub sources: Vec<String>,
+    /// Public keys of minisign's; none where unsigned archives are accepted.
+    pub public_keys: Vec<String>,
 }
 
 /// An option of a kernel module.

@@ -9,7 +9,7 @@ use crate::{
         switches::switches,
     },
     config::{
-        desired::{DriverWish, ModuleOption, ModuleWay, PackageWish, Pin, SigningKey},
+        desired::{DriverWish, ModuleOption, ModuleWay, PackageWish, Pin, Prebuilt, SigningKey},
         error::{Refusal, ResolveError, or_noted},
         fabric,
         file::DriverConfig,
@@ -61,12 +61,15 @@ impl<'a> DriverInputs<'a> {
         let wrong = &mut Vec::new();
         or_noted(self.released_cuda(), wrong);
         let signing = or_noted(self.signing(), wrong);
+        let prebuilt = or_noted(self.prebuilt(), wrong);
         let picked = self.rows().and_then(|rows| {
             let pick = self.pick(&rows)?;
             Ok((rows, pick))
         });
         let picked = or_noted(picked, wrong);
-        let (Some(signing), Some((rows, pick)), true) = (signing, picked, wrong.is_empty()) else {
+        let (Some(signing), Some(prebuilt), Some((rows, pick)), true) =
+            (signing, prebuilt, picked, wrong.is_empty())
+        else {
             return Err(ResolveError::all(std::mem::take(wrong)));
         };
         let fitting = self.fitting(&rows, &pick)?;
@@ -164,6 +167,7 @@ impl<'a> DriverInputs<'a> {
                 fabric,
                 options: self.options(row, pick.branch, pick.flavour),
                 signing,
+                prebuilt,
                 fabric_service: beside
                     .map(|beside| fabric::service(beside, self.terms, pick.branch)),
             },
@@ -252,6 +256,36 @@ impl<'a> DriverInputs<'a> {
                 Err(self.layers.wrong(set, why, None).into())
             }
         }
+    }
+
+    /// Where modules come from that were compiled on another machine.
+    fn prebuilt(&self) -> Result<Option<Prebuilt>, ResolveError> {
+        let config = &self.config.prebuilt;
+        let sources: Vec<String> = (config.sources.iter().flatten())
+            .map(ToString::to_string)
+            .collect();
+        if sources.is_empty() {
+            return Ok(None);
+        }
+        let keys: Vec<String> = (config.public_keys.iter().flatten())
+            .map(ToString::to_string)
+            .collect();
+        let unsigned = config.unsigned.unwrap_or(false);
+        let wrong = |key: &str, why: &str| Err(self.layers.wrong(key, why.to_owned(), None).into());
+        if keys.is_empty() && !unsigned {
+            let why = "it needs `driver.prebuilt.public-keys`, by which archives are signed, or \
+                       `driver.prebuilt.unsigned = true`";
+            return wrong("driver.prebuilt.sources", why);
+        }
+        if unsigned && sources.iter().any(|source| source.starts_with("http://")) {
+            let why = "an address of `driver.prebuilt.sources` starts with `http://`, on which anybody on the way can \
+                       put another archive";
+            return wrong("driver.prebuilt.unsigned", why);
+        }
+        Ok(Some(Prebuilt {
+            sources,
+            public_keys: if unsigned { Vec::new() } else { keys },
+        }))
     }
 
     /// The options of the modules that the boards or the instance type need.

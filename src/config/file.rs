@@ -11,8 +11,8 @@ use crate::{
     config::{
         desired::{Existing, JoinKind, Restart, RuntimeKind},
         values::{
-            AbsolutePath, BranchKey, Build, CaHash, Fingerprint, PackagePattern, Proxy, Url,
-            VersionPattern, Word,
+            AbsolutePath, BranchKey, Build, CaHash, Fingerprint, MinisignKey, ModuleSource,
+            PackagePattern, Proxy, Url, VersionPattern, Word,
         },
     },
     model::{
@@ -91,6 +91,20 @@ pub struct DriverConfig {
     pub allow_vulnerable: Option<bool>,
     /// CUDA versions that containers will bring, such as ["12.4"].
     pub cuda: Option<Vec<CudaVersion>>,
+    /// Kernel modules that were compiled on another machine.
+    pub prebuilt: PrebuiltConfig,
+}
+
+/// Kernel modules that were compiled on another machine.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct PrebuiltConfig {
+    /// Folders and addresses that have archives of `gpu-bootstrap modules export`, in the order in which they are asked.
+    pub sources: Option<Vec<ModuleSource>>,
+    /// Public keys of minisign's: one of them must have signed an archive.
+    pub public_keys: Option<Vec<MinisignKey>>,
+    /// Also use archives that nobody has signed.
+    pub unsigned: Option<bool>,
 }
 
 /// Container runtimes.

@@ -121,6 +121,27 @@ checked_text!(
     "^sha256:[0-9a-f]{64}$"
 );
 
+checked_text!(
+    /// A folder or an address that has archives of kernel modules. It stands in a file that the shell of DKMS reads, and that
+    /// everybody may read: so it has no login, no query and no character that a shell knows.
+    ModuleSource,
+    |text| {
+        let is_address = text.parse::<Url>().is_ok();
+        let safe = |c: char| c.is_ascii_alphanumeric() || "/.:_~%+,=-[]".contains(c);
+        (is_address || from_root(text)) && text.chars().all(safe)
+    },
+    "a folder or an address that starts with `https://`, without a login and without `?`, `*` and spaces",
+    "^(https?:/)?/[A-Za-z0-9/.:_~%+,=\\[\\]-]+$"
+);
+
+checked_text!(
+    /// A public key of minisign's, in the one line that `minisign -G` prints.
+    MinisignKey,
+    |text| minisign_verify::PublicKey::from_base64(text).is_ok(),
+    "a public key of minisign's, such as the second line of `minisign.pub`",
+    "^[A-Za-z0-9+/]{56}$"
+);
+
 /// Whether text is a path from the root without `..`.
 fn from_root(text: &str) -> bool {
     let climbs = text.split('/').any(|part| part == "..");
@@ -359,6 +380,28 @@ mod tests {
         for bad in ["", "-y", "--purge", "a b", "x;rm", "a/b"] {
             assert!(bad.parse::<PackagePattern>().is_err(), "{bad}");
         }
+        for good in [
+            "/srv/modules",
+            "https://m.example/a%20b/",
+            "http://[fd00::1]:8080/m",
+        ] {
+            assert!(good.parse::<ModuleSource>().is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            "srv",
+            "/srv/../x",
+            "https://a:b@m.example/",
+            "https://m.example/?key=x",
+            "/srv/$(id)",
+            "/a;b",
+            "file:///x",
+        ] {
+            assert!(bad.parse::<ModuleSource>().is_err(), "{bad}");
+        }
+        let key = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
+        assert!(key.parse::<MinisignKey>().is_ok());
+        assert!(key[..55].parse::<MinisignKey>().is_err());
         assert!("/etc/cdi/nvidia.yaml".parse::<AbsolutePath>().is_ok());
         for bad in ["", "/", "etc/x", "/etc/../x", "/a b", "/k/$(id)"] {
             assert!(bad.parse::<AbsolutePath>().is_err(), "{bad}");

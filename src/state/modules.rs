@@ -11,7 +11,10 @@ use crate::{
         gpu::Flavour,
         version::{DriverVersion, KernelVersion},
     },
-    tools::kmod,
+    tools::{
+        kmod,
+        module_file::{flavour_of_license, modinfo},
+    },
 };
 
 const FACT: &str = "driver.module-version";
@@ -143,15 +146,6 @@ fn flavour_of_banner(text: &str) -> Option<Flavour> {
     })
 }
 
-/// The licenses of NVIDIA's own modules: `Dual MIT/GPL` is that of the open ones.
-fn flavour_of_license(license: &str) -> Option<Flavour> {
-    match license.trim() {
-        "Dual MIT/GPL" => Some(Flavour::Open),
-        "NVIDIA" => Some(Flavour::Proprietary),
-        _ => None,
-    }
-}
-
 /// The version of the module that `modprobe` would load for a kernel; `None` if there is no such
 /// module, or if its version cannot be read, which the reader records.
 pub(super) async fn on_disk(
@@ -237,7 +231,8 @@ pub fn nvidia_module(list: &str) -> Option<&str> {
 /// Whether a file is the module `nvidia` itself. Debian builds it as `nvidia-current.ko` and the
 /// like, and names it `nvidia` by an alias; `nvidia-uvm` and the other companions do not count,
 /// nor do the kernel's own `nvidiafb` and `nvidia-wmi-ec-backlight`.
-fn is_nvidia_module(file: &str) -> bool {
+#[must_use]
+pub fn is_nvidia_module(file: &str) -> bool {
     let Some((stem, packing)) = file.split_once(".ko") else {
         return false;
     };
@@ -252,46 +247,6 @@ fn is_nvidia_module(file: &str) -> bool {
         })
 }
 
-/// The value of a key in the `.modinfo` section of a 64-bit little-endian ELF file, which contains
-/// `key=value` strings that end with a zero byte. All offsets are checked against the file's
-/// length.
-fn modinfo<'m>(module: &'m [u8], key: &str) -> Option<&'m str> {
-    let number = |at: usize, length: usize| -> Option<usize> {
-        let bytes = module.get(at..at.checked_add(length)?)?;
-        let value = bytes
-            .iter()
-            .rev()
-            .fold(0_u64, |value, byte| (value << 8) | u64::from(*byte));
-        usize::try_from(value).ok()
-    };
-    // Class 64 bit, little-endian.
-    if !module.starts_with(b"\x7fELF\x02\x01") {
-        return None;
-    }
-    let table = number(0x28, 8)?;
-    let size = number(0x3a, 2)?;
-    let count = number(0x3c, 2)?;
-    let names = number(0x3e, 2)?;
-    let header = |index: usize| table.checked_add(index.checked_mul(size)?);
-    let section = |index: usize| -> Option<&'m [u8]> {
-        let header = header(index)?;
-        let at = number(header.checked_add(0x18)?, 8)?;
-        let length = number(header.checked_add(0x20)?, 8)?;
-        module.get(at..at.checked_add(length)?)
-    };
-    let names = section(names)?;
-    let modinfo = (0..count).find_map(|index| {
-        let name = names.get(number(header(index)?, 4)?..)?;
-        name.starts_with(b".modinfo\0").then(|| section(index))?
-    })?;
-    modinfo
-        .split(|byte| *byte == 0)
-        .filter_map(|entry| std::str::from_utf8(entry).ok())
-        .filter_map(|entry| entry.split_once('='))
-        .find(|(name, _)| *name == key)
-        .map(|(_, value)| value)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,51 +254,8 @@ mod tests {
     use crate::{
         host::fake,
         steps::fixtures::{facts, state},
+        tools::module_file,
     };
-
-    /// An ELF file of three sections: none, `.modinfo`, the names.
-    fn module(info: &[u8]) -> Vec<u8> {
-        let names = b"\0.modinfo\0.shstrtab\0";
-        let mut file = b"\x7fELF\x02\x01\x01".to_vec();
-        file.resize(64, 0);
-        let info_at = file.len();
-        file.extend(info);
-        let names_at = file.len();
-        file.extend(names);
-        let table = file.len();
-        for (name, at, length) in [
-            (0, 0, 0),
-            (1_u32, info_at, info.len()),
-            (10, names_at, names.len()),
-        ] {
-            let start = file.len();
-            file.extend(name.to_le_bytes());
-            file.resize(start + 0x18, 0);
-            file.extend((at as u64).to_le_bytes());
-            file.extend((length as u64).to_le_bytes());
-            file.resize(start + 64, 0);
-        }
-        file[0x28..0x30].copy_from_slice(&(table as u64).to_le_bytes());
-        file[0x3a] = 64;
-        file[0x3c] = 3;
-        file[0x3e] = 2;
-        file
-    }
-
-    #[test]
-    fn the_version_is_read_from_the_file_of_a_module() {
-        let file = module(b"srcversion=533BB7E5866E52F63B9ACCB\0version=535.261.03\0");
-        assert_eq!(modinfo(&file, "version"), Some("535.261.03"));
-        assert_eq!(modinfo(&file, "alias"), None);
-        for cut in 0..file.len() {
-            let _ = modinfo(&file[..cut], "version");
-        }
-        for at in 0..file.len() {
-            let mut broken = file.clone();
-            broken[at] = 0xff;
-            let _ = modinfo(&broken, "version");
-        }
-    }
 
     #[test]
     fn only_the_main_module_counts_as_nvidia() {
@@ -389,7 +301,7 @@ mod tests {
         fakes.files.put(&dep, "updates/dkms/nvidia.ko:\n");
         fakes.files.put(
             &format!("{folder}/updates/dkms/nvidia.ko"),
-            module(b"version=580.178.04\0"),
+            module_file::with_info(b"version=580.178.04\0"),
         );
         assert_eq!(get(false).await, (Some("580.178.04".to_owned()), 0));
         fakes.files.put(&dep, "updates/dkms/nvidia.ko.zst:\n");
@@ -418,9 +330,13 @@ mod tests {
         };
         fakes.files.put(&dep, "updates/dkms/nvidia.ko:\n");
         let plain = format!("{folder}/updates/dkms/nvidia.ko");
-        fakes.files.put(&plain, module(b"version=580.178.04\0"));
+        fakes
+            .files
+            .put(&plain, module_file::with_info(b"version=580.178.04\0"));
         assert_eq!(get().await, None);
-        fakes.files.put(&plain, module(b"license=NVIDIA\0"));
+        fakes
+            .files
+            .put(&plain, module_file::with_info(b"license=NVIDIA\0"));
         assert_eq!(get().await, on_disk(Flavour::Proprietary));
         fakes
             .files
@@ -459,8 +375,5 @@ mod tests {
         assert!(without("nvidia-current").is_empty());
     }
 
-    reads_any_text!(
-        "(nvidia|-|_|.ko|:|\n|/|.)*",
-        |text| nvidia_module(&text); modinfo(text.as_bytes(), "version")
-    );
+    reads_any_text!("(nvidia|-|_|.ko|:|\n|/|.)*", |text| nvidia_module(&text));
 }

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    KERNEL_RELEASE, REPOSITORIES, SECURE_BOOT, packages,
+    DRIVER_PREBUILT, KERNEL_RELEASE, REPOSITORIES, SECURE_BOOT, packages,
     replaced::{self, There},
     streams,
     wishes::{Packages, compare, install},
@@ -310,7 +310,7 @@ impl Step for DriverPackages {
     }
 
     fn after(&self) -> &[StepId] {
-        const { &[SECURE_BOOT, REPOSITORIES, KERNEL_RELEASE] }
+        const { &[SECURE_BOOT, DRIVER_PREBUILT, REPOSITORIES, KERNEL_RELEASE] }
     }
 
     fn locks(&self) -> &[Lock] {

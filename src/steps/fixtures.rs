@@ -201,6 +201,7 @@ pub(crate) fn desired() -> Desired {
             fabric_service: None,
             options: vec![],
             signing: None,
+            prebuilt: None,
         }),
         runtimes: vec![RuntimeWish {
             kind: RuntimeKind::Docker,

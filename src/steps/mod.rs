@@ -26,6 +26,7 @@ mod nodes;
 mod options;
 mod packages;
 mod persistence;
+mod prebuilt;
 mod preflight;
 pub(crate) mod promise;
 mod replaced;
@@ -56,6 +57,8 @@ pub const SECURE_BOOT: StepId = StepId::new("secure-boot");
 pub const KERNEL_DENY: StepId = StepId::new("kernel.deny");
 /// Options of the driver's modules.
 pub const DRIVER_OPTIONS: StepId = StepId::new("driver.options");
+/// DKMS asks for modules that were compiled elsewhere.
+pub const DRIVER_PREBUILT: StepId = StepId::new("driver.prebuilt");
 /// Package repositories and pins.
 pub const REPOSITORIES: StepId = StepId::new("repositories");
 /// A kernel that can have a driver module.
@@ -116,6 +119,7 @@ pub fn all() -> Vec<Box<dyn Step>> {
         Box::new(secure_boot::SecureBoot),
         Box::new(deny::Deny),
         Box::new(options::Options),
+        Box::new(prebuilt::PrebuiltModules),
         Box::new(repositories::Repositories),
         Box::new(kernel_release::KernelRelease),
         Box::new(headers::Headers),

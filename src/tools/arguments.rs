@@ -11,7 +11,7 @@ use super::{
     kernel_log, kmod,
     kubernetes::{kubeadm, kubectl::PROGRAMS},
     packages::{Mark, Removals, Settings, TransactionRequest, apt, dnf},
-    podman, selinux, sysctl, systemctl, tar,
+    podman, prebuilt, selinux, sysctl, systemctl, tar,
 };
 use crate::host::{Cmd, Query, exec::built, fake::FakeFiles};
 
@@ -97,6 +97,8 @@ fn commands(value: &str) -> Vec<Cmd> {
         podman::pull(value),
         podman::remove_image(value),
         podman::remove_container(value),
+        prebuilt::decompress(Utf8Path::new(&format!("{value}.xz"))).expect("compressed"),
+        prebuilt::decompress(Utf8Path::new(&format!("{value}.zst"))).expect("compressed"),
         selinux::restore(&[path]),
         sysctl::set(value, value),
         sysctl::swap_off(value),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::host::{Cmd, Query};
 
@@ -15,6 +15,53 @@ pub const SIGNING: &str = "/etc/dkms/framework.conf.d/gpu-bootstrap.conf";
 
 /// The first version that reads [`SIGNING`] (the same, at its tags).
 pub const FIRST_TO_SIGN: &str = "3.0.4";
+
+/// Returns the file that DKMS reads after the `dkms.conf` of a module (dkms(8), "dkms.conf overriding").
+#[must_use]
+pub fn override_path(module: &str) -> Utf8PathBuf {
+    Utf8PathBuf::from(format!("/etc/dkms/{module}.conf"))
+}
+
+/// Returns a file for [`override_path`] that has a program bring the built modules, and DKMS compile them only where the
+/// program fails. The program gets the module's version, the kernel, and `NAME=FILE` for each file that a build makes, in
+/// whose folder it runs. `words` have no quotation marks, blanks or dollar signs.
+///
+/// DKMS puts `-j` and the kernel into a command that begins with `make` (github:dell/dkms, `actual_build`), so the
+/// command that stands behind ours gets them here. What it appends for kernels of clang would follow the last word.
+#[must_use]
+pub fn asking_first(program: &Utf8Path, words: &[String]) -> String {
+    let words = words.join(" ");
+    format!(
+        r#"gpu_bootstrap={program}
+if [[ -z ${{MAKE_MATCH[0]-}} && -n ${{MAKE[0]-}} && ${{MAKE[0]}} != *"modules take"* ]]; then
+    gpu_bootstrap_files=
+    for gpu_bootstrap_at in "${{!BUILT_MODULE_NAME[@]}}"; do
+        gpu_bootstrap_built=${{BUILT_MODULE_NAME[gpu_bootstrap_at]}}
+        gpu_bootstrap_files+=" ${{DEST_MODULE_NAME[gpu_bootstrap_at]:-$gpu_bootstrap_built}}"
+        gpu_bootstrap_files+="=${{BUILT_MODULE_LOCATION[gpu_bootstrap_at]:-.}}/$gpu_bootstrap_built.ko"
+    done
+    MAKE[0]="$gpu_bootstrap {words} --driver=$PACKAGE_VERSION --kernel=$kernelver --$gpu_bootstrap_files || {{ ${{MAKE[0]/#make/make -j${{parallel_jobs:-1}} KERNELRELEASE=$kernelver}}; }} || false"
+fi
+"#
+    )
+}
+
+/// Returns the program of a file that [`asking_first`] has made.
+#[must_use]
+pub fn asked_first(text: &str) -> Option<&Utf8Path> {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("gpu_bootstrap="))?;
+    Some(Utf8Path::new(line))
+}
+
+/// Returns the log of a build that has succeeded.
+#[must_use]
+pub fn kept_log(module: &str, version: &str, kernel: &str, architecture: &str) -> Utf8PathBuf {
+    Utf8PathBuf::from(format!(
+        "{TREE}/{module}/{version}/{kernel}/{architecture}/log/make.log"
+    ))
+}
 
 /// While it exists, Debian's packages of modules build nothing (`common.postinst` of Debian's dkms 3.0.10).
 pub const NO_AUTOINSTALL: &str = "/etc/dkms/no-autoinstall";

@@ -8,7 +8,7 @@ RELEASED = $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu/release/gpu
 # Tiers of cases, see tests/vm/README.md.
 TIERS ?= core
 
-.PHONY: demo machines machines-released machines-long vm
+.PHONY: bench demo machines machines-released machines-long vm
 
 # The product's main job on a disposable machine, in two boots.
 demo: vm
@@ -26,6 +26,11 @@ machines-released: vm release
 machines-long: vm
 	$(VM) test --tier long
 	cargo test --quiet --locked --workspace --test leaves_nothing -- --ignored --test-threads 1
+
+# How long the ways to the same node take, side by side in one run: medians of RUNS runs, with the program of `make release`.
+RUNS ?= 5
+bench: vm release
+	$(VM) bench --runs $(RUNS) --program $(RELEASED)
 
 # Builds the whole workspace: for a single package cargo would compile shared dependencies again.
 vm:

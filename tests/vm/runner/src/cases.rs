@@ -41,6 +41,8 @@ pub enum Tier {
     Cluster,
     /// In `make test-long`: emulated machines, cases that take long, and those that show the bed itself by hand.
     Long,
+    /// In `make bench`: each measures a way to the same node.
+    Bench,
 }
 
 impl Tier {
@@ -51,6 +53,7 @@ impl Tier {
             Tier::Full => "full",
             Tier::Cluster => "cluster",
             Tier::Long => "long",
+            Tier::Bench => "bench",
         }
     }
 }
@@ -180,6 +183,8 @@ pub struct Step {
     /// What the console must have said by the end of the step, since the machine was turned on.
     #[serde(default)]
     pub console: Vec<String>,
+    /// `vm bench` reports its duration under this name. Steps of the same name are added up.
+    pub measure: Option<String>,
     /// Prints its output while it runs.
     #[serde(default)]
     pub show: bool,

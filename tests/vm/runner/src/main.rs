@@ -7,6 +7,7 @@ mod agents;
 mod almalinux;
 mod assets;
 mod bed;
+mod bench;
 mod cases;
 mod claim;
 mod cloud;
@@ -100,6 +101,17 @@ enum Verb {
     },
     /// Runs cases and prints a line for each.
     Test(How),
+    /// Runs the cases of the tier `bench` one after another, several times, and prints the median of what they measure.
+    Bench {
+        /// Names of cases [default: all of the tier].
+        cases: Vec<String>,
+        /// How often each runs.
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+        runs: u32,
+        /// The program that machines run [default: the one compiled from this source, without optimisations].
+        #[arg(long, value_name = "FILE")]
+        program: Option<PathBuf>,
+    },
     /// Lists the machines and the cases.
     List,
     /// Removes what a bed left behind that was ended without a chance to clean up, and what no run has used for
@@ -264,6 +276,19 @@ fn run() -> Result<ExitCode> {
             let cases = chosen(&cases, &how.cases, how.tiers())?;
             return test(&bed, &machines, &cases, &how);
         }
+        Verb::Bench {
+            cases: names,
+            runs,
+            program,
+        } => {
+            let tiers: &[Tier] = if names.is_empty() {
+                &[Tier::Bench]
+            } else {
+                &[]
+            };
+            let cases = chosen(&cases, &names, tiers)?;
+            return bench(&bed, &machines, &cases, runs, program.as_ref());
+        }
         Verb::Serve(_) | Verb::Metadata { .. } => {}
     }
     Ok(ExitCode::SUCCESS)
@@ -393,6 +418,48 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
         Some(error) => bail!("the demo failed: {error:#}"),
         None => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// Runs the cases in turn, `runs` times, with nothing beside them. A case that fails ends the benchmark: a figure of a
+/// node that does not work says nothing.
+fn bench(
+    bed: &Bed,
+    machines: &Machines,
+    cases: &[&Case],
+    runs: u32,
+    program: Option<&PathBuf>,
+) -> Result<ExitCode> {
+    tidy(bed);
+    let program = program.map_or(Program::Compiled, |file| Program::Given(file));
+    let assets = assets::prepare(bed, machines, &wanted(machines, cases)?, Some(program))?;
+    let stage = Stage {
+        bed,
+        machines,
+        assets: &assets,
+        tell: false,
+        keep: false,
+        at_once: 1,
+    };
+    let mut results = bench::Results::default();
+    for _ in 0..runs {
+        for case in cases {
+            let outcome = one(&stage, case);
+            if stop::stopping() {
+                bail!("the run was stopped");
+            }
+            if outcome.error.is_some() {
+                return Ok(ExitCode::FAILURE);
+            }
+            let measured: Vec<_> = outcome
+                .rows
+                .into_iter()
+                .filter_map(|row| row.measured)
+                .collect();
+            results.add(&measured);
+        }
+    }
+    out::say(out::table(&results.rows()));
+    Ok(ExitCode::SUCCESS)
 }
 
 fn step_rows(outcome: &Outcome) -> Vec<Vec<String>> {

@@ -54,7 +54,18 @@ pub struct Outcome {
 pub struct Row {
     pub title: String,
     pub took: Duration,
+    /// What `vm bench` reports it as.
+    pub measured: Option<Measured>,
     pub result: String,
+}
+
+/// A duration that `vm bench` reports.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    pub name: String,
+    pub wall: Duration,
+    /// The processor time of the machine.
+    pub processor: Duration,
 }
 
 struct Running<'a> {
@@ -239,6 +250,7 @@ impl Running<'_> {
             out::heading(&step.title);
         }
         let start = Instant::now();
+        let used = self.machine.processor();
         let limit =
             (step.within).map_or_else(|| self.stage.deadline(step.deadline), Duration::from_secs);
         let result = if let Some(script) = units::script(step) {
@@ -276,6 +288,18 @@ impl Running<'_> {
         };
         let result = result.and_then(|said| self.console_has(&step.console).map(|()| said));
         self.row(&step.title, start, result.as_deref().unwrap_or("FAILED"));
+        if let (Some(name), Some(row), Some(before), Some(after)) = (
+            &step.measure,
+            self.rows.last_mut(),
+            used,
+            self.machine.processor(),
+        ) {
+            row.measured = Some(Measured {
+                name: name.clone(),
+                wall: row.took,
+                processor: after.saturating_sub(before),
+            });
+        }
         result.map(drop)
     }
 
@@ -436,6 +460,7 @@ impl Running<'_> {
         self.rows.push(Row {
             title: title.into(),
             took: start.elapsed(),
+            measured: None,
             result: result.into(),
         });
     }
@@ -464,6 +489,7 @@ fn failed(title: &str, start: Instant) -> Row {
     Row {
         title: title.into(),
         took: start.elapsed(),
+        measured: None,
         result: "FAILED".into(),
     }
 }

@@ -1,0 +1,257 @@
+//! `driver.prebuilt`: before DKMS compiles the driver's modules, it looks for those that another machine has compiled for
+//! the same kernel and driver. A file beside DKMS' own configuration says so. It stays, so that a kernel that comes later gets
+//! its modules from there, too.
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{PREFLIGHT, words};
+use crate::{
+    change::{Change, Lock},
+    config::desired::{Desired, DriverWish, Prebuilt},
+    model::id::StepId,
+    step::{Assessment, Cx, Step, StepError},
+    tools::{dkms, packages::HEADER, prebuilt},
+};
+
+/// See the module.
+pub struct PrebuiltModules;
+
+#[derive(Debug, Clone, Default)]
+struct PrebuiltState {
+    /// The file beside DKMS' configuration.
+    content: Option<String>,
+    /// The program that the file is to start.
+    program: Utf8PathBuf,
+    /// What the program has said when DKMS built the modules of the running kernel.
+    said: Option<String>,
+}
+
+/// The command line of the program, up to what DKMS adds.
+fn words_of(driver: &DriverWish, wish: &Prebuilt) -> Vec<String> {
+    let fixed = [
+        "modules".to_owned(),
+        "take".to_owned(),
+        format!("--flavour={}", driver.flavour),
+    ];
+    let sources = wish
+        .sources
+        .iter()
+        .map(|source| format!("--source={source}"));
+    let keys = wish
+        .public_keys
+        .iter()
+        .map(|key| format!("--public-key={key}"));
+    fixed.into_iter().chain(sources).chain(keys).collect()
+}
+
+async fn detect(cx: &Cx<'_>, module: &str) -> Result<PrebuiltState, StepError> {
+    let files = cx.host.files();
+    let content = files.read_text(&dkms::override_path(module))?;
+    // `check` may run from another place than `install` did.
+    let named = content.as_deref().and_then(dkms::asked_first);
+    let program = match named {
+        Some(program) if files.exists(program)? => program.to_owned(),
+        _ => (files.resolve("/proc/self/exe".into())?)
+            .unwrap_or_else(|| "/usr/local/bin/gpu-bootstrap".into()),
+    };
+    let mut said = None;
+    let kernel = &cx.facts.kernel;
+    if let (Some(running), Some(architecture)) = (&kernel.running, &kernel.arch) {
+        let versions = Utf8Path::new(dkms::TREE).join(module);
+        for version in files.list(&versions)? {
+            let log = dkms::kept_log(module, &version, running.as_str(), architecture);
+            if let Some(text) = files.read_lossy(&log)? {
+                said = prebuilt::said(&text).last().map(str::to_owned);
+            }
+        }
+    }
+    Ok(PrebuiltState {
+        content,
+        program,
+        said,
+    })
+}
+
+fn decide(state: &PrebuiltState, desired: &Desired) -> Assessment {
+    let Some(driver) = &desired.driver else {
+        return words::no_driver();
+    };
+    let Some(module) = &driver.dkms else {
+        return Assessment::NotApplicable {
+            why: "the kernel modules come compiled from their vendor".into(),
+        };
+    };
+    let Some(wish) = &driver.prebuilt else {
+        return Assessment::NotApplicable {
+            why: "no source of modules that another machine has compiled is set".into(),
+        };
+    };
+    let path = dkms::override_path(module);
+    if state
+        .content
+        .as_ref()
+        .is_some_and(|text| !text.starts_with(HEADER))
+    {
+        return Assessment::Blocked {
+            why: format!("`{path}`, by which DKMS would be told, is not of this program"),
+            hint: format!(
+                "take what it says into `/etc/dkms/{module}-VERSION.conf`, which DKMS reads after it, or leave \
+                 `driver.prebuilt.sources` out"
+            ),
+        };
+    }
+    let sources = wish.sources.join(", ");
+    let content = format!(
+        "{HEADER}{}",
+        dkms::asking_first(&state.program, &words_of(driver, wish))
+    );
+    if state.content.as_ref() == Some(&content) {
+        let said = state
+            .said
+            .as_deref()
+            .map(|said| format!("; for this kernel it {said}"))
+            .unwrap_or_default();
+        return Assessment::Satisfied {
+            why: format!("before it compiles, DKMS asks {sources}{said}"),
+        };
+    }
+    Assessment::Needs {
+        why: format!("DKMS does not ask {sources} yet before it compiles"),
+        changes: vec![Change::WriteFile {
+            path,
+            content,
+            mode: 0o644,
+        }],
+    }
+}
+
+#[async_trait]
+impl Step for PrebuiltModules {
+    fn id(&self) -> StepId {
+        super::DRIVER_PREBUILT
+    }
+
+    fn after(&self) -> &[StepId] {
+        const { &[PREFLIGHT] }
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Modules]
+    }
+
+    fn wants(&self, _: &Change, desired: &Desired) -> bool {
+        (desired.driver.as_ref()).is_none_or(|driver| driver.prebuilt.is_some())
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        let module = cx
+            .desired
+            .driver
+            .as_ref()
+            .filter(|driver| driver.prebuilt.is_some());
+        let state = match module.and_then(|driver| driver.dkms.as_deref()) {
+            Some(module) => detect(cx, module).await?,
+            None => PrebuiltState::default(),
+        };
+        Ok(decide(&state, cx.desired))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::steps::fixtures;
+
+    const SOURCE: &str = "https://modules.example/gpu";
+
+    fn wanted() -> Desired {
+        let mut want = fixtures::desired();
+        let driver = want.driver.as_mut().expect("a driver");
+        driver.dkms = Some("nvidia".to_owned());
+        driver.prebuilt = Some(Prebuilt {
+            sources: vec![SOURCE.to_owned(), "/srv/modules".to_owned()],
+            public_keys: vec!["RWQ".to_owned()],
+        });
+        want
+    }
+
+    fn state(content: Option<&str>) -> PrebuiltState {
+        PrebuiltState {
+            content: content.map(str::to_owned),
+            program: "/usr/local/bin/gpu-bootstrap".into(),
+            said: None,
+        }
+    }
+
+    fn written(want: &Desired) -> String {
+        let Assessment::Needs { changes, .. } = decide(&state(None), want) else {
+            panic!("nothing is there");
+        };
+        match &changes[..] {
+            [
+                Change::WriteFile {
+                    path,
+                    content,
+                    mode: 0o644,
+                },
+            ] if path == "/etc/dkms/nvidia.conf" => content.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn dkms_is_told_once_where_to_ask() {
+        let mut want = wanted();
+        let content = written(&want);
+        assert!(content.starts_with(HEADER), "{content}");
+        let words = format!(
+            "--source={SOURCE} --source=/srv/modules --public-key=RWQ --driver=$PACKAGE_VERSION"
+        );
+        assert!(content.contains(&words), "{content}");
+        let mut there = state(Some(&content));
+        there.said = Some("took nvidia from /srv/modules".to_owned());
+        let Assessment::Satisfied { why } = decide(&there, &want) else {
+            panic!("it is told already");
+        };
+        assert!(
+            why.ends_with("for this kernel it took nvidia from /srv/modules"),
+            "{why}"
+        );
+        // Another source, or no signatures: the file is another one.
+        want.driver
+            .as_mut()
+            .and_then(|driver| driver.prebuilt.as_mut())
+            .expect("a wish")
+            .sources
+            .pop();
+        assert_ne!(written(&want), content);
+        assert!(matches!(decide(&there, &want), Assessment::Needs { .. }));
+    }
+
+    #[test]
+    fn nothing_is_told_where_nothing_is_compiled_or_asked_for() {
+        let mut want = wanted();
+        want.driver.as_mut().expect("a driver").dkms = None;
+        assert!(matches!(
+            decide(&state(None), &want),
+            Assessment::NotApplicable { .. }
+        ));
+        let mut want = wanted();
+        want.driver.as_mut().expect("a driver").prebuilt = None;
+        assert!(matches!(
+            decide(&state(None), &want),
+            Assessment::NotApplicable { .. }
+        ));
+        assert!(!PrebuiltModules.wants(&Change::RepairPackages, &want));
+        assert!(PrebuiltModules.wants(&Change::RepairPackages, &wanted()));
+    }
+
+    #[test]
+    fn a_file_of_others_stays() {
+        let answer = decide(&state(Some("BUILD_DEPENDS[0]=x\n")), &wanted());
+        assert!(
+            matches!(answer, Assessment::Blocked { why, .. } if why.contains("/etc/dkms/nvidia.conf"))
+        );
+    }
+}

@@ -1,0 +1,589 @@
+//! Kernel modules that were compiled on another machine: an archive for one kernel and one driver, a compressed `tar` of
+//! `manifest.json` and the modules. Beside it is its signature, as minisign writes it.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Read as _},
+};
+
+use camino::Utf8Path;
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use minisign_verify::{PublicKey, Signature};
+use serde::{Deserialize, Serialize};
+
+use super::module_file::{modinfo, needed_symbols};
+use crate::{
+    host::{Cmd, digest::sha256},
+    model::{
+        gpu::Flavour,
+        version::{DriverVersion, KernelVersion},
+    },
+};
+
+/// What the name of a signature has behind that of its archive.
+pub const SIGNATURE: &str = ".minisig";
+
+/// No archive has more bytes: stripped and compressed, the modules of a driver have some 6 to 30 MB.
+pub const LIMIT: u64 = 256 << 20;
+
+/// No archive has more bytes when it is unpacked.
+const UNPACKED_LIMIT: u64 = 1 << 30;
+
+/// What the lines begin with that this program leaves in DKMS' log of a build.
+pub const SAYS: &str = "gpu-bootstrap: ";
+
+const MANIFEST: &str = "manifest.json";
+
+/// What modules were compiled for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Purpose {
+    /// `ID` of os-release: distributions give the same name to different kernels.
+    pub distribution: String,
+    /// The release of the kernel.
+    pub kernel: KernelVersion,
+    /// As `uname -m` says it.
+    pub architecture: String,
+    pub driver: DriverVersion,
+    pub flavour: Flavour,
+}
+
+impl Purpose {
+    /// Returns the name of the archive.
+    #[must_use]
+    pub fn archive(&self) -> String {
+        let Self {
+            distribution,
+            kernel,
+            architecture,
+            driver,
+            flavour,
+        } = self;
+        // The release of an RPM system's kernel has the architecture already.
+        let suffix = format!(".{architecture}");
+        let kernel = kernel
+            .as_str()
+            .strip_suffix(&suffix)
+            .unwrap_or(kernel.as_str());
+        format!("nvidia-{driver}-{flavour}-{distribution}-{kernel}-{architecture}.tar.gz")
+    }
+}
+
+/// What an archive says about itself.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Manifest {
+    purpose: Purpose,
+    /// The compiler of the kernel, as its configuration names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    compiler: Option<String>,
+    /// The SHA-256 of each module, by its name without `.ko`.
+    modules: BTreeMap<String, String>,
+}
+
+/// Modules by their name without `.ko`.
+pub type Modules = BTreeMap<String, Vec<u8>>;
+
+/// Why an archive is not used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    #[error("its signature cannot be read: {why}")]
+    Signature { why: String },
+    #[error("none of the public keys has signed it")]
+    Signer,
+    #[error("it cannot be read: {why}")]
+    Archive { why: String },
+    #[error("it is for {what} {has}, not {wanted}")]
+    Purpose {
+        what: &'static str,
+        has: String,
+        wanted: String,
+    },
+    #[error("`{module}` is missing")]
+    Missing { module: String },
+    #[error("`{module}` is not what the manifest names: its digest is another one")]
+    Digest { module: String },
+    #[error("`{module}` was compiled for `{has}`, and this kernel is `{wanted}`")]
+    Magic {
+        module: String,
+        has: String,
+        wanted: String,
+    },
+    #[error(
+        "`{module}` does not say which symbols it was compiled with, and this kernel compares them"
+    )]
+    NoSymbols { module: String },
+    #[error("`{module}` was compiled with another `{symbol}` than this kernel has")]
+    Symbol { module: String, symbol: String },
+}
+
+fn is_module_name(name: &str) -> bool {
+    !name.is_empty()
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+}
+
+/// Packs modules into an archive.
+///
+/// # Errors
+/// A name that is none of a module.
+pub fn pack(purpose: &Purpose, compiler: Option<String>, modules: &Modules) -> io::Result<Vec<u8>> {
+    if let Some(name) = modules.keys().find(|name| !is_module_name(name)) {
+        return Err(io::Error::other(format!("`{name}` is no name of a module")));
+    }
+    let digests = modules
+        .iter()
+        .map(|(name, content)| (name.clone(), sha256(content)));
+    let manifest = Manifest {
+        purpose: purpose.clone(),
+        compiler,
+        modules: digests.collect(),
+    };
+    let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::best()));
+    let mut add = |name: &str, content: &[u8]| {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        archive.append_data(&mut header, name, content)
+    };
+    add(MANIFEST, &serde_json::to_vec_pretty(&manifest)?)?;
+    for (name, content) in modules {
+        add(&format!("{name}.ko"), content)?;
+    }
+    archive.into_inner()?.finish()
+}
+
+/// Tells whether one of the public keys has signed an archive.
+///
+/// # Errors
+/// None has, or the signature is none.
+pub fn verify(archive: &[u8], signature: &[u8], keys: &[String]) -> Result<(), Unfit> {
+    let unreadable = |why: String| Unfit::Signature { why };
+    let text = std::str::from_utf8(signature).map_err(|error| unreadable(error.to_string()))?;
+    let signature = Signature::decode(text).map_err(|error| unreadable(error.to_string()))?;
+    let has_signed = |key: &String| {
+        PublicKey::from_base64(key).is_ok_and(|key| key.verify(archive, &signature, false).is_ok())
+    };
+    keys.iter()
+        .any(has_signed)
+        .then_some(())
+        .ok_or(Unfit::Signer)
+}
+
+/// Unpacks the modules that are wanted, in memory: no name in an archive decides where something is written.
+///
+/// # Errors
+/// The archive is for something else, lacks a module, or is damaged.
+pub fn unpack(
+    archive: &[u8],
+    purpose: &Purpose,
+    compiler: Option<&str>,
+    wanted: &[String],
+) -> Result<Modules, Unfit> {
+    let damaged = |error: io::Error| Unfit::Archive {
+        why: error.to_string(),
+    };
+    let mut found = Modules::new();
+    let mut archive = tar::Archive::new(GzDecoder::new(archive).take(UNPACKED_LIMIT));
+    for entry in archive.entries().map_err(damaged)? {
+        let mut entry = entry.map_err(damaged)?;
+        let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).map_err(damaged)?;
+        found.insert(name, content);
+    }
+    let manifest = found.remove(MANIFEST).ok_or_else(|| Unfit::Missing {
+        module: MANIFEST.to_owned(),
+    })?;
+    let manifest: Manifest = serde_json::from_slice(&manifest).map_err(|error| Unfit::Archive {
+        why: format!("`{MANIFEST}`: {error}"),
+    })?;
+    let other = |what, has: &dyn ToString, wanted: &dyn ToString| Unfit::Purpose {
+        what,
+        has: has.to_string(),
+        wanted: wanted.to_string(),
+    };
+    let has = &manifest.purpose;
+    let same: [(&str, &dyn ToString, &dyn ToString); 5] = [
+        ("the distribution", &has.distribution, &purpose.distribution),
+        ("the kernel", &has.kernel, &purpose.kernel),
+        ("the architecture", &has.architecture, &purpose.architecture),
+        ("the driver", &has.driver, &purpose.driver),
+        ("the flavour", &has.flavour, &purpose.flavour),
+    ];
+    for (what, has, wanted) in same {
+        if has.to_string() != wanted.to_string() {
+            return Err(other(what, has, wanted));
+        }
+    }
+    if let (Some(has), Some(wanted)) = (&manifest.compiler, compiler)
+        && has != wanted
+    {
+        return Err(other("a kernel of the compiler", has, &wanted));
+    }
+    let mut modules = Modules::new();
+    for module in wanted {
+        let missing = || Unfit::Missing {
+            module: module.clone(),
+        };
+        let digest = manifest.modules.get(module).ok_or_else(missing)?;
+        let content = found.remove(&format!("{module}.ko")).ok_or_else(missing)?;
+        if sha256(&content) != *digest {
+            return Err(Unfit::Digest {
+                module: module.clone(),
+            });
+        }
+        modules.insert(module.clone(), content);
+    }
+    Ok(modules)
+}
+
+/// What a kernel accepts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Kernel {
+    /// Its release.
+    pub release: String,
+    /// What its own modules have as `vermagic`; `None` if none could be read.
+    pub magic: Option<String>,
+    /// The checksums of its symbols; empty if they are not known.
+    pub symbols: BTreeMap<String, u32>,
+}
+
+impl Kernel {
+    /// Tells whether it would accept modules: the kernel itself compares the same when it loads them (Linux,
+    /// `check_modinfo` and `check_version` of `kernel/module`).
+    ///
+    /// # Errors
+    /// What differs.
+    pub fn accepts(&self, modules: &Modules) -> Result<(), Unfit> {
+        for (name, content) in modules {
+            let module = || name.clone();
+            let magic = modinfo(content, "vermagic").unwrap_or_default();
+            let fits = match &self.magic {
+                Some(own) => own == magic,
+                None => magic.split(' ').next() == Some(&self.release),
+            };
+            if !fits {
+                return Err(Unfit::Magic {
+                    module: module(),
+                    has: magic.to_owned(),
+                    wanted: self.magic.clone().unwrap_or_else(|| self.release.clone()),
+                });
+            }
+            if !magic.contains("modversions") || self.symbols.is_empty() {
+                continue;
+            }
+            let needed =
+                needed_symbols(content).ok_or_else(|| Unfit::NoSymbols { module: module() })?;
+            // A symbol that the kernel does not have is one of the other modules: the first one needs none of these.
+            let is_first = modinfo(content, "depends").is_none_or(|text| !text.contains("nvidia"));
+            let differs = |(symbol, checksum): &(&String, &u32)| match self.symbols.get(*symbol) {
+                Some(own) => own != *checksum,
+                None => is_first,
+            };
+            if let Some((symbol, _)) = needed.iter().find(differs) {
+                return Err(Unfit::Symbol {
+                    module: module(),
+                    symbol: symbol.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads `Module.symvers` of a kernel's headers: a checksum, a symbol and more on each line, with tabs between them.
+#[must_use]
+pub fn symbols(text: &str) -> BTreeMap<String, u32> {
+    let line = |line: &str| {
+        let mut fields = line.split('\t');
+        let checksum = u32::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok()?;
+        Some((fields.next()?.to_owned(), checksum))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+/// Returns the kernel's compiler, as its configuration names it.
+#[must_use]
+pub fn compiler(config: &str) -> Option<String> {
+    let value = config
+        .lines()
+        .find_map(|line| line.strip_prefix("CONFIG_CC_VERSION_TEXT="))?;
+    Some(value.trim_matches('"').to_owned())
+}
+
+/// Decompresses a module in its place, without the ending of its name; `None` if it is not compressed.
+#[must_use]
+pub fn decompress(path: &Utf8Path) -> Option<Cmd> {
+    let program = match path.extension()? {
+        "xz" => "xz",
+        "gz" => "gzip",
+        "zst" => {
+            return Some(Cmd::new(
+                "zstd",
+                [
+                    "--decompress",
+                    "--rm",
+                    "--quiet",
+                    "--force",
+                    "--",
+                    path.as_str(),
+                ],
+            ));
+        }
+        _ => return None,
+    };
+    Some(Cmd::new(
+        program,
+        ["--decompress", "--force", "--", path.as_str()],
+    ))
+}
+
+/// Returns what this program has said in DKMS' log of a build.
+pub fn said(log: &str) -> impl Iterator<Item = &str> {
+    log.lines().filter_map(|line| line.strip_prefix(SAYS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tools::module_file::{versions, with_sections};
+
+    /// A public key of minisign's, and its signature of the four bytes `test` (documentation of minisign-verify 0.3.0).
+    const KEY: &str = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
+    const OTHER_KEY: &str = "RWTSM+4BNNvkZPNkHgE88ETlhWa+0HDzU5CN8TvbyvmhVUcr6aQXfssV";
+    const SIGNED: &str = "untrusted comment: signature from minisign secret key\n\
+        RUQf6LRCGA9i559r3g7V1qNyJDApGip8MfqcadIgT9CuhV3EMhHoN1mGTkUidF/z7SrlQgXdy8ofjb7bNJJylDOocrCo8KLzZwo=\n\
+        trusted comment: timestamp:1633700835\tfile:test\tprehashed\n\
+        wLMDjy9FLAuxZ3q4NlEvkgtyhrr0gtTu6KC4KBJdITbbOeAi1zBIYo0v4iTgt8jJpIidRJnp94ABQkJAgAooBQ==\n";
+    const MAGIC: &str = "6.1.0-44-amd64 SMP preempt mod_unload modversions ";
+
+    fn purpose() -> Purpose {
+        Purpose {
+            distribution: "debian".to_owned(),
+            kernel: "6.1.0-44-amd64".parse().expect("a kernel"),
+            architecture: "x86_64".to_owned(),
+            driver: "535.261.03".parse().expect("a version"),
+            flavour: Flavour::Open,
+        }
+    }
+
+    fn module(magic: &str, depends: &str, symbols: &[(&str, u32)]) -> Vec<u8> {
+        let info = format!("vermagic={magic}\0depends={depends}\0");
+        with_sections(&[
+            (".modinfo", info.as_bytes()),
+            ("__versions", &versions(symbols)),
+        ])
+    }
+
+    fn modules() -> Modules {
+        let first = module(MAGIC, "drm", &[("module_layout", 1), ("kfree", 2)]);
+        let second = module(MAGIC, "nvidia", &[("module_layout", 1), ("nvidia_open", 9)]);
+        Modules::from([
+            ("nvidia".to_owned(), first),
+            ("nvidia-uvm".to_owned(), second),
+        ])
+    }
+
+    fn names() -> Vec<String> {
+        modules().into_keys().collect()
+    }
+
+    #[test]
+    fn an_archive_has_one_name_for_one_purpose() {
+        assert_eq!(
+            purpose().archive(),
+            "nvidia-535.261.03-open-debian-6.1.0-44-amd64-x86_64.tar.gz"
+        );
+        let el = Purpose {
+            kernel: "5.14.0-570.el9_6.x86_64".parse().expect("a kernel"),
+            ..purpose()
+        };
+        assert_eq!(
+            el.archive(),
+            "nvidia-535.261.03-open-debian-5.14.0-570.el9_6-x86_64.tar.gz"
+        );
+    }
+
+    #[test]
+    fn what_was_packed_is_unpacked_for_its_purpose_alone() {
+        let gcc = || Some("gcc 12".to_owned());
+        let archive = pack(&purpose(), gcc(), &modules()).expect("packed");
+        let unpack = |purpose: &Purpose, compiler: &str, names: &[String]| {
+            unpack(&archive, purpose, Some(compiler), names)
+        };
+        assert_eq!(unpack(&purpose(), "gcc 12", &names()), Ok(modules()));
+        let others = [
+            Purpose {
+                distribution: "ubuntu".to_owned(),
+                ..purpose()
+            },
+            Purpose {
+                kernel: "6.1.0-45-amd64".parse().expect("a kernel"),
+                ..purpose()
+            },
+            Purpose {
+                architecture: "aarch64".to_owned(),
+                ..purpose()
+            },
+            Purpose {
+                driver: "535.261.04".parse().expect("a version"),
+                ..purpose()
+            },
+            Purpose {
+                flavour: Flavour::Proprietary,
+                ..purpose()
+            },
+        ];
+        for other in others {
+            let refused = unpack(&other, "gcc 12", &names());
+            assert!(
+                matches!(refused, Err(Unfit::Purpose { .. })),
+                "{other:?}: {refused:?}"
+            );
+        }
+        assert!(matches!(
+            unpack(&purpose(), "gcc 13", &names()),
+            Err(Unfit::Purpose { .. })
+        ));
+        let missing = unpack(&purpose(), "gcc 12", &["nvidia-drm".to_owned()]);
+        assert_eq!(
+            missing,
+            Err(Unfit::Missing {
+                module: "nvidia-drm".to_owned()
+            })
+        );
+    }
+
+    #[test]
+    fn a_damaged_archive_is_refused() {
+        let archive = pack(&purpose(), None, &modules()).expect("packed");
+        // Without its end a compressed archive still has all of its content.
+        for cut in (0..archive.len() - 16).step_by(7) {
+            let read = unpack(&archive[..cut], &purpose(), None, &names());
+            assert!(read.is_err() || read == Ok(modules()), "{cut}");
+        }
+        assert!(unpack(&archive[..archive.len() / 2], &purpose(), None, &names()).is_err());
+        assert!(matches!(
+            unpack(b"<html>", &purpose(), None, &names()),
+            Err(Unfit::Archive { .. })
+        ));
+        let name = Modules::from([("../nvidia".to_owned(), Vec::new())]);
+        assert!(pack(&purpose(), None, &name).is_err());
+    }
+
+    #[test]
+    fn a_module_that_is_not_the_manifests_is_refused() {
+        let digest = "00".repeat(32);
+        let manifest = Manifest {
+            purpose: purpose(),
+            compiler: None,
+            modules: BTreeMap::from([("nvidia".to_owned(), digest)]),
+        };
+        let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
+        for (name, content) in [
+            (MANIFEST, serde_json::to_vec(&manifest).expect("JSON")),
+            ("nvidia.ko", vec![1]),
+        ] {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(content.len() as u64);
+            archive
+                .append_data(&mut header, name, content.as_slice())
+                .expect("added");
+        }
+        let archive = archive
+            .into_inner()
+            .and_then(GzEncoder::finish)
+            .expect("finished");
+        let refused = unpack(&archive, &purpose(), None, &["nvidia".to_owned()]);
+        assert_eq!(
+            refused,
+            Err(Unfit::Digest {
+                module: "nvidia".to_owned()
+            })
+        );
+    }
+
+    #[test]
+    fn only_a_known_signer_counts() {
+        let keys = |all: &[&str]| all.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let verify = |archive: &[u8], signature: &str, all: &[&str]| {
+            verify(archive, signature.as_bytes(), &keys(all))
+        };
+        assert_eq!(verify(b"test", SIGNED, &[OTHER_KEY, KEY]), Ok(()));
+        assert_eq!(verify(b"Test", SIGNED, &[KEY]), Err(Unfit::Signer));
+        assert_eq!(verify(b"test", SIGNED, &[OTHER_KEY]), Err(Unfit::Signer));
+        assert_eq!(verify(b"test", SIGNED, &[]), Err(Unfit::Signer));
+        let comment = SIGNED.replace("1633700835", "1633700836");
+        assert_eq!(verify(b"test", &comment, &[KEY]), Err(Unfit::Signer));
+        assert!(matches!(
+            verify(b"test", "<html>", &[KEY]),
+            Err(Unfit::Signature { .. })
+        ));
+    }
+
+    #[test]
+    fn a_kernel_accepts_what_was_compiled_for_it() {
+        let kernel = Kernel {
+            release: "6.1.0-44-amd64".to_owned(),
+            magic: Some(MAGIC.to_owned()),
+            symbols: symbols(
+                "0x00000001\tmodule_layout\tvmlinux\tEXPORT_SYMBOL\n0x00000002\tkfree\tvmlinux\tEXPORT_SYMBOL\n",
+            ),
+        };
+        assert_eq!(kernel.accepts(&modules()), Ok(()));
+        let with = |name: &str, content| {
+            let mut all = modules();
+            all.insert(name.to_owned(), content);
+            all
+        };
+        let refused = kernel.accepts(&with(
+            "nvidia",
+            module(MAGIC, "", &[("module_layout", 1), ("kfree", 3)]),
+        ));
+        assert!(matches!(refused, Err(Unfit::Symbol { symbol, .. }) if symbol == "kfree"));
+        let refused = kernel.accepts(&with(
+            "nvidia",
+            module(MAGIC, "", &[("module_layout", 1), ("gone", 2)]),
+        ));
+        assert!(matches!(refused, Err(Unfit::Symbol { symbol, .. }) if symbol == "gone"));
+        let refused = kernel.accepts(&with(
+            "nvidia",
+            module("6.1.0-44-amd64 SMP modversions ", "", &[]),
+        ));
+        assert!(matches!(refused, Err(Unfit::Magic { .. })));
+        let info = format!("vermagic={MAGIC}\0");
+        let refused = kernel.accepts(&with(
+            "nvidia",
+            with_sections(&[(".modinfo", info.as_bytes())]),
+        ));
+        assert!(matches!(refused, Err(Unfit::NoSymbols { .. })));
+        // A machine on which nothing tells: its release is all that is known.
+        let unknown = Kernel {
+            release: "6.1.0-44-amd64".to_owned(),
+            ..Kernel::default()
+        };
+        assert_eq!(unknown.accepts(&modules()), Ok(()));
+        let other = Kernel {
+            release: "6.1.0-45-amd64".to_owned(),
+            ..Kernel::default()
+        };
+        assert!(matches!(
+            other.accepts(&modules()),
+            Err(Unfit::Magic { .. })
+        ));
+    }
+
+    #[test]
+    fn the_compiler_of_a_kernel_and_what_was_said_are_read() {
+        let config =
+            "CONFIG_CC_IS_GCC=y\nCONFIG_CC_VERSION_TEXT=\"gcc-12 (Debian 12.2.0-14) 12.2.0\"\n";
+        assert_eq!(
+            compiler(config).as_deref(),
+            Some("gcc-12 (Debian 12.2.0-14) 12.2.0")
+        );
+        let log = "DKMS make.log for nvidia\ngpu-bootstrap: took nvidia from /srv\nmake: done\n";
+        assert_eq!(said(log).collect::<Vec<_>>(), ["took nvidia from /srv"]);
+    }
+}
