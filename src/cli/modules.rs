@@ -15,7 +15,7 @@ use crate::{
     error::one_line,
     exit::Exit,
     facts::gather,
-    host::{Files, FilesError, Host, ReadFiles, digest::sha256, trusted::refuse_foreign},
+    host::{Files, FilesError, Host, Kind, ReadFiles, digest::sha256, trusted::refuse_foreign},
     model::{
         paths,
         version::{DriverVersion, KernelVersion},
@@ -57,40 +57,39 @@ struct Built {
     folder: Utf8PathBuf,
 }
 
+/// Returns the folders in a folder: beside its modules DKMS keeps keys, links and a version there.
+fn folders(files: &dyn ReadFiles, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
+    let mut found = Vec::new();
+    for name in files.list(folder)? {
+        let stat = files.stat(&folder.join(&name))?;
+        if stat.is_some_and(|stat| stat.kind == Kind::Folder) {
+            found.push(name);
+        }
+    }
+    Ok(found)
+}
+
 /// Returns what DKMS has built of NVIDIA's driver.
 fn built(files: &dyn ReadFiles) -> Result<Vec<Built>, FilesError> {
     let mut found = Vec::new();
-    let tree = Utf8Path::new(dkms::TREE);
-    for name in files.list(tree)? {
-        for version in files.list(&tree.join(&name))? {
+    for name in folders(files, dkms::TREE.into())? {
+        let of_name = Utf8Path::new(dkms::TREE).join(&name);
+        for version in folders(files, &of_name)? {
             let Ok(driver) = version.parse::<DriverVersion>() else {
                 continue;
             };
-            for kernel in files.list(&tree.join(&name).join(&version))? {
+            let of_version = of_name.join(&version);
+            for kernel in folders(files, &of_version)? {
                 let Ok(release) = kernel.parse::<KernelVersion>() else {
                     continue;
                 };
-                for architecture in files.list(&tree.join(&name).join(&version).join(&kernel))? {
-                    let folder = tree
-                        .join(&name)
-                        .join(&version)
-                        .join(&kernel)
-                        .join(&architecture)
-                        .join("module");
-                    let is_driver = files
-                        .list(&folder)?
-                        .iter()
-                        .any(|file| is_nvidia_module(file));
-                    if !is_driver {
+                for architecture in folders(files, &of_version.join(&kernel))? {
+                    let folder = of_version.join(&kernel).join(&architecture).join("module");
+                    if !(files.list(&folder)?.iter()).any(|file| is_nvidia_module(file)) {
                         continue;
                     }
-                    let log = files.read_lossy(&dkms::kept_log(
-                        &name,
-                        &version,
-                        &kernel,
-                        &architecture,
-                    ))?;
-                    let log = log.unwrap_or_default();
+                    let log = dkms::kept_log(&name, &version, &kernel, &architecture);
+                    let log = files.read_lossy(&log)?.unwrap_or_default();
                     found.push(Built {
                         name: name.clone(),
                         driver: driver.clone(),
@@ -475,12 +474,14 @@ fn put(files: &dyn Files, places: &[Place], modules: &Modules) -> Result<(), Str
 
 /// Reads what a kernel accepts.
 async fn kernel(host: &Host, release: &str) -> Result<Kernel, FilesError> {
-    let files = &*host.files;
-    let symbols = files.read_lossy(Utf8Path::new(&format!(
-        "/lib/modules/{release}/build/Module.symvers"
-    )))?;
+    let headers = kmod::folder_of(release).join("build");
+    let read = |name: &str| host.files.read_lossy(&headers.join(name));
+    let symbols = read("Module.symvers")?;
+    let own = read("include/generated/utsrelease.h")?;
     Ok(Kernel {
-        release: release.to_owned(),
+        release: (own.as_deref().and_then(prebuilt::release))
+            .unwrap_or(release)
+            .to_owned(),
         magic: magic(host, release).await?,
         symbols: symbols
             .map(|text| prebuilt::symbols(&text))

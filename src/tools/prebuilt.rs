@@ -242,7 +242,7 @@ pub fn unpack(
 /// What a kernel accepts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kernel {
-    /// Its release.
+    /// Its release, as its headers give it to modules.
     pub release: String,
     /// What its own modules have as `vermagic`; `None` if none could be read.
     pub magic: Option<String>,
@@ -302,6 +302,15 @@ pub fn symbols(text: &str) -> BTreeMap<String, u32> {
         Some((fields.next()?.to_owned(), checksum))
     };
     text.lines().filter_map(line).collect()
+}
+
+/// Reads `include/generated/utsrelease.h` of a kernel's headers: the release that modules get.
+#[must_use]
+pub fn release(header: &str) -> Option<&str> {
+    header.lines().find_map(|line| {
+        line.strip_prefix("#define UTS_RELEASE \"")?
+            .strip_suffix('"')
+    })
 }
 
 /// Returns the kernel's compiler, as its configuration names it.
@@ -579,6 +588,10 @@ mod tests {
     fn the_compiler_of_a_kernel_and_what_was_said_are_read() {
         let config =
             "CONFIG_CC_IS_GCC=y\nCONFIG_CC_VERSION_TEXT=\"gcc-12 (Debian 12.2.0-14) 12.2.0\"\n";
+        assert_eq!(
+            release("#define UTS_RELEASE \"6.1.0-44-amd64\"\n"),
+            Some("6.1.0-44-amd64")
+        );
         assert_eq!(
             compiler(config).as_deref(),
             Some("gcc-12 (Debian 12.2.0-14) 12.2.0")
