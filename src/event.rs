@@ -135,6 +135,9 @@ pub enum Event {
         exit: u8,
         /// Its duration.
         seconds: f64,
+        /// The seconds since the installation began, with the runs before it and the reboots, if it is ready now.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to_ready: Option<f64>,
     },
 }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     host::{ExecError, Kind},
-    tools::{dkms, initramfs, kmod},
+    tools::{dkms, initramfs, kmod, prebuilt},
 };
 
 impl Applier {
@@ -224,6 +224,30 @@ impl Applier {
                          its source"
                     ));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells why DKMS has compiled modules since a time, in seconds since 1970, although it asked for modules of other
+    /// machines: that costs minutes, and nothing fails by it.
+    pub(super) fn tell_of_compiled_modules(
+        &self,
+        since: i64,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let files = &*self.host.files;
+        for build in dkms::builds(files)? {
+            let log = build.log();
+            if files.stat(&log)?.is_none_or(|stat| stat.mtime < since) {
+                continue;
+            }
+            let text = files.read_lossy(&log)?.unwrap_or_default();
+            if let Some(said) = prebuilt::said(&text)
+                .last()
+                .filter(|said| !said.starts_with(prebuilt::TOOK))
+            {
+                sink.note(&format!("DKMS {said}"));
             }
         }
         Ok(())

@@ -221,8 +221,13 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         CheckFormat::Nagios => return print::shown(out, |to| formats::nagios(to, &report)),
         CheckFormat::Npd => return print::shown(out, |to| formats::npd(to, &report)),
         CheckFormat::Prometheus => {
+            // Root alone may read the journal, and a machine may have none.
+            let timing = examined
+                .here
+                .then(|| engine::last_timing(&world.host).ok().flatten());
+            let to_ready = timing.flatten().and_then(|timing| timing.to_ready());
             print::show(out, |to| {
-                formats::prometheus(to, &report, ground.facts.gpus.len())
+                formats::prometheus(to, &report, ground.facts.gpus.len(), to_ready)
             })?;
         }
         CheckFormat::Html => print::show(out, |to| formats::html(to, &report, &ground.facts))?,

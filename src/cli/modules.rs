@@ -15,7 +15,7 @@ use crate::{
     error::one_line,
     exit::Exit,
     facts::gather,
-    host::{Files, FilesError, Host, Kind, ReadFiles, digest::sha256, trusted::refuse_foreign},
+    host::{Files, FilesError, Host, ReadFiles, digest::sha256, trusted::refuse_foreign},
     model::{
         paths,
         version::{DriverVersion, KernelVersion},
@@ -24,7 +24,7 @@ use crate::{
     tools::{
         dkms, kmod,
         module_file::{flavour_of_license, modinfo},
-        prebuilt::{self, Kernel, LIMIT, Modules, Purpose, SAYS, SIGNATURE},
+        prebuilt::{self, Kernel, LIMIT, Modules, Purpose, SAYS, SIGNATURE, TOOK},
     },
 };
 
@@ -57,50 +57,26 @@ struct Built {
     folder: Utf8PathBuf,
 }
 
-/// Returns the folders in a folder: beside its modules DKMS keeps keys, links and a version there.
-fn folders(files: &dyn ReadFiles, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
-    let mut found = Vec::new();
-    for name in files.list(folder)? {
-        let stat = files.stat(&folder.join(&name))?;
-        if stat.is_some_and(|stat| stat.kind == Kind::Folder) {
-            found.push(name);
-        }
-    }
-    Ok(found)
-}
-
 /// Returns what DKMS has built of NVIDIA's driver.
 fn built(files: &dyn ReadFiles) -> Result<Vec<Built>, FilesError> {
     let mut found = Vec::new();
-    for name in folders(files, dkms::TREE.into())? {
-        let of_name = Utf8Path::new(dkms::TREE).join(&name);
-        for version in folders(files, &of_name)? {
-            let Ok(driver) = version.parse::<DriverVersion>() else {
-                continue;
-            };
-            let of_version = of_name.join(&version);
-            for kernel in folders(files, &of_version)? {
-                let Ok(release) = kernel.parse::<KernelVersion>() else {
-                    continue;
-                };
-                for architecture in folders(files, &of_version.join(&kernel))? {
-                    let folder = of_version.join(&kernel).join(&architecture).join("module");
-                    if !(files.list(&folder)?.iter()).any(|file| is_nvidia_module(file)) {
-                        continue;
-                    }
-                    let log = dkms::kept_log(&name, &version, &kernel, &architecture);
-                    let log = files.read_lossy(&log)?.unwrap_or_default();
-                    found.push(Built {
-                        name: name.clone(),
-                        driver: driver.clone(),
-                        kernel: release.clone(),
-                        architecture,
-                        origin: prebuilt::said(&log).last().map(str::to_owned),
-                        folder,
-                    });
-                }
-            }
+    for build in dkms::builds(files)? {
+        let folder = build.modules();
+        let (Ok(driver), Ok(kernel)) = (build.version.parse(), build.kernel.parse()) else {
+            continue;
+        };
+        if !(files.list(&folder)?.iter()).any(|file| is_nvidia_module(file)) {
+            continue;
         }
+        let log = files.read_lossy(&build.log())?.unwrap_or_default();
+        found.push(Built {
+            name: build.module,
+            driver,
+            kernel,
+            architecture: build.architecture,
+            origin: prebuilt::said(&log).last().map(str::to_owned),
+            folder,
+        });
     }
     Ok(found)
 }
@@ -357,7 +333,7 @@ async fn take(world: &mut World<'_>, args: &args::Take) -> Result<Exit, Failure>
                 let names: Vec<&str> = taken.modules.keys().map(String::as_str).collect();
                 // DKMS keeps it in the log of the build.
                 let said = format!(
-                    "{SAYS}took {} from {source} ({})\n",
+                    "{SAYS}{TOOK}{} from {source} ({})\n",
                     names.join(", "),
                     taken.digest
                 );

@@ -530,10 +530,15 @@ impl Tools {
     }
 
     fn finished(&self, report: &RunReport) {
+        // The run has ended, whether or not the time that it took can be read.
+        let timing = matches!(report.mode, Mode::Install)
+            .then(|| last_timing(&self.host).ok().flatten())
+            .flatten();
         self.events.emit(Event::RunFinished {
             summary: report.summary(),
             exit: report.exit.code(),
             seconds: report.seconds,
+            to_ready: timing.and_then(|timing| timing.to_ready()),
         });
     }
 

@@ -254,6 +254,7 @@ mod tests {
             summary: Summary::default(),
             exit,
             seconds: 3.0,
+            to_ready: None,
         }
     }
 

@@ -36,6 +36,15 @@ pub struct Timing {
     pub spans: Vec<Span>,
 }
 
+impl Timing {
+    /// Returns the seconds in which a bare machine became a node that is ready; `None` if it is none, or if an image was
+    /// built.
+    #[must_use]
+    pub fn to_ready(&self) -> Option<f64> {
+        (self.exit == Some(Exit::Ok.code()) && !self.image).then_some(self.seconds)
+    }
+}
+
 /// A change or a reboot.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]

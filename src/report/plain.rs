@@ -143,9 +143,22 @@ impl<W: Write + Send> crate::event::Subscriber for Plain<W> {
                 let text = format!("{} {message}", self.style.paint(Ink::Doubt, "note:"));
                 self.line(envelope, &text)
             }
-            Event::RunFinished { exit, seconds, .. } => {
+            Event::RunFinished {
+                exit,
+                seconds,
+                to_ready,
+                ..
+            } => {
                 let time = duration(*seconds);
-                self.line(envelope, &format!("ended with status {exit} after {time}"))
+                // Of a single run it is the same.
+                let all = to_ready.filter(|all| all - seconds > 1.0).map(duration);
+                let all =
+                    all.map(|all| format!(", ready {all} after the start of the installation"));
+                let all = all.unwrap_or_default();
+                self.line(
+                    envelope,
+                    &format!("ended with status {exit} after {time}{all}"),
+                )
             }
         }
     }

@@ -493,6 +493,7 @@ fn events() -> Vec<Envelope> {
             },
             exit: 0,
             seconds: 162.0,
+            to_ready: Some(212.0),
         },
     ];
     events

@@ -28,6 +28,7 @@ mod packages;
 mod persistence;
 mod prebuilt;
 mod preflight;
+mod program;
 pub(crate) mod promise;
 mod replaced;
 mod repositories;

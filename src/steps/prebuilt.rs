@@ -3,9 +3,9 @@
 //! its modules from there, too.
 
 use async_trait::async_trait;
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8PathBuf;
 
-use super::{PREFLIGHT, words};
+use super::{PREFLIGHT, program, words};
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverWish, Prebuilt},
@@ -52,18 +52,14 @@ async fn detect(cx: &Cx<'_>, module: &str) -> Result<PrebuiltState, StepError> {
     let named = content.as_deref().and_then(dkms::asked_first);
     let program = match named {
         Some(program) if files.exists(program)? => program.to_owned(),
-        _ => (files.resolve("/proc/self/exe".into())?)
-            .unwrap_or_else(|| "/usr/local/bin/gpu-bootstrap".into()),
+        _ => program::lasting(cx)?,
     };
+    let running = cx.facts.kernel.running.as_ref().map(ToString::to_string);
     let mut said = None;
-    let kernel = &cx.facts.kernel;
-    if let (Some(running), Some(architecture)) = (&kernel.running, &kernel.arch) {
-        let versions = Utf8Path::new(dkms::TREE).join(module);
-        for version in files.list(&versions)? {
-            let log = dkms::kept_log(module, &version, running.as_str(), architecture);
-            if let Some(text) = files.read_lossy(&log)? {
-                said = prebuilt::said(&text).last().map(str::to_owned);
-            }
+    for build in dkms::builds(files)? {
+        if build.module == module && Some(&build.kernel) == running.as_ref() {
+            let log = files.read_lossy(&build.log())?.unwrap_or_default();
+            said = prebuilt::said(&log).last().map(str::to_owned);
         }
     }
     Ok(PrebuiltState {

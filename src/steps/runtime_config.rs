@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    RUNTIME_CONTAINERD, RUNTIME_CRIO, RUNTIME_DOCKER, TOOLKIT_PACKAGES,
+    RUNTIME_CONTAINERD, RUNTIME_CRIO, RUNTIME_DOCKER, TOOLKIT_PACKAGES, program,
     runtime_files::{Broken, DAEMON_JSON, RuntimeState, detect, is_configured, runtime_of},
     runtime_packages::wish,
     words,
@@ -180,9 +180,7 @@ fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<Change>, StepError> {
     if !is_rewritten || there.is_some_and(|text| text.contains(PUT_BACK)) {
         return Ok(None);
     }
-    // The DaemonSet and a person put the program into different places.
-    let program = files.resolve("/proc/self/exe".into())?;
-    let program = program.unwrap_or_else(|| "/usr/local/bin/gpu-bootstrap".into());
+    let program = program::lasting(cx)?;
     Ok(Some(Change::WriteFile {
         path: DROP_IN.into(),
         content: format!("{HEADER}[Service]\nExecStartPre=-{program} {PUT_BACK}\n"),

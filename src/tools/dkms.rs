@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use crate::host::{Cmd, Query};
+use crate::host::{Cmd, FilesError, Kind, Query, ReadFiles};
 
 /// Compiling NVIDIA's module takes 80 to 275 s; the rest is for a slow machine.
 const DEADLINE: Duration = Duration::from_secs(45 * 60);
@@ -55,12 +55,77 @@ pub fn asked_first(text: &str) -> Option<&Utf8Path> {
     Some(Utf8Path::new(line))
 }
 
-/// Returns the log of a build that has succeeded.
-#[must_use]
-pub fn kept_log(module: &str, version: &str, kernel: &str, architecture: &str) -> Utf8PathBuf {
-    Utf8PathBuf::from(format!(
-        "{TREE}/{module}/{version}/{kernel}/{architecture}/log/make.log"
-    ))
+/// A build that has succeeded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Build {
+    pub module: String,
+    pub version: String,
+    pub kernel: String,
+    pub architecture: String,
+}
+
+impl Build {
+    fn folder(&self) -> Utf8PathBuf {
+        let Self {
+            module,
+            version,
+            kernel,
+            architecture,
+        } = self;
+        Utf8PathBuf::from(format!("{TREE}/{module}/{version}/{kernel}/{architecture}"))
+    }
+
+    /// Where its modules are, under the names that they have on the machine.
+    #[must_use]
+    pub fn modules(&self) -> Utf8PathBuf {
+        self.folder().join("module")
+    }
+
+    /// What the compiler, or what stands before it, has said.
+    #[must_use]
+    pub fn log(&self) -> Utf8PathBuf {
+        self.folder().join("log/make.log")
+    }
+}
+
+/// Returns all builds of modules in [`TREE`], which has keys, links and the version of its format beside them.
+///
+/// # Errors
+/// A folder cannot be read.
+pub fn builds(files: &dyn ReadFiles) -> Result<Vec<Build>, FilesError> {
+    let mut found = Vec::new();
+    let tree = Utf8Path::new(TREE);
+    for module in folders(files, tree)? {
+        for version in folders(files, &tree.join(&module))? {
+            for kernel in folders(files, &tree.join(&module).join(&version))? {
+                for architecture in
+                    folders(files, &tree.join(&module).join(&version).join(&kernel))?
+                {
+                    let build = Build {
+                        module: module.clone(),
+                        version: version.clone(),
+                        kernel: kernel.clone(),
+                        architecture,
+                    };
+                    if files.exists(&build.modules())? {
+                        found.push(build);
+                    }
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn folders(files: &dyn ReadFiles, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
+    let mut found = Vec::new();
+    for name in files.list(folder)? {
+        let stat = files.stat(&folder.join(&name))?;
+        if stat.is_some_and(|stat| stat.kind == Kind::Folder) {
+            found.push(name);
+        }
+    }
+    Ok(found)
 }
 
 /// While it exists, Debian's packages of modules build nothing (`common.postinst` of Debian's dkms 3.0.10).

@@ -32,6 +32,9 @@ const UNPACKED_LIMIT: u64 = 1 << 30;
 /// What the lines begin with that this program leaves in DKMS' log of a build.
 pub const SAYS: &str = "gpu-bootstrap: ";
 
+/// What such a line begins with if modules were used.
+pub const TOOK: &str = "took ";
+
 const MANIFEST: &str = "manifest.json";
 
 /// What modules were compiled for.

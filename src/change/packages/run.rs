@@ -65,8 +65,10 @@ impl Applier {
         stages: usize,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
+        let begun = self.host.clock.now().as_second();
         let ran = self.run_once(what, cmd, stages, sink).await;
-        self.synced_after(ran, sink).await
+        self.synced_after(ran, sink).await?;
+        self.tell_of_compiled_modules(begun, sink)
     }
 
     /// Syncs after a command, also after one that failed; of two errors its own one is returned.

@@ -12,7 +12,12 @@ use crate::{
 ///
 /// # Errors
 /// An error of the writer.
-pub fn prometheus(to: &mut dyn Write, report: &RunReport, gpus: usize) -> io::Result<()> {
+pub fn prometheus(
+    to: &mut dyn Write,
+    report: &RunReport,
+    gpus: usize,
+    to_ready: Option<f64>,
+) -> io::Result<()> {
     let mut metric = |name: &str, help: &str, lines: &[(String, f64)]| -> io::Result<()> {
         writeln!(to, "# HELP gpu_bootstrap_{name} {help}")?;
         writeln!(to, "# TYPE gpu_bootstrap_{name} gauge")?;
@@ -39,6 +44,13 @@ pub fn prometheus(to: &mut dyn Write, report: &RunReport, gpus: usize) -> io::Re
     )?;
     #[expect(clippy::cast_precision_loss, reason = "a machine has few GPUs")]
     metric("gpus", "NVIDIA GPUs on the PCI bus.", &one(gpus as f64))?;
+    if let Some(seconds) = to_ready {
+        metric(
+            "time_to_ready_seconds",
+            "How long the last installation took, with its reboots.",
+            &one(seconds),
+        )?;
+    }
     // Names of findings and layers have no character that a label would have to escape.
     let findings: Vec<(String, f64)> = (report.findings.iter())
         .map(|finding| {

@@ -84,7 +84,10 @@ fn each_format_escapes_what_it_must() {
     assert_snapshot!("tap", text(|to| tap(to, &broken).unwrap()));
     assert_snapshot!("nagios", text(|to| _ = nagios(to, &broken).unwrap()));
     assert_snapshot!("npd", text(|to| _ = npd(to, &broken).unwrap()));
-    assert_snapshot!("prometheus", text(|to| prometheus(to, &broken, 8).unwrap()));
+    assert_snapshot!(
+        "prometheus",
+        text(|to| prometheus(to, &broken, 8, Some(212.5)).unwrap())
+    );
     assert_snapshot!(
         "markdown",
         text(|to| markdown(to, &broken, &machine()).unwrap())
