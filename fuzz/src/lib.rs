@@ -29,6 +29,7 @@ use gpu_bootstrap::{
     model::{
         document::{Document, Format},
         environment,
+        gpu::Flavour,
         secret::{Hiding, Secrets},
         text::without_controls,
         version::{DriverVersion, KernelVersion},
@@ -38,9 +39,9 @@ use gpu_bootstrap::{
         containerd::{self, layout},
         crictl, crio, ctr, dkms, docker, initramfs, kernel_log, kmod, kubelet,
         kubernetes::{kubeadm, kubeconfig, kubectl},
-        lspci, mounts, openpgp,
+        lspci, module_file, mounts, openpgp,
         packages::Manager,
-        sysctl, systemctl, toolkit,
+        prebuilt, sysctl, systemctl, toolkit,
     },
 };
 
@@ -499,6 +500,10 @@ fn load(root: &Path, folder: &Path, files: &FakeFiles) {
 /// What a tool has printed, or a file of its: each text is read by each parser.
 pub fn texts(bytes: &[u8]) {
     let _ = openpgp::parse(bytes);
+    let _ = module_file::modinfo(bytes, "vermagic");
+    let _ = module_file::needed_symbols(bytes);
+    let _ = prebuilt::verify(bytes, bytes, &[]);
+    let _ = prebuilt::unpack(bytes, &purpose(), None, &["nvidia".to_owned()]);
     let text = &*String::from_utf8_lossy(bytes);
     packages(text);
     runtimes(text);
@@ -521,6 +526,13 @@ pub fn texts(bytes: &[u8]) {
     let _ = dkms::parse_status(text);
     let _ = dkms::log_named_in(text);
     let _ = dkms::telling_line(text);
+    let _ = dkms::asked_first(text);
+    let _ = (
+        prebuilt::symbols(text),
+        prebuilt::release(text),
+        prebuilt::compiler(text),
+    );
+    let _ = prebuilt::said(text).count();
     let _ = mounts::holding(text, Utf8Path::new("/var/lib/docker"));
     let _ = sysctl::parse_swaps(text);
     if let Some(rest) = sysctl::without_swap(text) {
@@ -549,6 +561,17 @@ pub fn texts(bytes: &[u8]) {
     let _ = kubectl::server_version(text);
     let _ = kubeadm::Fault::of(text, true);
     let _ = kubeadm::is_token(text);
+}
+
+/// What an archive of modules is asked for.
+fn purpose() -> prebuilt::Purpose {
+    prebuilt::Purpose {
+        distribution: "debian".to_owned(),
+        kernel: "6.1.0-44-amd64".parse().expect("a kernel"),
+        architecture: "x86_64".to_owned(),
+        driver: "535.261.03".parse().expect("a version"),
+        flavour: Flavour::Open,
+    }
 }
 
 /// The parsers of package managers, for output and for files.
