@@ -1,6 +1,6 @@
 //! The command line, which is a stable interface. This module only parses it.
 
-use std::time::Duration;
+use std::{str::FromStr, time::Duration};
 
 use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -443,7 +443,28 @@ pub struct Take {
     pub public_key: Vec<String>,
     /// Each module, and the file that a build makes
     #[arg(value_name = "NAME=FILE")]
-    pub places: Vec<super::modules::Place>,
+    pub places: Vec<Place>,
+}
+
+/// A module to take, and the file that a build would make of it.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Its name without `.ko`.
+    pub module: String,
+    /// In the folder of the build.
+    pub file: Utf8PathBuf,
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (module, file) = text.split_once('=').ok_or("not `NAME=FILE`")?;
+        Ok(Self {
+            module: module.to_owned(),
+            file: file.into(),
+        })
+    }
 }
 
 /// `completions`.

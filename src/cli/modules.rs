@@ -271,25 +271,6 @@ fn compiler(files: &dyn ReadFiles, kernel: &str) -> Result<Option<String>, Files
     Ok(None)
 }
 
-/// A module to take, and the file that a build would make of it.
-#[derive(Debug, Clone)]
-pub struct Place {
-    module: String,
-    file: Utf8PathBuf,
-}
-
-impl std::str::FromStr for Place {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (module, file) = text.split_once('=').ok_or("not `NAME=FILE`")?;
-        Ok(Self {
-            module: module.to_owned(),
-            file: file.into(),
-        })
-    }
-}
-
 async fn take(world: &mut World<'_>, args: &args::Take) -> Result<Exit, Failure> {
     prepare::root(world, "take modules")?;
     let proxy = prepare::proxy(world);
@@ -434,7 +415,7 @@ async fn fetch(host: &Host, place: &str, limit: u64, unsigned: bool) -> Result<V
 }
 
 /// Writes the modules where a build would have made them.
-fn put(files: &dyn Files, places: &[Place], modules: &Modules) -> Result<(), String> {
+fn put(files: &dyn Files, places: &[args::Place], modules: &Modules) -> Result<(), String> {
     for place in places {
         let content = modules
             .get(&place.module)
@@ -591,7 +572,7 @@ mod tests {
             .from(&host, SOURCE)
             .await
             .expect("taken");
-        let place: Place = "nvidia-current=/build/nvidia.ko".parse().expect("a place");
+        let place: args::Place = "nvidia-current=/build/nvidia.ko".parse().expect("a place");
         put(&*host.files, &[place], &taken.modules).expect("written");
         assert_eq!(
             host.files.read("/build/nvidia.ko".into()).expect("read"),

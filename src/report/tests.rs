@@ -526,7 +526,7 @@ fn events_as_plain_lines() {
          [  112.0] NVIDIA driver packages: done in 2 min 40 s\n\
          [  128.0] changed: NVIDIA driver packages (2 min 41 s): 535.261.03 is installed\n\
          [  144.0] note: a word\n\
-         [  160.0] ended with status 0 after 2 min 42 s\n"
+         [  160.0] ended with status 0 after 2 min 42 s, ready 3 min 32 s after the start of the installation\n"
     );
 }
 
