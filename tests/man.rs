@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 use gpu_bootstrap::{cli::args::Cli, config::reference, report::settings};
 use roff::{Roff, bold, roman};
 
@@ -33,16 +33,20 @@ fn settings_page() -> String {
     page.render()
 }
 
+/// A command, and those below it that are shown.
+fn shown(command: &Command) -> Vec<Command> {
+    let below = (command.get_subcommands())
+        .filter(|one| !one.is_hide_set() && one.get_name() != "help")
+        .flat_map(shown);
+    std::iter::once(command.clone()).chain(below).collect()
+}
+
 /// The pages by file name: one for the program, one for each command that is shown, and that of the settings.
 fn pages() -> Vec<(String, String)> {
     let mut program = Cli::command();
     program.build();
-    let commands = program
-        .get_subcommands()
-        .filter(|command| !command.is_hide_set() && command.get_name() != "help");
-    let mut all = vec![program.clone()];
-    all.extend(commands.cloned());
-    all.into_iter()
+    shown(&program)
+        .into_iter()
         .map(|command| {
             let name = command
                 .get_display_name()

@@ -394,6 +394,7 @@ pub struct UserData {
 
 /// `modules`.
 #[derive(Debug, Args)]
+#[command(disable_help_subcommand = true)]
 pub struct Modules {
     /// What to do
     #[command(subcommand)]
