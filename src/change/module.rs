@@ -7,7 +7,8 @@ use super::{
     kernel_parameters::needed_by,
 };
 use crate::{
-    host::{ExecError, Kind},
+    error::one_line,
+    host::{ExecError, FilesError, Kind},
     tools::{dkms, initramfs, kmod, prebuilt},
 };
 
@@ -231,26 +232,31 @@ impl Applier {
 
     /// Tells why DKMS has compiled modules since a time, in seconds since 1970, although it asked for modules of other
     /// machines: that costs minutes, and nothing fails by it.
-    pub(super) fn tell_of_compiled_modules(
-        &self,
-        since: i64,
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    pub(super) fn tell_of_compiled_modules(&self, since: i64, sink: &dyn Sink) {
+        match self.compiled_modules(since) {
+            Ok(whys) => whys
+                .iter()
+                .for_each(|why| sink.note(&format!("DKMS {why}"))),
+            Err(error) => sink.line(&one_line(&error)),
+        }
+    }
+
+    fn compiled_modules(&self, since: i64) -> Result<Vec<String>, FilesError> {
         let files = &*self.host.files;
+        let mut whys = Vec::new();
         for build in dkms::builds(files)? {
             let log = build.log();
             if files.stat(&log)?.is_none_or(|stat| stat.mtime < since) {
                 continue;
             }
             let text = files.read_lossy(&log)?.unwrap_or_default();
-            if let Some(said) = prebuilt::said(&text)
-                .last()
-                .filter(|said| !said.starts_with(prebuilt::TOOK))
-            {
-                sink.note(&format!("DKMS {said}"));
-            }
+            let said = prebuilt::said(&text).last();
+            whys.extend(
+                said.filter(|said| !said.starts_with(prebuilt::TOOK))
+                    .map(str::to_owned),
+            );
         }
-        Ok(())
+        Ok(whys)
     }
 
     /// The builds of a module that DKMS knows.
@@ -373,10 +379,12 @@ impl Applier {
             return Err(error(Some(no_single_version(module, &versions)), None).into());
         };
         let cmd = dkms::install(module, version, kernel);
+        let begun = self.host.clock.now().as_second();
         let ran = self
             .exec(&cmd, sink)
             .await
             .and_then(|output| output.success(&cmd));
+        self.tell_of_compiled_modules(begun, sink);
         if let Err(source) = ran {
             let log = self.log_tail(&dkms::log_path(module, version))?;
             return Err(error(log, Some(source)).into());

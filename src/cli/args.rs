@@ -443,7 +443,7 @@ pub struct Take {
     #[arg(long)]
     pub public_key: Vec<String>,
     /// Each module, and the file that a build makes
-    #[arg(value_name = "NAME=FILE")]
+    #[arg(value_name = "NAME=FILE", required = true)]
     pub places: Vec<Place>,
 }
 

@@ -231,10 +231,12 @@ async fn read(host: &Host, one: &Built, unpacked: &Utf8Path) -> Result<Modules, 
         let Some(module) = kmod::name_of(&name) else {
             continue;
         };
+        let path = one.folder.join(&name);
+        let missing = |path: &Utf8Path| format!("`{path}` is not there any more");
         let mut content = files
-            .read(&one.folder.join(&name))
+            .read(&path)
             .map_err(plain)?
-            .unwrap_or_default();
+            .ok_or_else(|| missing(&path))?;
         let copy = unpacked.join(&name);
         if let Some(cmd) = prebuilt::decompress(&copy) {
             files.create_folder(unpacked, 0o700).map_err(plain)?;
@@ -245,11 +247,12 @@ async fn read(host: &Host, one: &Built, unpacked: &Utf8Path) -> Result<Modules, 
                 .await
                 .and_then(|output| output.success(&cmd));
             let result = copy.with_extension("");
-            content = files.read(&result).map_err(plain)?.unwrap_or_default();
+            let read = files.read(&result).map_err(plain)?;
             for left in [&copy, &result] {
                 files.remove(left).map_err(plain)?;
             }
             ran.map_err(|error| one_line(&error))?;
+            content = read.ok_or_else(|| missing(&result))?;
         }
         modules.insert(module.to_owned(), content);
     }
@@ -278,59 +281,72 @@ async fn take(world: &mut World<'_>, args: &args::Take) -> Result<Exit, Failure>
         world.host.http = (world.proxied)(proxy, direct.as_deref());
     }
     let facts = gather(world.host.reader(), None, machine::scope(None));
-    let failed = |why: String| Failure::new(Exit::StepFailed, "no-prebuilt-modules", &why, None);
-    let (Some(os), Some(architecture)) = (facts.os, facts.kernel.arch) else {
-        return Err(failed(format!(
-            "{SAYS}compiled them: system or architecture are not known"
-        )));
+    let (took, said) = match facts.os.zip(facts.kernel.arch) {
+        Some((os, architecture)) => {
+            let purpose = Purpose {
+                distribution: os.id,
+                kernel: args.kernel.clone(),
+                architecture,
+                driver: args.driver.clone(),
+                flavour: args.flavour,
+            };
+            taken(&world.host, args, purpose, PATIENCE).await
+        }
+        None => (
+            false,
+            "compiled them: system or architecture are not known".to_owned(),
+        ),
     };
-    let purpose = Purpose {
-        distribution: os.id,
-        kernel: args.kernel.clone(),
-        architecture,
-        driver: args.driver.clone(),
-        flavour: args.flavour,
-    };
-    let wish = Wish {
-        names: args
-            .places
-            .iter()
-            .map(|place| place.module.clone())
-            .collect(),
-        kernel: kernel(&world.host, args.kernel.as_str())
-            .await
-            .map_err(|error| failed(one_line(&error)))?,
-        compiler: compiler(&*world.host.files, args.kernel.as_str())
-            .map_err(|error| failed(one_line(&error)))?,
-        purpose,
-        keys: args.public_key.clone(),
+    // DKMS keeps it in the log of the build.
+    print::text(&mut world.out, &format!("{SAYS}{said}\n"))?;
+    Ok(if took { Exit::Ok } else { Exit::StepFailed })
+}
+
+/// Brings the modules from the first source that has fitting ones, and tells where from; or why none was used.
+async fn taken(
+    host: &Host,
+    args: &args::Take,
+    purpose: Purpose,
+    patience: Duration,
+) -> (bool, String) {
+    let archive = purpose.archive();
+    let wish = match Wish::of(host, args, purpose).await {
+        Ok(wish) => wish,
+        Err(error) => {
+            return (
+                false,
+                format!(
+                    "compiled, because the kernel cannot be examined: {}",
+                    one_line(&error)
+                ),
+            );
+        }
     };
     let mut whys = Vec::new();
     for source in &args.source {
-        let asked = tokio::time::timeout(PATIENCE, wish.from(&world.host, source)).await;
-        match asked.unwrap_or_else(|_| Err(format!("it took more than {} s", PATIENCE.as_secs()))) {
-            Ok(taken) => {
-                put(&*world.host.files, &args.places, &taken.modules).map_err(failed)?;
-                let names: Vec<&str> = taken.modules.keys().map(String::as_str).collect();
-                // DKMS keeps it in the log of the build.
-                let said = format!(
-                    "{SAYS}{TOOK}{} from {source} ({})\n",
-                    names.join(", "),
-                    taken.digest
+        let asked = tokio::time::timeout(patience, wish.from(host, source)).await;
+        let asked =
+            asked.unwrap_or_else(|_| Err(format!("it took more than {} s", patience.as_secs())));
+        match asked
+            .and_then(|taken| put(&*host.files, &args.places, &taken.modules).map(|()| taken))
+        {
+            Ok(Taken { modules, digest }) => {
+                let names: Vec<&str> = modules.keys().map(String::as_str).collect();
+                return (
+                    true,
+                    format!("{TOOK}{} from {source} ({digest})", names.join(", ")),
                 );
-                print::text(&mut world.out, &said)?;
-                return Ok(Exit::Ok);
             }
             Err(why) => whys.push(format!("{source}: {why}")),
         }
     }
-    let said = format!(
-        "{SAYS}compiled {}: {}\n",
-        wish.purpose.archive(),
-        whys.join("; ")
-    );
-    print::text(&mut world.out, &said)?;
-    Ok(Exit::StepFailed)
+    (
+        false,
+        format!(
+            "compiled, because no source had a fitting {archive}: {}",
+            whys.join("; ")
+        ),
+    )
 }
 
 /// Modules from a source.
@@ -351,6 +367,21 @@ struct Wish {
 }
 
 impl Wish {
+    async fn of(host: &Host, args: &args::Take, purpose: Purpose) -> Result<Self, FilesError> {
+        let release = args.kernel.as_str();
+        Ok(Self {
+            compiler: compiler(&*host.files, release)?,
+            kernel: kernel(host, release).await?,
+            names: args
+                .places
+                .iter()
+                .map(|place| place.module.clone())
+                .collect(),
+            keys: args.public_key.clone(),
+            purpose,
+        })
+    }
+
     /// Returns the modules from a source: what is judged here is what is written later, byte for byte.
     async fn from(&self, host: &Host, source: &str) -> Result<Taken, String> {
         let name = self.purpose.archive();
@@ -382,36 +413,19 @@ impl Wish {
 
 /// Reads a file of a source. In a folder that others may write to, anybody could put one that nobody has signed.
 async fn fetch(host: &Host, place: &str, limit: u64, unsigned: bool) -> Result<Vec<u8>, String> {
-    if !place.starts_with('/') {
-        return host
-            .http
-            .get(place, limit)
-            .await
-            .map_err(|error| one_line(&error));
+    let mut address = place.to_owned();
+    if place.starts_with('/') {
+        if unsigned {
+            let (files, path) = (host.files.clone(), Utf8PathBuf::from(place));
+            // The folder of a server that does not answer blocks who reads it.
+            let judged = tokio::task::spawn_blocking(move || refuse_foreign(&*files, &path)).await;
+            judged
+                .map_err(|error| one_line(&error))?
+                .map_err(|error| one_line(&error))?;
+        }
+        address = format!("file://{}", place.replace('%', "%25"));
     }
-    let path = Utf8Path::new(place);
-    let plain = |error: FilesError| one_line(&error);
-    let stat = host
-        .files
-        .resolve(path)
-        .map_err(plain)?
-        .map(|path| host.files.stat(&path))
-        .transpose()
-        .map_err(plain)?;
-    let size = stat
-        .flatten()
-        .map(|stat| stat.size)
-        .ok_or_else(|| format!("`{path}` is not there"))?;
-    if size > limit {
-        return Err(format!("`{path}` has more than {limit} bytes"));
-    }
-    if unsigned {
-        refuse_foreign(&*host.files, path).map_err(plain)?;
-    }
-    host.files
-        .read(path)
-        .map_err(plain)?
-        .ok_or_else(|| format!("`{path}` is not there"))
+    (host.http.get(&address, limit).await).map_err(|error| one_line(&error))
 }
 
 /// Writes the modules where a build would have made them.
@@ -613,7 +627,8 @@ mod tests {
         fakes.http.fail_next(&url, silent);
         assert!(why(&[], SOURCE).await.contains("connection refused"));
         // A folder to which others may write needs signatures.
-        fakes.files.put(&format!("/srv/{name}"), content);
+        fakes.files.put(&format!("/srv/{name}"), content.clone());
+        fakes.http.serve(&format!("file:///srv/{name}"), content);
         assert_eq!(why(&[], "/srv").await, "");
         host.files
             .chown(Utf8Path::new("/srv").join(&name).as_path(), 1000, 1000)
@@ -624,5 +639,62 @@ mod tests {
             .files
             .put(&symbols, "0x00000008\tkfree\tvmlinux\tEXPORT_SYMBOL\t\n");
         assert!(why(&[], SOURCE).await.contains("another `kfree`"));
+    }
+
+    fn asked(sources: &[&str]) -> args::Take {
+        args::Take {
+            driver: "535.261.03".parse().expect("a version"),
+            kernel: KERNEL.parse().expect("a kernel"),
+            flavour: Flavour::Proprietary,
+            source: sources.iter().map(ToString::to_string).collect(),
+            public_key: Vec::new(),
+            places: vec!["nvidia-current=/build/nvidia.ko".parse().expect("a place")],
+        }
+    }
+
+    #[tokio::test]
+    async fn the_first_source_with_a_fitting_archive_counts_and_dkms_is_told_why_none_did() {
+        let (host, fakes) = machine();
+        let (name, content) = archive(&host).await;
+        let purpose = wish(&host, &[]).await.purpose;
+        let other = "https://other.example";
+        let (took, said) = taken(&host, &asked(&[other, SOURCE]), purpose.clone(), PATIENCE).await;
+        assert!(
+            !took && said.starts_with("compiled, because no source had a fitting nvidia-535"),
+            "{said}"
+        );
+        assert!(said.contains(other) && said.contains(SOURCE), "{said}");
+        fakes.http.serve(&format!("{SOURCE}/{name}"), content);
+        let (took, said) = taken(&host, &asked(&[other, SOURCE]), purpose, PATIENCE).await;
+        assert!(
+            took && said
+                .starts_with("took nvidia-current from https://modules.example/gpu (sha256:"),
+            "{said}"
+        );
+        assert_eq!(
+            host.files.read("/build/nvidia.ko".into()).expect("read"),
+            Some(module())
+        );
+    }
+
+    /// A server that takes the connection and says nothing.
+    #[tokio::test]
+    async fn a_source_that_never_answers_costs_its_time_and_no_more() {
+        struct Silent;
+        #[async_trait::async_trait]
+        impl crate::host::Http for Silent {
+            async fn get(&self, _: &str, _: u64) -> Result<Vec<u8>, HttpError> {
+                std::future::pending().await
+            }
+            async fn ask(&self, _: &crate::host::Ask) -> Result<crate::host::Answer, HttpError> {
+                std::future::pending().await
+            }
+        }
+        let (mut host, _) = machine();
+        let purpose = wish(&host, &[]).await.purpose;
+        host.http = std::sync::Arc::new(Silent);
+        let (took, said) =
+            taken(&host, &asked(&[SOURCE]), purpose, Duration::from_millis(20)).await;
+        assert!(!took && said.contains("it took more than"), "{said}");
     }
 }

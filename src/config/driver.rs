@@ -277,6 +277,10 @@ impl<'a> DriverInputs<'a> {
                        `driver.prebuilt.unsigned = true`";
             return wrong("driver.prebuilt.sources", why);
         }
+        if unsigned && !keys.is_empty() {
+            let why = "`driver.prebuilt.public-keys` is set, too, and would count for nothing";
+            return wrong("driver.prebuilt.unsigned", why);
+        }
         if unsigned && sources.iter().any(|source| source.starts_with("http://")) {
             let why = "an address of `driver.prebuilt.sources` starts with `http://`, on which anybody on the way can \
                        put another archive";
@@ -284,7 +288,7 @@ impl<'a> DriverInputs<'a> {
         }
         Ok(Some(Prebuilt {
             sources,
-            public_keys: if unsigned { Vec::new() } else { keys },
+            public_keys: keys,
         }))
     }
 

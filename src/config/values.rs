@@ -130,7 +130,7 @@ checked_text!(
         let safe = |c: char| c.is_ascii_alphanumeric() || "/.:_~%+,=-[]".contains(c);
         (is_address || from_root(text)) && text.chars().all(safe)
     },
-    "a folder or an address that starts with `https://`, without a login and without `?`, `*` and spaces",
+    "a folder, or an address that starts with `https://` or `http://`, without a login and without `?`, `*` and spaces",
     "^(https?:/)?/[A-Za-z0-9/.:_~%+,=\\[\\]-]+$"
 );
 

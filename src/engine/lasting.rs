@@ -11,18 +11,6 @@ use crate::{
     tools::mounts,
 };
 
-/// Folders that a boot or a timer empties, whatever is mounted there.
-const PASSING: [&str; 5] = ["/tmp", "/var/tmp", "/run", "/dev", "/proc"];
-
-/// Filesystems in memory, and those that may not be there yet when the boot starts the run.
-const PASSING_TYPES: [&str; 12] = [
-    "tmpfs", "ramfs", "devtmpfs", "nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph",
-    "iso9660", "udf",
-];
-
-/// What the kernel adds to the path of a running program that was deleted.
-const DELETED: &str = " (deleted)";
-
 /// This program, whatever its path is called by now.
 const OURSELVES: &str = "/proc/self/exe";
 
@@ -60,20 +48,10 @@ pub(super) fn forget_program(files: &dyn Files) -> Result<(), FilesError> {
     }
 }
 
-/// Whether the file will be at this path after a reboot.
-fn stays(path: &Utf8Path, mounts: &str) -> bool {
-    let passing = PASSING.iter().any(|folder| path.starts_with(folder))
-        || path.as_str().ends_with(DELETED)
-        || mounts::holding(mounts, path).is_some_and(|mount| {
-            PASSING_TYPES.contains(&mount.kind) || mount.kind.starts_with("fuse")
-        });
-    !passing
-}
-
 /// The program for the resume unit: this one, or its copy where its path does not stay or others than
 /// root may write it. Root executes it at boot.
 pub(super) fn program(files: &dyn Files, exe: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
-    if stays(exe, &mounts::list(files)?) {
+    if mounts::stays(exe, &mounts::list(files)?) {
         match refuse_foreign(files, exe) {
             Ok(()) => return Ok(exe.to_owned()),
             Err(FilesError::Foreign { .. }) => {}
@@ -113,7 +91,7 @@ pub(super) fn request(
     let mounts = mounts::list(files)?;
     let mut copies = Vec::new();
     let mut kept = |path: &Utf8Path| {
-        if stays(path, &mounts) {
+        if mounts::stays(path, &mounts) {
             return path.to_owned();
         }
         let name = path.file_name().unwrap_or("file");
@@ -151,33 +129,6 @@ pub(super) fn copy(files: &dyn Files, copies: &[Copy]) -> Result<(), FilesError>
 mod tests {
     use super::*;
     use crate::host::fake::FakeFiles;
-
-    const MOUNTINFO: &str = "\
-        22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw\n\
-        23 22 0:21 / /mnt/with\\040space rw - tmpfs tmpfs rw\n\
-        24 22 0:22 / /home rw shared:2 - nfs4 server:/home rw\n\
-        25 22 254:2 / /home/local rw shared:2 - xfs /dev/vdb rw\n\
-        26 22 0:23 / /mnt/seed ro - fuse.sshfs x ro\n";
-
-    #[test]
-    fn a_place_that_a_boot_empties_does_not_stay() {
-        for (path, there) in [
-            ("/usr/local/bin/gb", true),
-            ("/root/gb", true),
-            ("/tmp/gb", false),
-            ("/tmpx/gb", true),
-            ("/var/tmp/gb", false),
-            ("/run/user/0/gb", false),
-            ("/dev/shm/gb", false),
-            ("/usr/local/bin/gb (deleted)", false),
-            ("/mnt/with space/gb", false),
-            ("/home/admin/gb", false),
-            ("/home/local/gb", true),
-            ("/mnt/seed/gb", false),
-        ] {
-            assert_eq!(stays(Utf8Path::new(path), MOUNTINFO), there, "{path}");
-        }
-    }
 
     #[test]
     fn the_program_is_copied_once_and_only_if_it_must_be() {

@@ -74,6 +74,7 @@ use crate::{
     compat::matrix::Matrix,
     config::desired::{Desired, DriverWish},
     event::{Event, StepTitle},
+    exit::Exit,
     host::{Clock, Host},
     journal::{GoingBack, Policy, Request},
     model::{
@@ -531,14 +532,14 @@ impl Tools {
 
     fn finished(&self, report: &RunReport) {
         // The run has ended, whether or not the time that it took can be read.
-        let timing = matches!(report.mode, Mode::Install)
-            .then(|| last_timing(&self.host).ok().flatten())
+        let to_ready = (matches!(report.mode, Mode::Install) && report.exit == Exit::Ok)
+            .then(|| timing::ready_by(&self.host, &report.run).ok().flatten())
             .flatten();
         self.events.emit(Event::RunFinished {
             summary: report.summary(),
             exit: report.exit.code(),
             seconds: report.seconds,
-            to_ready: timing.and_then(|timing| timing.to_ready()),
+            to_ready,
         });
     }
 

@@ -83,6 +83,20 @@ pub fn last_timing(host: &Host) -> Result<Option<Timing>, EngineError> {
     Ok(timing(&Journal::read(host)?.lines))
 }
 
+/// Returns the seconds in which the installation that this run ended became ready: `None` if the run did not end well, built an
+/// image, or changed nothing, which is none.
+///
+/// # Errors
+/// When the journal cannot be read.
+pub(super) fn ready_by(host: &Host, run: &str) -> Result<Option<f64>, EngineError> {
+    let lines = Journal::read(host)?.lines;
+    let last = installations(&lines)
+        .pop()
+        .filter(|lines| lines.iter().any(|line| line.run == run));
+    let timing = last.map(of).filter(|timing| !timing.spans.is_empty());
+    Ok(timing.and_then(|timing| timing.to_ready()))
+}
+
 /// Returns the timing of the last installation that changed something; of the last one if none did; `None` if there was none.
 fn timing(lines: &[Line]) -> Option<Timing> {
     let all: Vec<Timing> = installations(lines).into_iter().map(of).collect();

@@ -9,6 +9,7 @@ use super::{PREFLIGHT, program, words};
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverWish, Prebuilt},
+    host::trusted::refuse_foreign,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::{dkms, packages::HEADER, prebuilt},
@@ -17,12 +18,12 @@ use crate::{
 /// See the module.
 pub struct PrebuiltModules;
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct PrebuiltState {
     /// The file beside DKMS' configuration.
     content: Option<String>,
-    /// The program that the file is to start.
-    program: Utf8PathBuf,
+    /// The program that the file is to start, or why it may name none.
+    program: Result<Utf8PathBuf, String>,
     /// What the program has said when DKMS built the modules of the running kernel.
     said: Option<String>,
 }
@@ -45,13 +46,15 @@ fn words_of(driver: &DriverWish, wish: &Prebuilt) -> Vec<String> {
     fixed.into_iter().chain(sources).chain(keys).collect()
 }
 
-async fn detect(cx: &Cx<'_>, module: &str) -> Result<PrebuiltState, StepError> {
+fn detect(cx: &Cx<'_>, module: &str) -> Result<PrebuiltState, StepError> {
     let files = cx.host.files();
     let content = files.read_text(&dkms::override_path(module))?;
     // `check` may run from another place than `install` did.
-    let named = content.as_deref().and_then(dkms::asked_first);
+    let named = content.as_deref().and_then(dkms::program_of_override);
     let program = match named {
-        Some(program) if files.exists(program)? => program.to_owned(),
+        Some(program) if files.exists(program)? && refuse_foreign(files, program).is_ok() => {
+            Ok(program.to_owned())
+        }
         _ => program::lasting(cx)?,
     };
     let running = cx.facts.kernel.running.as_ref().map(ToString::to_string);
@@ -69,20 +72,7 @@ async fn detect(cx: &Cx<'_>, module: &str) -> Result<PrebuiltState, StepError> {
     })
 }
 
-fn decide(state: &PrebuiltState, desired: &Desired) -> Assessment {
-    let Some(driver) = &desired.driver else {
-        return words::no_driver();
-    };
-    let Some(module) = &driver.dkms else {
-        return Assessment::NotApplicable {
-            why: "the kernel modules come compiled from their vendor".into(),
-        };
-    };
-    let Some(wish) = &driver.prebuilt else {
-        return Assessment::NotApplicable {
-            why: "no source of modules that another machine has compiled is set".into(),
-        };
-    };
+fn decide(state: &PrebuiltState, module: &str, driver: &DriverWish, wish: &Prebuilt) -> Assessment {
     let path = dkms::override_path(module);
     if state
         .content
@@ -97,10 +87,14 @@ fn decide(state: &PrebuiltState, desired: &Desired) -> Assessment {
             ),
         };
     }
+    let program = match &state.program {
+        Ok(program) => program,
+        Err(why) => return program::not_lasting(why, path.as_str()),
+    };
     let sources = wish.sources.join(", ");
     let content = format!(
         "{HEADER}{}",
-        dkms::asking_first(&state.program, &words_of(driver, wish))
+        dkms::override_text(program, &words_of(driver, wish))
     );
     if state.content.as_ref() == Some(&content) {
         let said = state
@@ -141,16 +135,20 @@ impl Step for PrebuiltModules {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let module = cx
-            .desired
-            .driver
-            .as_ref()
-            .filter(|driver| driver.prebuilt.is_some());
-        let state = match module.and_then(|driver| driver.dkms.as_deref()) {
-            Some(module) => detect(cx, module).await?,
-            None => PrebuiltState::default(),
+        let Some(driver) = &cx.desired.driver else {
+            return Ok(words::no_driver());
         };
-        Ok(decide(&state, cx.desired))
+        let Some(module) = &driver.dkms else {
+            return Ok(Assessment::NotApplicable {
+                why: "the kernel modules come compiled from their vendor".into(),
+            });
+        };
+        let Some(wish) = &driver.prebuilt else {
+            return Ok(Assessment::NotApplicable {
+                why: "no source of modules that another machine has compiled is set".into(),
+            });
+        };
+        Ok(decide(&detect(cx, module)?, module, driver, wish))
     }
 }
 
@@ -175,13 +173,23 @@ mod tests {
     fn state(content: Option<&str>) -> PrebuiltState {
         PrebuiltState {
             content: content.map(str::to_owned),
-            program: "/usr/local/bin/gpu-bootstrap".into(),
+            program: Ok("/usr/local/bin/gpu-bootstrap".into()),
             said: None,
         }
     }
 
+    fn answer(state: &PrebuiltState, want: &Desired) -> Assessment {
+        let driver = want.driver.as_ref().expect("a driver");
+        decide(
+            state,
+            "nvidia",
+            driver,
+            driver.prebuilt.as_ref().expect("a wish"),
+        )
+    }
+
     fn written(want: &Desired) -> String {
-        let Assessment::Needs { changes, .. } = decide(&state(None), want) else {
+        let Assessment::Needs { changes, .. } = answer(&state(None), want) else {
             panic!("nothing is there");
         };
         match &changes[..] {
@@ -207,7 +215,7 @@ mod tests {
         assert!(content.contains(&words), "{content}");
         let mut there = state(Some(&content));
         there.said = Some("took nvidia from /srv/modules".to_owned());
-        let Assessment::Satisfied { why } = decide(&there, &want) else {
+        let Assessment::Satisfied { why } = answer(&there, &want) else {
             panic!("it is told already");
         };
         assert!(
@@ -222,30 +230,30 @@ mod tests {
             .sources
             .pop();
         assert_ne!(written(&want), content);
-        assert!(matches!(decide(&there, &want), Assessment::Needs { .. }));
+        assert!(matches!(answer(&there, &want), Assessment::Needs { .. }));
     }
 
     #[test]
-    fn nothing_is_told_where_nothing_is_compiled_or_asked_for() {
+    fn what_was_told_is_wanted_as_long_as_there_is_a_source() {
         let mut want = wanted();
-        want.driver.as_mut().expect("a driver").dkms = None;
-        assert!(matches!(
-            decide(&state(None), &want),
-            Assessment::NotApplicable { .. }
-        ));
-        let mut want = wanted();
+        assert!(PrebuiltModules.wants(&Change::RepairPackages, &want));
         want.driver.as_mut().expect("a driver").prebuilt = None;
-        assert!(matches!(
-            decide(&state(None), &want),
-            Assessment::NotApplicable { .. }
-        ));
         assert!(!PrebuiltModules.wants(&Change::RepairPackages, &want));
-        assert!(PrebuiltModules.wants(&Change::RepairPackages, &wanted()));
+    }
+
+    #[test]
+    fn no_file_names_a_program_that_others_may_replace() {
+        let mut there = state(None);
+        there.program = Err("`/tmp/gpu-bootstrap` may be emptied".to_owned());
+        let refused = answer(&there, &wanted());
+        assert!(
+            matches!(refused, Assessment::Blocked { why, .. } if why.contains("/etc/dkms/nvidia.conf"))
+        );
     }
 
     #[test]
     fn a_file_of_others_stays() {
-        let answer = decide(&state(Some("BUILD_DEPENDS[0]=x\n")), &wanted());
+        let answer = answer(&state(Some("BUILD_DEPENDS[0]=x\n")), &wanted());
         assert!(
             matches!(answer, Assessment::Blocked { why, .. } if why.contains("/etc/dkms/nvidia.conf"))
         );

@@ -1,28 +1,52 @@
-//! The path of this program, for files that have root start it later.
+//! Where this program is, for files that have root start it later.
 
 use camino::Utf8PathBuf;
 
 use crate::{
-    host::trusted::refuse_foreign,
-    step::{Cx, StepError},
+    error::one_line,
+    host::{FilesError, trusted::refuse_foreign},
+    step::{Assessment, Cx, StepError},
+    tools::mounts,
 };
 
-/// Where people put it, for a machine that is not this one.
+/// Where people put it. It counts if nothing tells where the program is.
 const USUAL: &str = "/usr/local/bin/gpu-bootstrap";
 
-/// Returns the path. The DaemonSet and a person put the program into different places.
-///
-/// # Errors
-/// Others than root may replace it there: they would be root when it is started.
-pub(super) fn lasting(cx: &Cx<'_>) -> Result<Utf8PathBuf, StepError> {
+/// Returns the path of the program, or why no file may name it: others than root could put another program there, at once or
+/// once a boot has emptied the folder, or the path means something to a shell. The DaemonSet and a person put the program into
+/// different places.
+pub(super) fn lasting(cx: &Cx<'_>) -> Result<Result<Utf8PathBuf, String>, StepError> {
     let files = cx.host.files();
-    let path = files.resolve("/proc/self/exe".into())?;
-    match path.filter(|_| cx.state.is_of_this_machine()) {
-        Some(path) => {
-            refuse_foreign(files, &path)?;
-            Ok(path)
-        }
-        None => Ok(USUAL.into()),
+    if !cx.state.is_of_this_machine() {
+        return Ok(Ok(USUAL.into()));
+    }
+    let path = files
+        .resolve("/proc/self/exe".into())?
+        .unwrap_or_else(|| USUAL.into());
+    if !mounts::stays(&path, &mounts::list(files)?) {
+        return Ok(Err(format!(
+            "`{path}`, where this program is, may be emptied at a boot"
+        )));
+    }
+    if !(path.as_str().chars()).all(|c| c.is_ascii_alphanumeric() || "/._-+".contains(c)) {
+        return Ok(Err(format!(
+            "`{path}`, where this program is, has characters that a shell knows"
+        )));
+    }
+    match refuse_foreign(files, &path) {
+        Ok(()) => Ok(Ok(path)),
+        Err(error @ FilesError::Foreign { .. }) => Ok(Err(one_line(&error))),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Returns the answer of a step that has to name the program in a file, and may not.
+pub(super) fn not_lasting(why: &str, file: &str) -> Assessment {
+    Assessment::Blocked {
+        why: format!("`{file}` would have root start this program later: {why}"),
+        hint: format!(
+            "run `install -m 755 gpu-bootstrap {USUAL}` as root, then run `{USUAL} install`"
+        ),
     }
 }
 
@@ -37,29 +61,34 @@ mod tests {
         let (facts, desired) = (fixtures::facts(), fixtures::desired());
         let path = || {
             let state = fixtures::state(&host, fixtures::facts());
-            lasting(&Cx {
+            let cx = Cx {
                 host: host.reader(),
                 facts: &facts,
                 state: &state,
                 desired: &desired,
                 matrix: None,
-            })
+            };
+            lasting(&cx).expect("readable")
         };
-        assert_eq!(path().expect("a path"), USUAL);
-        fakes.files.put("/opt/gpu-bootstrap", "the program");
+        assert_eq!(path(), Ok(USUAL.into()));
+        for (place, fits) in [
+            ("/opt/gpu-bootstrap", true),
+            ("/tmp/gpu-bootstrap", false),
+            ("/run/gpu-bootstrap/program", false),
+            ("/root/my tools/gpu-bootstrap", false),
+        ] {
+            fakes.files.put(place, "the program");
+            host.files
+                .link("/proc/self/exe".into(), place.into())
+                .expect("linked");
+            assert_eq!(path().is_ok(), fits, "{place}: {:?}", path());
+        }
         host.files
             .link("/proc/self/exe".into(), "/opt/gpu-bootstrap".into())
             .expect("linked");
-        assert_eq!(path().expect("a path"), "/opt/gpu-bootstrap");
         host.files
             .chown("/opt/gpu-bootstrap".into(), 1000, 1000)
             .expect("given away");
-        let refused = path().map_err(|error| crate::error::one_line(&error));
-        assert!(
-            refused
-                .as_ref()
-                .is_err_and(|why| why.contains("/opt/gpu-bootstrap")),
-            "{refused:?}"
-        );
+        assert!(path().is_err_and(|why| why.contains("/opt/gpu-bootstrap")));
     }
 }

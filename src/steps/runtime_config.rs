@@ -166,8 +166,8 @@ const DROP_IN: &str = "/etc/systemd/system/containerd.service.d/50-gpu-bootstrap
 /// The hidden subcommand that does it.
 const PUT_BACK: &str = "containerd-runtime";
 
-/// The drop-in, where others write containerd's file and it is missing.
-fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<Change>, StepError> {
+/// The drop-in, where others write containerd's file and it is missing; or why it may not name this program.
+fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<Result<Change, String>>, StepError> {
     if daemon != Daemon::Containerd || runtime_of(cx.desired) == layout::BUILT_IN {
         return Ok(None);
     }
@@ -180,12 +180,13 @@ fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<Change>, StepError> {
     if !is_rewritten || there.is_some_and(|text| text.contains(PUT_BACK)) {
         return Ok(None);
     }
-    let program = program::lasting(cx)?;
-    Ok(Some(Change::WriteFile {
-        path: DROP_IN.into(),
-        content: format!("{HEADER}[Service]\nExecStartPre=-{program} {PUT_BACK}\n"),
-        mode: 0o644,
-    }))
+    Ok(Some(program::lasting(cx)?.map(|program| {
+        Change::WriteFile {
+            path: DROP_IN.into(),
+            content: format!("{HEADER}[Service]\nExecStartPre=-{program} {PUT_BACK}\n"),
+            mode: 0o644,
+        }
+    })))
 }
 
 /// Whose containerd the kubelet uses, if not this one: that is never configured here.
@@ -236,7 +237,12 @@ impl Step for RuntimeConfig {
             });
         };
         let mut answer = decide(&detect(cx, self.0, wish).await?, self.0, wish, cx.desired);
-        if let Some(change) = drop_in(cx, self.0)? {
+        let drop_in = match drop_in(cx, self.0)? {
+            Some(Err(why)) => return Ok(program::not_lasting(&why, DROP_IN)),
+            Some(Ok(change)) => Some(change),
+            None => None,
+        };
+        if let Some(change) = drop_in {
             let why = format!("others write containerd's file anew, and `{DROP_IN}` is missing");
             match &mut answer {
                 Assessment::Needs { changes, .. } => changes.insert(0, change),
@@ -553,7 +559,7 @@ mod tests {
         fakes
             .files
             .put("/etc/systemd/system/kube-node-configuration.service", "");
-        let Some(Change::WriteFile { path, content, .. }) = wanted() else {
+        let Some(Ok(Change::WriteFile { path, content, .. })) = wanted() else {
             panic!("must be written");
         };
         assert!(content.contains("\nExecStartPre=-/"), "{content}");

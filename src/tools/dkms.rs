@@ -22,36 +22,40 @@ pub fn override_path(module: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("/etc/dkms/{module}.conf"))
 }
 
-/// Returns a file for [`override_path`] that has a program bring the built modules, and DKMS compile them only where the
-/// program fails. The program gets the module's version, the kernel, and `NAME=FILE` for each file that a build makes, in
-/// whose folder it runs. `words` have no quotation marks, blanks or dollar signs.
+/// Returns the text for [`override_path`] by which a program brings the built modules, and DKMS compiles only where the program
+/// fails. The program gets the module's version, the kernel, and `NAME=FILE` for each file that a build makes, in whose folder it
+/// runs. Path and words have no character that a shell knows.
 ///
 /// DKMS puts `-j` and the kernel into a command that begins with `make` (github:dell/dkms, `actual_build`), so the
-/// command that stands behind ours gets them here. What it appends for kernels of clang would follow the last word.
+/// command that stands behind ours gets them here. For a kernel of clang's it appends words to the command, which would not
+/// reach the compiler: such a kernel is left alone, as is a `dkms.conf` with a command for each kernel, or without names.
 #[must_use]
-pub fn asking_first(program: &Utf8Path, words: &[String]) -> String {
+pub fn override_text(program: &Utf8Path, words: &[String]) -> String {
     let words = words.join(" ");
     format!(
-        r#"gpu_bootstrap={program}
-if [[ -z ${{MAKE_MATCH[0]-}} && -n ${{MAKE[0]-}} && ${{MAKE[0]}} != *"modules take"* ]]; then
-    gpu_bootstrap_files=
-    for gpu_bootstrap_at in "${{!BUILT_MODULE_NAME[@]}}"; do
-        gpu_bootstrap_built=${{BUILT_MODULE_NAME[gpu_bootstrap_at]}}
-        gpu_bootstrap_files+=" ${{DEST_MODULE_NAME[gpu_bootstrap_at]:-$gpu_bootstrap_built}}"
-        gpu_bootstrap_files+="=${{BUILT_MODULE_LOCATION[gpu_bootstrap_at]:-.}}/$gpu_bootstrap_built.ko"
-    done
+        r#"{PROGRAM}{program}
+gpu_bootstrap_files=
+for gpu_bootstrap_at in "${{!BUILT_MODULE_NAME[@]}}"; do
+    gpu_bootstrap_built=${{BUILT_MODULE_NAME[gpu_bootstrap_at]}}
+    gpu_bootstrap_files+=" ${{DEST_MODULE_NAME[gpu_bootstrap_at]:-$gpu_bootstrap_built}}"
+    gpu_bootstrap_files+="=${{BUILT_MODULE_LOCATION[gpu_bootstrap_at]:-.}}/$gpu_bootstrap_built.ko"
+done
+if [[ -n $gpu_bootstrap_files && -z ${{MAKE_MATCH[0]-}} && -n ${{MAKE[0]-}} && ${{MAKE[0]}} != *"modules take"* ]] &&
+    [[ ! -e ${{kernel_source_dir-}}/vmlinux ]] &&
+    ! grep -qs '^CONFIG_CC_IS_CLANG=y' "${{kernel_source_dir-}}/.config" "${{kernel_config-}}"; then
     MAKE[0]="$gpu_bootstrap {words} --driver=$PACKAGE_VERSION --kernel=$kernelver --$gpu_bootstrap_files || {{ ${{MAKE[0]/#make/make -j${{parallel_jobs:-1}} KERNELRELEASE=$kernelver}}; }} || false"
 fi
 "#
     )
 }
 
-/// Returns the program of a file that [`asking_first`] has made.
+/// The line of an override that names the program.
+const PROGRAM: &str = "gpu_bootstrap=";
+
+/// Returns the program of a text that [`override_text`] has made.
 #[must_use]
-pub fn asked_first(text: &str) -> Option<&Utf8Path> {
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("gpu_bootstrap="))?;
+pub fn program_of_override(text: &str) -> Option<&Utf8Path> {
+    let line = text.lines().find_map(|line| line.strip_prefix(PROGRAM))?;
     Some(Utf8Path::new(line))
 }
 
@@ -119,7 +123,12 @@ pub fn builds(files: &dyn ReadFiles) -> Result<Vec<Build>, FilesError> {
 
 fn folders(files: &dyn ReadFiles, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
     let mut found = Vec::new();
-    for name in files.list(folder)? {
+    // What DKMS 3.2 is about to build has a dot in front.
+    for name in files
+        .list(folder)?
+        .into_iter()
+        .filter(|name| !name.starts_with('.'))
+    {
         let stat = files.stat(&folder.join(&name))?;
         if stat.is_some_and(|stat| stat.kind == Kind::Folder) {
             found.push(name);
@@ -235,6 +244,105 @@ pub fn telling_line(log: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Runs what DKMS makes of a `dkms.conf` and the override, in both of its ways: it reads each file in a shell of its own,
+    /// and reads what that shell says of the variables again.
+    fn built(conf: &str, program: &str) -> (bool, String) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let own = camino::Utf8PathBuf::try_from(at("program")).expect("UTF-8");
+        let text = format!("#!/bin/sh\necho asked \"$@\"\n{program}\n");
+        std::fs::write(&own, text).expect("written");
+        std::fs::write(at("make"), "#!/bin/sh\necho made \"$@\"\n").expect("written");
+        std::fs::write(
+            at("dkms.conf"),
+            format!("PACKAGE_VERSION=\"580.1\"\n{conf}\n"),
+        )
+        .expect("written");
+        let words = ["modules".to_owned(), "take".to_owned()];
+        std::fs::write(at("override"), override_text(&own, &words)).expect("written");
+        std::fs::create_dir(at("clang")).expect("made");
+        std::fs::write(at("clang/.config"), "CONFIG_CC_IS_CLANG=y\n").expect("written");
+        let script = r#"
+chmod +x program make; PATH=$PWD:$PATH; kernelver=6.1.0-44-amd64; parallel_jobs=4; kernel_source_dir=$PWD/$KERNEL
+safe_source() {
+    ( exec 3>&1 >said; . "$1" >/dev/null
+    for name in PACKAGE_VERSION MAKE MAKE_MATCH BUILT_MODULE_NAME BUILT_MODULE_LOCATION DEST_MODULE_NAME; do
+        for i in $(eval echo \${!$name[@]}); do eval echo '$name[$i]=\"${'$name'[$i]}\"'; done
+    done )
+    . ./said
+}
+safe_source ./dkms.conf; safe_source ./override
+make_command="${MAKE[0]}"
+eval "{ ${make_command/#make/make -j$parallel_jobs KERNELRELEASE=$kernelver}; }"
+"#;
+        let kernel = if conf.contains("# clang") {
+            "clang"
+        } else {
+            "gcc"
+        };
+        let output = std::process::Command::new("bash")
+            .args(["-c", script])
+            .env("KERNEL", kernel)
+            .current_dir(folder.path())
+            .output()
+            .expect("bash");
+        (
+            output.status.success(),
+            String::from_utf8(output.stdout).expect("UTF-8"),
+        )
+    }
+
+    const NAMES: &str = "BUILT_MODULE_NAME[0]=\"nvidia\"\nDEST_MODULE_NAME[0]=\"nvidia-current\"\n\
+                         BUILT_MODULE_NAME[1]=\"nvidia-uvm\"\nBUILT_MODULE_LOCATION[1]=\"sub\"\n";
+
+    #[test]
+    fn dkms_asks_before_it_compiles_and_compiles_as_before_where_nothing_is_brought() {
+        let asked = "asked modules take --driver=580.1 --kernel=6.1.0-44-amd64 -- nvidia-current=./nvidia.ko \
+                     nvidia-uvm=sub/nvidia-uvm.ko\n";
+        for (make, made) in [
+            // As Debian, NVIDIA and others write it.
+            (
+                "unset ARCH; env NV_VERBOSE=1 make ${parallel_jobs+-j$parallel_jobs} modules",
+                "made -j4 modules\n",
+            ),
+            (
+                "'make' -j4 NV_EXCLUDE_BUILD_MODULES='' modules",
+                "made -j4 NV_EXCLUDE_BUILD_MODULES= modules\n",
+            ),
+            (
+                "make M=. modules",
+                "made -j4 KERNELRELEASE=6.1.0-44-amd64 M=. modules\n",
+            ),
+        ] {
+            let conf = format!("{NAMES}MAKE[0]=\"{make}\"");
+            assert_eq!(built(&conf, "exit 0"), (true, asked.to_owned()), "{make}");
+            assert_eq!(
+                built(&conf, "exit 6"),
+                (true, format!("{asked}{made}")),
+                "{make}"
+            );
+        }
+        let broken = format!("{NAMES}MAKE[0]=\"make && exit_of_nothing_that_exists\"");
+        assert!(!built(&broken, "exit 6").0, "a failed build stays one");
+    }
+
+    #[test]
+    fn dkms_asks_nobody_where_it_would_lose_something() {
+        let make = "MAKE[0]=\"make M=. modules\"";
+        let made = (
+            true,
+            "made -j4 KERNELRELEASE=6.1.0-44-amd64 M=. modules\n".to_owned(),
+        );
+        for conf in [
+            format!("{NAMES}{make}\nMAKE_MATCH[0]=\"^6\""),
+            // It takes the name of the package.
+            make.to_owned(),
+            format!("{NAMES}{make} # clang"),
+        ] {
+            assert_eq!(built(&conf, "exit 0"), made, "{conf}");
+        }
+    }
 
     #[test]
     fn both_forms_of_status() {

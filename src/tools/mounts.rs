@@ -7,6 +7,18 @@ use crate::host::{FilesError, ReadFiles, files::Room};
 /// The kernel's list of the mounts that this process sees.
 const MOUNTINFO: &str = "/proc/self/mountinfo";
 
+/// Folders that a boot or a timer empties, whatever is mounted there.
+const PASSING: [&str; 5] = ["/tmp", "/var/tmp", "/run", "/dev", "/proc"];
+
+/// Filesystems in memory, and those that may not be there yet when the boot starts the run.
+const PASSING_TYPES: [&str; 12] = [
+    "tmpfs", "ramfs", "devtmpfs", "nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph",
+    "iso9660", "udf",
+];
+
+/// What the kernel adds to the path of a running program that was deleted.
+const DELETED: &str = " (deleted)";
+
 /// A mount, as the kernel lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount<'t> {
@@ -35,6 +47,17 @@ pub fn holding<'t>(list: &'t str, path: &Utf8Path) -> Option<Mount<'t>> {
         .filter_map(mount)
         .filter(|mount| path.starts_with(&mount.point))
         .max_by_key(|mount| mount.point.components().count())
+}
+
+/// Tells whether a file will be at this path after a reboot, by the kernel's list of mounts.
+#[must_use]
+pub fn stays(path: &Utf8Path, mounts: &str) -> bool {
+    let passing = PASSING.iter().any(|folder| path.starts_with(folder))
+        || path.as_str().ends_with(DELETED)
+        || holding(mounts, path).is_some_and(|mount| {
+            PASSING_TYPES.contains(&mount.kind) || mount.kind.starts_with("fuse")
+        });
+    !passing
 }
 
 /// The device is the third word of a line, the mount point the fifth, and the type the first word
@@ -127,6 +150,33 @@ mod tests {
 25 21 254:4 / /usr rw - ext4 /dev/vda4 rw
 26 21 254:1 /srv/cache /var/cache rw - ext4 /dev/vda1 rw
 ";
+
+    const MOUNTS: &str = "\
+        22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw\n\
+        23 22 0:21 / /mnt/with\\040space rw - tmpfs tmpfs rw\n\
+        24 22 0:22 / /home rw shared:2 - nfs4 server:/home rw\n\
+        25 22 254:2 / /home/local rw shared:2 - xfs /dev/vdb rw\n\
+        26 22 0:23 / /mnt/seed ro - fuse.sshfs x ro\n";
+
+    #[test]
+    fn a_place_that_a_boot_empties_does_not_stay() {
+        for (path, there) in [
+            ("/usr/local/bin/gb", true),
+            ("/root/gb", true),
+            ("/tmp/gb", false),
+            ("/tmpx/gb", true),
+            ("/var/tmp/gb", false),
+            ("/run/user/0/gb", false),
+            ("/dev/shm/gb", false),
+            ("/usr/local/bin/gb (deleted)", false),
+            ("/mnt/with space/gb", false),
+            ("/home/admin/gb", false),
+            ("/home/local/gb", true),
+            ("/mnt/seed/gb", false),
+        ] {
+            assert_eq!(stays(Utf8Path::new(path), MOUNTS), there, "{path}");
+        }
+    }
 
     #[test]
     fn the_innermost_mount_holds_a_path() {

@@ -8,10 +8,10 @@ use std::{
 
 use camino::Utf8Path;
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
-use minisign_verify::{PublicKey, Signature};
+use minisign_verify::{Error, PublicKey, Signature};
 use serde::{Deserialize, Serialize};
 
-use super::module_file::{modinfo, needed_symbols};
+use super::module_file::{flavour_of_license, modinfo, needed_symbols};
 use crate::{
     host::{Cmd, digest::sha256},
     model::{
@@ -27,7 +27,7 @@ pub const SIGNATURE: &str = ".minisig";
 pub const LIMIT: u64 = 256 << 20;
 
 /// No archive has more bytes when it is unpacked.
-const UNPACKED_LIMIT: u64 = 1 << 30;
+const UNPACKED_LIMIT: u64 = 512 << 20;
 
 /// What the lines begin with that this program leaves in DKMS' log of a build.
 pub const SAYS: &str = "gpu-bootstrap: ";
@@ -94,6 +94,11 @@ pub enum Unfit {
     Signature { why: String },
     #[error("none of the public keys has signed it")]
     Signer,
+    /// minisign 0.10 is the first that signs the digest of a file unless it is told otherwise.
+    #[error(
+        "a public key has signed the whole file, and not its digest: sign it with `minisign -S -H`"
+    )]
+    NotDigest,
     #[error("it cannot be read: {why}")]
     Archive { why: String },
     #[error("it is for {what} {has}, not {wanted}")]
@@ -102,6 +107,8 @@ pub enum Unfit {
         has: String,
         wanted: String,
     },
+    #[error("its kernel was compiled with {has}, this one with {wanted}")]
+    Compiler { has: String, wanted: String },
     #[error("`{module}` is missing")]
     Missing { module: String },
     #[error("`{module}` is not what the manifest names: its digest is another one")]
@@ -116,6 +123,8 @@ pub enum Unfit {
         "`{module}` does not say which symbols it was compiled with, and this kernel compares them"
     )]
     NoSymbols { module: String },
+    #[error("`{module}` needs `{symbol}`, which this kernel does not have")]
+    NoSymbol { module: String, symbol: String },
     #[error("`{module}` was compiled with another `{symbol}` than this kernel has")]
     Symbol { module: String, symbol: String },
 }
@@ -165,13 +174,16 @@ pub fn verify(archive: &[u8], signature: &[u8], keys: &[String]) -> Result<(), U
     let unreadable = |why: String| Unfit::Signature { why };
     let text = std::str::from_utf8(signature).map_err(|error| unreadable(error.to_string()))?;
     let signature = Signature::decode(text).map_err(|error| unreadable(error.to_string()))?;
-    let has_signed = |key: &String| {
-        PublicKey::from_base64(key).is_ok_and(|key| key.verify(archive, &signature, false).is_ok())
-    };
-    keys.iter()
-        .any(has_signed)
-        .then_some(())
-        .ok_or(Unfit::Signer)
+    let mut why = Unfit::Signer;
+    for key in keys {
+        let key = PublicKey::from_base64(key).map_err(|error| unreadable(error.to_string()))?;
+        match key.verify(archive, &signature, false) {
+            Ok(()) => return Ok(()),
+            Err(Error::UnexpectedAlgorithm) => why = Unfit::NotDigest,
+            Err(_) => {}
+        }
+    }
+    Err(why)
 }
 
 /// Unpacks the modules that are wanted, in memory: no name in an archive decides where something is written.
@@ -187,13 +199,25 @@ pub fn unpack(
     let damaged = |error: io::Error| Unfit::Archive {
         why: error.to_string(),
     };
+    let files: Vec<String> = wanted.iter().map(|module| format!("{module}.ko")).collect();
     let mut found = Modules::new();
+    let mut left = UNPACKED_LIMIT;
     let mut archive = tar::Archive::new(GzDecoder::new(archive).take(UNPACKED_LIMIT));
     for entry in archive.entries().map_err(damaged)? {
-        let mut entry = entry.map_err(damaged)?;
+        let entry = entry.map_err(damaged)?;
         let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+        // A sparse file is as large as it says, however small the archive is.
+        if entry.header().entry_type() != tar::EntryType::Regular
+            || !(name == MANIFEST || files.contains(&name))
+        {
+            continue;
+        }
         let mut content = Vec::new();
-        entry.read_to_end(&mut content).map_err(damaged)?;
+        entry
+            .take(left)
+            .read_to_end(&mut content)
+            .map_err(damaged)?;
+        left -= content.len() as u64;
         found.insert(name, content);
     }
     let manifest = found.remove(MANIFEST).ok_or_else(|| Unfit::Missing {
@@ -223,7 +247,10 @@ pub fn unpack(
     if let (Some(has), Some(wanted)) = (&manifest.compiler, compiler)
         && has != wanted
     {
-        return Err(other("a kernel of the compiler", has, &wanted));
+        return Err(Unfit::Compiler {
+            has: has.clone(),
+            wanted: wanted.to_owned(),
+        });
     }
     let mut modules = Modules::new();
     for module in wanted {
@@ -236,6 +263,11 @@ pub fn unpack(
             return Err(Unfit::Digest {
                 module: module.clone(),
             });
+        }
+        if let Some(found) = modinfo(&content, "license").and_then(flavour_of_license)
+            && found != purpose.flavour
+        {
+            return Err(other("the flavour", &found, &purpose.flavour));
         }
         modules.insert(module.clone(), content);
     }
@@ -279,17 +311,24 @@ impl Kernel {
             }
             let needed =
                 needed_symbols(content).ok_or_else(|| Unfit::NoSymbols { module: module() })?;
-            // A symbol that the kernel does not have is one of the other modules: the first one needs none of these.
+            // What the kernel does not have comes from another of the modules, which are not compared: the first one needs none.
             let is_first = modinfo(content, "depends").is_none_or(|text| !text.contains("nvidia"));
-            let differs = |(symbol, checksum): &(&String, &u32)| match self.symbols.get(*symbol) {
-                Some(own) => own != *checksum,
-                None => is_first,
-            };
-            if let Some((symbol, _)) = needed.iter().find(differs) {
-                return Err(Unfit::Symbol {
-                    module: module(),
-                    symbol: symbol.clone(),
-                });
+            for (symbol, checksum) in needed {
+                match self.symbols.get(&symbol) {
+                    Some(own) if *own != checksum => {
+                        return Err(Unfit::Symbol {
+                            module: module(),
+                            symbol,
+                        });
+                    }
+                    None if is_first => {
+                        return Err(Unfit::NoSymbol {
+                            module: module(),
+                            symbol,
+                        });
+                    }
+                    Some(_) | None => {}
+                }
             }
         }
         Ok(())
@@ -362,13 +401,19 @@ mod tests {
     use super::*;
     use crate::tools::module_file::{versions, with_sections};
 
-    /// A public key of minisign's, and its signature of the four bytes `test` (documentation of minisign-verify 0.3.0).
+    /// A public key of minisign's, and its signature of the four bytes `test` (documentation of minisign-verify 0.3.0); another
+    /// key, made for this test.
     const KEY: &str = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
-    const OTHER_KEY: &str = "RWTSM+4BNNvkZPNkHgE88ETlhWa+0HDzU5CN8TvbyvmhVUcr6aQXfssV";
+    const OTHER_KEY: &str = "RWSPFEMrZHmxOkVSFudkzYFoM8f9ICLa39c/jQrsh0yyfEVEseQbbZF2";
     const SIGNED: &str = "untrusted comment: signature from minisign secret key\n\
         RUQf6LRCGA9i559r3g7V1qNyJDApGip8MfqcadIgT9CuhV3EMhHoN1mGTkUidF/z7SrlQgXdy8ofjb7bNJJylDOocrCo8KLzZwo=\n\
         trusted comment: timestamp:1633700835\tfile:test\tprehashed\n\
         wLMDjy9FLAuxZ3q4NlEvkgtyhrr0gtTu6KC4KBJdITbbOeAi1zBIYo0v4iTgt8jJpIidRJnp94ABQkJAgAooBQ==\n";
+    /// `minisign -S -l`: [`OTHER_KEY`] has signed these bytes themselves.
+    const SIGNED_WHOLE: &str = "untrusted comment: signature from minisign secret key\n\
+        RWSPFEMrZHmxOjtJLcPG8DHjEIGRb3C0Nbzw3NdhCDYKi+xtSRSpmXMWeeOSM4aPj4Waac82iewfSXN/4LdH+uSZIN0qXRpBygA=\n\
+        trusted comment: timestamp:1\n\
+        DllQwNKmlB/yewv8TlV85XnznynF83D8vZ7bBLzWD4o5u8/pvArt+cU61qX+XFZIikrk38/I8DSvpOd5UD/mBQ==\n";
     const MAGIC: &str = "6.1.0-44-amd64 SMP preempt mod_unload modversions ";
 
     fn purpose() -> Purpose {
@@ -457,7 +502,7 @@ mod tests {
         }
         assert!(matches!(
             unpack(&purpose(), "gcc 13", &names()),
-            Err(Unfit::Purpose { .. })
+            Err(Unfit::Compiler { .. })
         ));
         let missing = unpack(&purpose(), "gcc 12", &["nvidia-drm".to_owned()]);
         assert_eq!(
@@ -527,6 +572,10 @@ mod tests {
         assert_eq!(verify(b"Test", SIGNED, &[KEY]), Err(Unfit::Signer));
         assert_eq!(verify(b"test", SIGNED, &[OTHER_KEY]), Err(Unfit::Signer));
         assert_eq!(verify(b"test", SIGNED, &[]), Err(Unfit::Signer));
+        assert_eq!(
+            verify(b"test", SIGNED_WHOLE, &[KEY, OTHER_KEY]),
+            Err(Unfit::NotDigest)
+        );
         let comment = SIGNED.replace("1633700835", "1633700836");
         assert_eq!(verify(b"test", &comment, &[KEY]), Err(Unfit::Signer));
         assert!(matches!(
@@ -559,7 +608,7 @@ mod tests {
             "nvidia",
             module(MAGIC, "", &[("module_layout", 1), ("gone", 2)]),
         ));
-        assert!(matches!(refused, Err(Unfit::Symbol { symbol, .. }) if symbol == "gone"));
+        assert!(matches!(refused, Err(Unfit::NoSymbol { symbol, .. }) if symbol == "gone"));
         let refused = kernel.accepts(&with(
             "nvidia",
             module("6.1.0-44-amd64 SMP modversions ", "", &[]),

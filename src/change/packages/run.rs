@@ -67,8 +67,8 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         let begun = self.host.clock.now().as_second();
         let ran = self.run_once(what, cmd, stages, sink).await;
-        self.synced_after(ran, sink).await?;
-        self.tell_of_compiled_modules(begun, sink)
+        self.tell_of_compiled_modules(begun, sink);
+        self.synced_after(ran, sink).await
     }
 
     /// Syncs after a command, also after one that failed; of two errors its own one is returned.

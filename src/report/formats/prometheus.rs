@@ -47,7 +47,7 @@ pub fn prometheus(
     if let Some(seconds) = to_ready {
         metric(
             "time_to_ready_seconds",
-            "How long the last installation took, with its reboots.",
+            "How long the last installation that changed something took, with its reboots, if it ended well.",
             &one(seconds),
         )?;
     }

@@ -288,12 +288,11 @@ impl Running<'_> {
         };
         let result = result.and_then(|said| self.console_has(&step.console).map(|()| said));
         self.row(&step.title, start, result.as_deref().unwrap_or("FAILED"));
-        if let (Some(name), Some(row), Some(before), Some(after)) = (
-            &step.measure,
-            self.rows.last_mut(),
-            used,
-            self.machine.processor(),
-        ) {
+        if let Some(name) = &step.measure {
+            let uncounted = "the host's kernel does not count the processor time of groups";
+            let after = self.machine.processor().context(uncounted)?;
+            let before = used.context(uncounted)?;
+            let row = self.rows.last_mut().context("a step has a row")?;
             row.measured = Some(Measured {
                 name: name.clone(),
                 wall: row.took,
