@@ -3,6 +3,7 @@
 
 use async_trait::async_trait;
 
+use super::operator::{self, OPERATOR};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     host::{Nvml, ReadFiles},
@@ -36,6 +37,10 @@ const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 const TAINTS: Id = Id::new("k8s.taints");
 const TAINTS_DOC: &str =
     "https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/";
+
+/// How the keys of taints begin that the node readiness controller takes away; it takes no others. Source:
+/// kubernetes-sigs/node-readiness-controller, the schema of `NodeReadinessRule`.
+const OF_READINESS: &str = "readiness.k8s.io/";
 
 const ALLOCATABLE: Id = Id::new("k8s.allocatable");
 const LINK: &str = "https://github.com/NVIDIA/k8s-device-plugin";
@@ -194,10 +199,15 @@ fn taints(state: &NodeState, wanted: &[Taint]) -> Finding {
         Ok(known) => known,
         Err((status, why)) => return say(status, why),
     };
-    if wanted.is_empty() {
-        return say(Verdict::Skip, "the settings name no taint".to_owned());
+    // A node registers with them, and who takes them away is right.
+    let lasting = (wanted.iter()).filter(|taint| !taint.key.starts_with(OF_READINESS));
+    if lasting.clone().next().is_none() {
+        return say(
+            Verdict::Skip,
+            "the settings name no taint that lasts".to_owned(),
+        );
     }
-    let missing: Vec<String> = (wanted.iter())
+    let missing: Vec<String> = lasting
         .filter(|taint| !node.taints.contains(taint))
         .map(ToString::to_string)
         .collect();
@@ -324,7 +334,7 @@ fn decide(state: &NodeState) -> Finding {
 #[async_trait]
 impl Check for Cluster {
     fn ids(&self) -> &[Id] {
-        const { &[READY, TAINTS, VERSIONS, ALLOCATABLE] }
+        const { &[READY, TAINTS, VERSIONS, OPERATOR, ALLOCATABLE] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
@@ -335,6 +345,7 @@ impl Check for Cluster {
             ready(&state),
             taints(&state, wanted),
             versions(&state),
+            operator::decide(known(&state), &operator::detect(subject)?),
             decide(&state),
         ])
     }

@@ -9,10 +9,10 @@ use serde::Deserialize;
 use crate::{
     compat::kernels::Consent,
     config::{
-        desired::{Existing, JoinKind, Restart, RuntimeKind},
+        desired::{ConditionMeaning, Existing, JoinKind, Restart, RuntimeKind},
         values::{
-            AbsolutePath, BranchKey, Build, CaHash, Fingerprint, PackagePattern, Proxy, Url,
-            VersionPattern, Word,
+            AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, PackagePattern,
+            Proxy, Url, VersionPattern, Word,
         },
     },
     model::{
@@ -60,6 +60,8 @@ pub struct Config {
     pub cluster: ClusterConfig,
     /// The cloud of the machine.
     pub cloud: CloudConfig,
+    /// Where others read what `check` finds.
+    pub check: CheckConfig,
 }
 
 /// The NVIDIA driver.
@@ -277,6 +279,18 @@ pub struct CloudConfig {
     /// Where the cloud has further settings for this instance: "user-data", "tags". Whoever may change these configures
     /// the machine.
     pub settings: Option<Vec<CloudPlace>>,
+}
+
+/// Where others read what `check` finds: a timer runs it each minute.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct CheckConfig {
+    /// The folder of node_exporter's textfile collector: metrics are written there.
+    pub textfile: Option<AbsolutePath>,
+    /// A condition that the node has in its cluster, such as "nvidia.com/GPUReady".
+    pub node_condition: Option<ConditionType>,
+    /// What it means that the condition is true: "ready", "problem".
+    pub node_condition_true: Option<ConditionMeaning>,
 }
 
 /// Where a cloud has settings for an instance.

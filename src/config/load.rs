@@ -6,7 +6,7 @@ use crate::{
     compat::matrix::Matrix,
     config::{
         cloud,
-        desired::{ClusterWish, JoinMethod, RuntimeKind},
+        desired::{ClusterWish, ConditionWish, JoinMethod, RuntimeKind},
         error::{ConfigError, ResolveError},
         layers::Layers,
         place::Place,
@@ -50,6 +50,9 @@ pub struct Ask {
     /// Root obeys the files: those that others may write are refused.
     pub by_root: bool,
 }
+
+/// The condition of a node whose settings name none. Source: NVIDIA/gpu-operator PR 2573, which reads one of this name.
+const NODE_CONDITION: &str = "nvidia.com/GPUReady";
 
 /// Reads profile and configuration and resolves them for a machine.
 ///
@@ -143,6 +146,24 @@ pub fn allows_no_gpu(
 ) -> Result<bool, ConfigError> {
     let config = layers(files, named, ask)?.merged()?;
     Ok(config.preflight.allow_no_gpu == Some(true))
+}
+
+/// The condition with which the node tells what `check` finds, as the settings name it: also where nothing can be resolved
+/// for the machine.
+///
+/// # Errors
+/// Configuration that is wrong.
+pub fn node_condition(
+    files: &dyn ReadFiles,
+    named: &dyn ReadFiles,
+    ask: &Ask,
+) -> Result<ConditionWish, ConfigError> {
+    let config = layers(files, named, ask)?.merged()?.check;
+    let kind = config.node_condition;
+    Ok(ConditionWish {
+        kind: kind.map_or_else(|| NODE_CONDITION.to_owned(), |kind| kind.to_string()),
+        meaning: config.node_condition_true.unwrap_or_default(),
+    })
 }
 
 /// All settings with their places.

@@ -8,7 +8,10 @@ use camino::Utf8PathBuf;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use crate::model::{packages::KEY_FILE, secret::without_logins, text::as_text, version::Branch};
+use crate::model::{
+    kubernetes::check_key, packages::KEY_FILE, secret::without_logins, text::as_text,
+    version::Branch,
+};
 
 /// The keyword by which a key's schema says that its value is secret. Everything that leaves the
 /// process hides such values, see [`crate::model::secret`].
@@ -120,6 +123,23 @@ checked_text!(
     "`sha256:` and 64 hexadecimal digits in small letters",
     "^sha256:[0-9a-f]{64}$"
 );
+
+checked_text!(
+    /// The type of a condition of a node.
+    ConditionType,
+    |text| check_key(text).is_ok() && !OF_KUBELETS.contains(&text),
+    "a type of a condition such as `nvidia.com/GPUReady`, and none of the kubelet's own",
+    "^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
+);
+
+/// The conditions that kubelets write, and the one of network add-ons. Source: Kubernetes, "Node Status".
+const OF_KUBELETS: [&str; 5] = [
+    "Ready",
+    "MemoryPressure",
+    "DiskPressure",
+    "PIDPressure",
+    "NetworkUnavailable",
+];
 
 /// Whether text is a path from the root without `..`.
 fn from_root(text: &str) -> bool {

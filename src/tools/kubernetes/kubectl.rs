@@ -129,6 +129,22 @@ impl Kubectl {
         Cmd::new(self.program, args).deadline(DEADLINE)
     }
 
+    /// Changes the status of the node: its conditions among others, which are merged by their type. The kubelet of the node
+    /// may do that (Kubernetes, "Admission Control in Kubernetes", `NodeRestriction`).
+    #[must_use]
+    pub fn patch_status(self, kubeconfig: &Utf8Path, name: &NodeName, patch: &str) -> Cmd {
+        let patch = format!("--patch={patch}");
+        let own = [
+            "patch",
+            "node",
+            "--subresource=status",
+            "--type=strategic",
+            &patch,
+        ];
+        let args = self.args(kubeconfig, &own, [name.to_string()]);
+        Cmd::new(self.program, args).deadline(DEADLINE)
+    }
+
     /// Removes a taint.
     #[must_use]
     pub fn untaint(self, kubeconfig: &Utf8Path, name: &NodeName, taint: &Taint) -> Cmd {
@@ -160,6 +176,22 @@ impl Kubectl {
     }
 }
 
+/// A condition of a node, as the cluster has it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeCondition {
+    pub r#type: String,
+    /// `True`, `False` or `Unknown`.
+    pub status: String,
+    #[serde(default)]
+    pub reason: String,
+    #[serde(default)]
+    pub message: String,
+    /// When it was last written; `None` where nobody has said.
+    #[serde(default)]
+    pub last_heartbeat_time: Option<jiff::Timestamp>,
+}
+
 /// What the cluster says about a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
@@ -180,6 +212,7 @@ pub struct Node {
     pub runtime: Option<String>,
     /// What its kubelet takes for the identity of the machine, see [`MACHINE_IDS`].
     pub system_uuid: Option<String>,
+    pub conditions: Vec<NodeCondition>,
 }
 
 impl Node {
@@ -297,21 +330,11 @@ struct TaintEntry {
 #[serde(rename_all = "camelCase")]
 struct Status {
     #[serde(default)]
-    conditions: Vec<Condition>,
+    conditions: Vec<NodeCondition>,
     #[serde(default)]
     allocatable: BTreeMap<String, String>,
     #[serde(default)]
     node_info: NodeInfo,
-}
-
-#[derive(Debug, Deserialize)]
-struct Condition {
-    r#type: String,
-    status: String,
-    #[serde(default)]
-    reason: String,
-    #[serde(default)]
-    message: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -353,6 +376,7 @@ fn parse_node(text: &str) -> Result<Node, String> {
         kubelet: document.status.node_info.kubelet_version,
         runtime: document.status.node_info.container_runtime_version,
         system_uuid: (document.status.node_info.system_uuid).filter(|id| !id.is_empty()),
+        conditions: document.status.conditions,
     })
 }
 
