@@ -5,12 +5,18 @@ use crate::{
     config::desired::ConditionWish,
     engine::RunReport,
     exit::Exit,
-    host::Host,
+    host::{ExecError, Host},
     model::kubernetes::NodeName,
     report::formats,
-    state::{Registered, State, StateError},
-    tools::kubernetes::condition,
+    state::{State, StateError},
+    tools::kubernetes::{
+        condition,
+        kubectl::{self, Answer},
+    },
 };
+
+/// How often the condition is written at most, where somebody else writes the node at the same time.
+const ATTEMPTS: u32 = 5;
 
 /// What is told to the cluster, and as which node.
 pub(super) struct Telling {
@@ -60,35 +66,60 @@ pub(super) async fn tell(
             "put kubectl into `/usr/local/bin`",
         ));
     };
-    let node = match state.registered(&membership, &name).await.map_err(unread)? {
-        Registered::Node(node) => node,
-        Registered::Unknown => {
-            let why = format!("the cluster does not know node `{name}`");
-            return Err(failed(
-                &why,
-                "name the node as the cluster does: `cluster.node-name`",
-            ));
-        }
-        Registered::Silent(why) => {
-            return Err(failed(
-                &why,
-                "see whether the kubelet reaches its API server",
-            ));
-        }
-    };
     let gpus = state.facts().gpus.len();
     let mut said = formats::condition(report, telling.wish.meaning, telling.warnings_fail, gpus);
     said.message = world.secrets.hide(&said.message).into_owned();
-    let Some(patch) = condition::patch(kind, &said, &node.conditions, host.clock.now()) else {
-        return Ok(());
-    };
-    let cmd = kubectl.patch_status(&membership.kubeconfig, &name, &patch);
-    let ran = host.exec.run(&cmd, &mut |_, _| {}).await;
-    let written = ran.and_then(|output| output.success(&cmd).map(drop));
-    written.map_err(|error| {
+    let unwritten = |error: ExecError| {
         let message = format!("failed to write the condition {kind} of node `{name}`");
         let hint = "a kubelet may change the status of its own node alone: `kubectl auth whoami` with its kubeconfig tells \
                     which one that is";
-        Failure::caused(Exit::StepFailed, "node-condition", &message, error, Some(hint))
-    })
+        Failure::caused(
+            Exit::StepFailed,
+            "node-condition",
+            &message,
+            error,
+            Some(hint),
+        )
+    };
+    let kubeconfig = &membership.kubeconfig;
+    // The kubelet may write its status between our read and our write.
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        let answer = kubectl::asked(host.reader(), kubectl, kubeconfig, &name).await;
+        let node = match answer.map_err(unwritten)? {
+            Answer::Node(node) => node,
+            Answer::Unknown => {
+                let why = format!("the cluster does not know node `{name}`");
+                return Err(failed(
+                    &why,
+                    "name the node as the cluster does: `cluster.node-name`",
+                ));
+            }
+            Answer::Silent(why) => {
+                return Err(failed(
+                    &why,
+                    "see whether the kubelet reaches its API server",
+                ));
+            }
+        };
+        let updated = condition::updated(&node, kind, &said, host.clock.now());
+        let updated = updated.map_err(|why| {
+            let why = format!("what the cluster tells of node `{name}` cannot be read: {why}");
+            failed(&why, "see what `kubectl get node` prints")
+        })?;
+        let Some(node) = updated else {
+            return Ok(());
+        };
+        let cmd = kubectl.replace_status(kubeconfig, &name, node);
+        let output = host
+            .exec
+            .run(&cmd, &mut |_, _| {})
+            .await
+            .map_err(unwritten)?;
+        if attempt < ATTEMPTS && !output.ok() && output.stderr.contains(kubectl::CONFLICT) {
+            continue;
+        }
+        return output.success(&cmd).map(drop).map_err(unwritten);
+    }
 }

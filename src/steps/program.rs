@@ -29,10 +29,7 @@ pub(super) fn lasting(cx: &Cx<'_>) -> Result<Utf8PathBuf, StepError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        host::fake,
-        steps::fixtures,
-    };
+    use crate::{host::fake, steps::fixtures};
 
     #[test]
     fn a_program_that_others_may_replace_is_not_started_later() {

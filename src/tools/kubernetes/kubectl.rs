@@ -10,7 +10,10 @@ use serde::Deserialize;
 
 use crate::{
     host::{Cmd, ExecError, FilesError, Query, ReadFiles, Reader},
-    model::kubernetes::{Labels, NodeName, Taint},
+    model::{
+        kubernetes::{Labels, NodeName, Taint},
+        secret::Secret,
+    },
 };
 
 /// The resource that NVIDIA's device plugin gives a node.
@@ -26,6 +29,9 @@ const MIG_DEVICES: &str = "nvidia.com/mig-";
 
 /// With these words kubectl says that there is no such node.
 const NOT_FOUND: &str = "(NotFound)";
+
+/// With these, that somebody else has written it since it was read.
+pub const CONFLICT: &str = "(Conflict)";
 
 /// The time limit of one request, and of the command around it.
 const REQUEST: &str = "--request-timeout=10s";
@@ -129,20 +135,16 @@ impl Kubectl {
         Cmd::new(self.program, args).deadline(DEADLINE)
     }
 
-    /// Changes the status of the node: its conditions among others, which are merged by their type. The kubelet of the node
-    /// may do that (Kubernetes, "Admission Control in Kubernetes", `NodeRestriction`).
+    /// Replaces the status of the node; `node` is the whole of it, as [`asked`] has told it. `kubectl patch` first reads the
+    /// status by itself, which no kubelet may; to write that of its own node each may (kubernetes/kubernetes,
+    /// `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go`, `NodeRules`).
     #[must_use]
-    pub fn patch_status(self, kubeconfig: &Utf8Path, name: &NodeName, patch: &str) -> Cmd {
-        let patch = format!("--patch={patch}");
-        let own = [
-            "patch",
-            "node",
-            "--subresource=status",
-            "--type=strategic",
-            &patch,
-        ];
-        let args = self.args(kubeconfig, &own, [name.to_string()]);
-        Cmd::new(self.program, args).deadline(DEADLINE)
+    pub fn replace_status(self, kubeconfig: &Utf8Path, name: &NodeName, node: String) -> Cmd {
+        let address = format!("--raw=/api/v1/nodes/{name}/status");
+        let args = self.args(kubeconfig, &["replace", &address, "--filename=-"], []);
+        Cmd::new(self.program, args)
+            .deadline(DEADLINE)
+            .stdin(Secret::new(node))
     }
 
     /// Removes a taint.
@@ -176,22 +178,6 @@ impl Kubectl {
     }
 }
 
-/// A condition of a node, as the cluster has it.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NodeCondition {
-    pub r#type: String,
-    /// `True`, `False` or `Unknown`.
-    pub status: String,
-    #[serde(default)]
-    pub reason: String,
-    #[serde(default)]
-    pub message: String,
-    /// When it was last written; `None` where nobody has said.
-    #[serde(default)]
-    pub last_heartbeat_time: Option<jiff::Timestamp>,
-}
-
 /// What the cluster says about a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
@@ -212,7 +198,6 @@ pub struct Node {
     pub runtime: Option<String>,
     /// What its kubelet takes for the identity of the machine, see [`MACHINE_IDS`].
     pub system_uuid: Option<String>,
-    pub conditions: Vec<NodeCondition>,
 }
 
 impl Node {
@@ -251,7 +236,48 @@ pub enum Registered {
     Silent(String),
 }
 
+/// What the cluster answers, as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// The node, as JSON.
+    Node(String),
+    /// It does not know it.
+    Unknown,
+    /// It cannot be asked now: why.
+    Silent(String),
+}
+
 /// Asks the cluster about a node. An API server that does not answer is no error: it may be away for a moment.
+///
+/// # Errors
+/// When kubectl cannot be run.
+pub async fn asked(
+    host: Reader<'_>,
+    kubectl: Kubectl,
+    kubeconfig: &Utf8Path,
+    name: &NodeName,
+) -> Result<Answer, ExecError> {
+    let query = kubectl.node(kubeconfig, name);
+    let output = match host.query(&query).await {
+        Ok(output) => output,
+        Err(error @ ExecError::Deadline { .. }) => {
+            return Ok(Answer::Silent(error.to_string()));
+        }
+        Err(error) => return Err(error),
+    };
+    if !output.ok() {
+        if output.stderr.contains(NOT_FOUND) {
+            return Ok(Answer::Unknown);
+        }
+        // Before its last line kubectl tells of each of its own attempts.
+        let said = output.stderr.trim().lines().last();
+        let why = said.map_or_else(|| output.failure(query.cmd()).to_string(), str::to_owned);
+        return Ok(Answer::Silent(why));
+    }
+    Ok(Answer::Node(output.stdout))
+}
+
+/// What the cluster says about a node, see [`asked`].
 ///
 /// # Errors
 /// When kubectl cannot be run, or prints no node.
@@ -261,25 +287,13 @@ pub async fn registered(
     kubeconfig: &Utf8Path,
     name: &NodeName,
 ) -> Result<Registered, ExecError> {
-    let query = kubectl.node(kubeconfig, name);
-    let output = match host.query(&query).await {
-        Ok(output) => output,
-        Err(error @ ExecError::Deadline { .. }) => {
-            return Ok(Registered::Silent(error.to_string()));
-        }
-        Err(error) => return Err(error),
+    let text = match asked(host, kubectl, kubeconfig, name).await? {
+        Answer::Node(text) => text,
+        Answer::Unknown => return Ok(Registered::Unknown),
+        Answer::Silent(why) => return Ok(Registered::Silent(why)),
     };
-    if !output.ok() {
-        if output.stderr.contains(NOT_FOUND) {
-            return Ok(Registered::Unknown);
-        }
-        // Before its last line kubectl tells of each of its own attempts.
-        let said = output.stderr.trim().lines().last();
-        let why = said.map_or_else(|| output.failure(query.cmd()).to_string(), str::to_owned);
-        return Ok(Registered::Silent(why));
-    }
-    let node = parse_node(&output.stdout).map_err(|why| ExecError::Unexpected {
-        command: query.cmd().line(),
+    let node = parse_node(&text).map_err(|why| ExecError::Unexpected {
+        command: kubectl.node(kubeconfig, name).cmd().line(),
         why,
     })?;
     Ok(Registered::Node(Box::new(node)))
@@ -330,11 +344,21 @@ struct TaintEntry {
 #[serde(rename_all = "camelCase")]
 struct Status {
     #[serde(default)]
-    conditions: Vec<NodeCondition>,
+    conditions: Vec<Condition>,
     #[serde(default)]
     allocatable: BTreeMap<String, String>,
     #[serde(default)]
     node_info: NodeInfo,
+}
+
+#[derive(Debug, Deserialize)]
+struct Condition {
+    r#type: String,
+    status: String,
+    #[serde(default)]
+    reason: String,
+    #[serde(default)]
+    message: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -376,7 +400,6 @@ fn parse_node(text: &str) -> Result<Node, String> {
         kubelet: document.status.node_info.kubelet_version,
         runtime: document.status.node_info.container_runtime_version,
         system_uuid: (document.status.node_info.system_uuid).filter(|id| !id.is_empty()),
-        conditions: document.status.conditions,
     })
 }
 
