@@ -9,7 +9,7 @@ use crate::{
     host::{Nvml, ReadFiles},
     model::{
         id::Id,
-        kubernetes::{NodeName, Taint},
+        kubernetes::{NodeName, OF_READINESS, Taint},
     },
     state::{Membership, Registered, StateError},
     step::StepError,
@@ -37,10 +37,6 @@ const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 const TAINTS: Id = Id::new("k8s.taints");
 const TAINTS_DOC: &str =
     "https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/";
-
-/// How the keys of taints begin that the node readiness controller takes away; it takes no others. Source:
-/// kubernetes-sigs/node-readiness-controller, the schema of `NodeReadinessRule`.
-const OF_READINESS: &str = "readiness.k8s.io/";
 
 const ALLOCATABLE: Id = Id::new("k8s.allocatable");
 const LINK: &str = "https://github.com/NVIDIA/k8s-device-plugin";
@@ -428,6 +424,14 @@ mod tests {
             remedy.contains("taint node gpu-1 nvidia.com/gpu=present:NoSchedule"),
             "{remedy}"
         );
+        // The node readiness controller has removed its own.
+        let theirs: Taint = "readiness.k8s.io/gpu=pending:NoSchedule"
+            .parse()
+            .expect("one");
+        let with_theirs = [wanted[0].clone(), theirs.clone()];
+        assert_eq!(taints(&node(&wanted), &with_theirs).status, Verdict::Pass);
+        assert_eq!(taints(&node(&[]), &with_theirs).status, Verdict::Warn);
+        assert_eq!(taints(&node(&[]), &[theirs]).status, Verdict::Skip);
         // A provider sets them, or nobody.
         assert_eq!(taints(&node(&[]), &[]).status, Verdict::Skip);
     }

@@ -266,7 +266,7 @@ fn secrets_in(text: &str, kind: SecretKind) -> Vec<Secret> {
 mod tests {
     use super::*;
     use crate::{
-        config::desired::NodeWish,
+        config::desired::{ConditionMeaning, NodeWish},
         host::fake::{self, FakeFiles},
         model::gpu::Flavour,
         steps::fixtures::{debian, facts},
@@ -326,6 +326,90 @@ mod tests {
                 && !error.contains("s3cret-1"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn the_startup_taint_is_the_usual_one_or_one_that_the_settings_name() {
+        let files = FakeFiles::new();
+        let startup = |set: &[&str]| {
+            let mut all = vec![
+                "cluster.join=managed".to_owned(),
+                "cluster.kubeconfig-file=/k".to_owned(),
+            ];
+            all.extend(set.iter().map(|&one| one.to_owned()));
+            let ask = Ask {
+                set: all,
+                ..Ask::default()
+            };
+            let matrix = crate::steps::fixtures::matrix();
+            let loaded = load(&files, &files, &ask, &debian(), &matrix).expect("settings");
+            let taint = loaded
+                .desired
+                .cluster
+                .expect("a cluster")
+                .node
+                .startup_taint;
+            taint.map(|taint| taint.to_string())
+        };
+        let usual = startup(&[]).expect("one");
+        assert!(
+            usual.starts_with("startup-taint.cluster-autoscaler"),
+            "{usual}"
+        );
+        assert_eq!(startup(&["cluster.startup-taint=true"]), Some(usual));
+        assert_eq!(startup(&["cluster.startup-taint=false"]), None);
+        let own = "skyhook.nvidia.com=runtime-required:NoSchedule";
+        assert_eq!(
+            startup(&[&format!("cluster.startup-taint={own}")]).as_deref(),
+            Some(own)
+        );
+    }
+
+    #[test]
+    fn metrics_and_the_condition_are_there_only_if_a_setting_asks_for_them() {
+        let files = FakeFiles::new();
+        let ask = |set: &[&str]| Ask {
+            set: set.iter().map(|&one| one.to_owned()).collect(),
+            ..Ask::default()
+        };
+        let reports = |set: &[&str]| {
+            let matrix = crate::steps::fixtures::matrix();
+            let loaded = load(&files, &files, &ask(set), &debian(), &matrix).expect("settings");
+            let wish = loaded.desired.reports?;
+            Some((
+                wish.metrics.map(|path| path.to_string()),
+                wish.node_condition,
+            ))
+        };
+        assert_eq!(reports(&["check.node-condition-true=problem"]), None);
+        let metrics = Some("/srv/textfile/gpu_bootstrap.prom".to_owned());
+        assert_eq!(
+            reports(&["check.textfile=/srv/textfile"]),
+            Some((metrics, false))
+        );
+        assert_eq!(
+            reports(&["check.node-condition=example.com/GPUs"]),
+            Some((None, true))
+        );
+        let condition = |set: &[&str]| {
+            let wish = node_condition(&files, &files, &ask(set)).expect("settings");
+            (wish.kind, wish.meaning)
+        };
+        assert_eq!(
+            condition(&[]),
+            ("nvidia.com/GPUReady".to_owned(), ConditionMeaning::Ready)
+        );
+        assert_eq!(
+            condition(&[
+                "check.node-condition=A",
+                "check.node-condition-true=problem"
+            ]),
+            ("A".to_owned(), ConditionMeaning::Problem)
+        );
+        for wrong in ["Ready", "a b", "/x", "-x"] {
+            let set = format!("check.node-condition={wrong}");
+            node_condition(&files, &files, &ask(&[&set])).expect_err(wrong);
+        }
     }
 
     #[test]
