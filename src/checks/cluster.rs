@@ -3,12 +3,13 @@
 
 use async_trait::async_trait;
 
+use super::operator::{self, OPERATOR};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     host::{Nvml, ReadFiles},
     model::{
         id::Id,
-        kubernetes::{NodeName, Taint},
+        kubernetes::{NodeName, OF_READINESS, Taint},
     },
     state::{Membership, Registered, StateError},
     step::StepError,
@@ -194,10 +195,15 @@ fn taints(state: &NodeState, wanted: &[Taint]) -> Finding {
         Ok(known) => known,
         Err((status, why)) => return say(status, why),
     };
-    if wanted.is_empty() {
-        return say(Verdict::Skip, "the settings name no taint".to_owned());
+    // A node registers with them, and who takes them away is right.
+    let lasting = (wanted.iter()).filter(|taint| !taint.key.starts_with(OF_READINESS));
+    if lasting.clone().next().is_none() {
+        return say(
+            Verdict::Skip,
+            "the settings name no taint that lasts".to_owned(),
+        );
     }
-    let missing: Vec<String> = (wanted.iter())
+    let missing: Vec<String> = lasting
         .filter(|taint| !node.taints.contains(taint))
         .map(ToString::to_string)
         .collect();
@@ -324,7 +330,7 @@ fn decide(state: &NodeState) -> Finding {
 #[async_trait]
 impl Check for Cluster {
     fn ids(&self) -> &[Id] {
-        const { &[READY, TAINTS, VERSIONS, ALLOCATABLE] }
+        const { &[READY, TAINTS, VERSIONS, OPERATOR, ALLOCATABLE] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
@@ -335,6 +341,7 @@ impl Check for Cluster {
             ready(&state),
             taints(&state, wanted),
             versions(&state),
+            operator::decide(known(&state), &operator::detect(subject)?),
             decide(&state),
         ])
     }
@@ -417,6 +424,14 @@ mod tests {
             remedy.contains("taint node gpu-1 nvidia.com/gpu=present:NoSchedule"),
             "{remedy}"
         );
+        // The node readiness controller has removed its own.
+        let theirs: Taint = "readiness.k8s.io/gpu=pending:NoSchedule"
+            .parse()
+            .expect("one");
+        let with_theirs = [wanted[0].clone(), theirs.clone()];
+        assert_eq!(taints(&node(&wanted), &with_theirs).status, Verdict::Pass);
+        assert_eq!(taints(&node(&[]), &with_theirs).status, Verdict::Warn);
+        assert_eq!(taints(&node(&[]), &[theirs]).status, Verdict::Skip);
         // A provider sets them, or nobody.
         assert_eq!(taints(&node(&[]), &[]).status, Verdict::Skip);
     }

@@ -18,6 +18,7 @@ mod health;
 mod kubelet;
 mod libraries;
 mod log;
+mod operator;
 mod owner;
 mod packages;
 mod pci;

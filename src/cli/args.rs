@@ -176,6 +176,16 @@ pub struct Check {
     /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub format: CheckFormat,
+    /// Write the document into this file, which is replaced at once, instead of standard output
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<Utf8PathBuf>,
+    /// Also tell the cluster: write the condition of this node (`check.node-condition`) with the credentials of its
+    /// kubelet, if it has changed or is 5 minutes old (as root)
+    #[arg(long, conflicts_with_all = ["root", "record", "lspci"])]
+    pub node_condition: bool,
+    /// With the settings of the last `install`
+    #[arg(long, conflicts_with_all = ["root", "lspci", "profile", "config", "set"])]
+    pub as_installed: bool,
     /// How much is shown
     #[command(flatten)]
     pub detail: Detail,

@@ -7,6 +7,7 @@ use camino::Utf8Path;
 use super::{
     Failure,
     args::{self, CheckFormat, FailOn},
+    condition::{self, Telling},
     install, machine, prepare, print, prove,
     world::World,
 };
@@ -25,6 +26,7 @@ use crate::{
     journal::Request,
     model::id::Id,
     report::{
+        Style,
         document::{self, Machine},
         formats,
         human::{self, Examined},
@@ -49,7 +51,14 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
             .map_err(not_recorded)?;
         (host, recording) = (recorded, Some(begun));
     }
-    let mut request = prepare::request(&args.target, &args::Image::default(), false, None)?;
+    let output = match &args.output {
+        Some(file) => Some(prepare::absolute(file)?),
+        None => None,
+    };
+    let mut request = match args.as_installed {
+        true => engine::request(&host)?.unwrap_or_default(),
+        false => prepare::request(&args.target, &args::Image::default(), false, None)?,
+    };
     let mut named = world.host.clone();
     let mut warnings = Vec::new();
     // A journal or a file that cannot be read is no reason to say nothing.
@@ -159,6 +168,8 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
     };
     let (events, reporter) = prepare::events(&ground.host, &world.secrets, Vec::new())?;
     let names = |ids: &[Id]| ids.iter().map(ToString::to_string).collect();
+    let wanted_node =
+        (desired.as_ref().ok()).and_then(|desired| desired.cluster.as_ref()?.node.name.clone());
     let tools = Tools {
         host: ground.host.clone(),
         verbs: Arc::new(NoVerbs),
@@ -205,38 +216,67 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         .cloned()
         .collect();
     prepare::warn(world, &unsaid);
-    let style = world.out_style().verbose(args.detail.verbose);
+    let style = match output {
+        Some(_) => Style::default(),
+        None => world.out_style(),
+    };
     let examined = Examined {
         whole: args.only.is_empty() && args.skip.is_empty(),
         here: args.root.is_none() && !text_only,
     };
-    let out = &mut world.out;
-    match args.format {
-        CheckFormat::Json => print::json(out, &document::check(&report, &ground.facts, &warnings))?,
-        CheckFormat::Human => {
-            print::show(out, |to| human::check(to, &report, examined, style))?;
+    // Root alone may read the journal, and a machine may have none.
+    let timing = (examined.here).then(|| engine::last_timing(&world.host).ok().flatten());
+    let to_ready = timing.flatten().and_then(|timing| timing.to_ready());
+    let mut text = Vec::new();
+    let style = style.verbose(args.detail.verbose);
+    let to = &mut text;
+    let plugin = match args.format {
+        CheckFormat::Json => {
+            print::json(to, &document::check(&report, &ground.facts, &warnings))?;
+            None
         }
-        CheckFormat::Junit => print::show(out, |to| formats::junit(to, &report))?,
-        CheckFormat::Tap => print::show(out, |to| formats::tap(to, &report))?,
-        CheckFormat::Nagios => return print::shown(out, |to| formats::nagios(to, &report)),
-        CheckFormat::Npd => return print::shown(out, |to| formats::npd(to, &report)),
-        CheckFormat::Prometheus => {
-            // Root alone may read the journal, and a machine may have none.
-            let timing = examined
-                .here
-                .then(|| engine::last_timing(&world.host).ok().flatten());
-            let to_ready = timing.flatten().and_then(|timing| timing.to_ready());
-            print::show(out, |to| {
-                formats::prometheus(to, &report, ground.facts.gpus.len(), to_ready)
+        CheckFormat::Nagios => Some(print::shown(to, |to| formats::nagios(to, &report))?),
+        CheckFormat::Npd => Some(print::shown(to, |to| formats::npd(to, &report))?),
+        other => {
+            print::show(to, |to| match other {
+                CheckFormat::Junit => formats::junit(to, &report),
+                CheckFormat::Tap => formats::tap(to, &report),
+                CheckFormat::Prometheus => {
+                    formats::prometheus(to, &report, ground.facts.gpus.len(), to_ready)
+                }
+                CheckFormat::Html => formats::html(to, &report, &ground.facts),
+                CheckFormat::Markdown => {
+                    formats::markdown(to, &report, &Machine::of(&ground.facts))
+                }
+                _ => human::check(to, &report, examined, style),
             })?;
+            None
         }
-        CheckFormat::Html => print::show(out, |to| formats::html(to, &report, &ground.facts))?,
-        CheckFormat::Markdown => {
-            let machine = Machine::of(&ground.facts);
-            print::show(out, |to| formats::markdown(to, &report, &machine))?;
-        }
+    };
+    deliver(world, output.as_deref(), &text)?;
+    if args.node_condition {
+        let said = Telling {
+            wish: ground.node_condition(world)?,
+            node: wanted_node,
+            warnings_fail: args.fail_on == FailOn::Warn,
+        };
+        condition::tell(world, &ground.host, &session.state(), &said, &report).await?;
     }
-    Ok(report.exit)
+    Ok(plugin.unwrap_or(report.exit))
+}
+
+/// Puts a document where it was asked for.
+fn deliver(world: &mut World<'_>, output: Option<&Utf8Path>, text: &[u8]) -> Result<(), Failure> {
+    let Some(path) = output else {
+        return print::show(&mut world.out, |to| to.write_all(text));
+    };
+    let text = String::from_utf8_lossy(text);
+    let hidden = world.secrets.hide(&text);
+    let written = (world.host.files).write(path, hidden.as_bytes(), 0o644);
+    written.map_err(|error| {
+        let message = format!("failed to write the findings into `{path}`");
+        Failure::caused(Exit::Internal, "output", &message, error, None)
+    })
 }
 
 /// Whether a reader of the findings reads this warning there.

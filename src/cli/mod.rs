@@ -3,6 +3,7 @@
 pub mod args;
 mod check;
 mod compat;
+mod condition;
 mod containerd_runtime;
 mod explain;
 mod facts;

@@ -10,7 +10,7 @@ use crate::{
     change::{Applier, packages::Wanted},
     compat::matrix::Matrix,
     config::{
-        desired::{Guard, PackagePolicy},
+        desired::{ConditionWish, Guard, PackagePolicy},
         error::{ConfigError, ResolveError},
         layers::{self, Layers, Provenance},
         load::{self, Ask},
@@ -291,6 +291,15 @@ impl Ground {
     ) -> Result<bool, ConfigError> {
         let ask = self.ask(world, request);
         load::allows_no_gpu(&*self.host.files, named, &ask)
+    }
+
+    /// The condition of the node that the settings name.
+    ///
+    /// # Errors
+    /// Configuration that is wrong.
+    pub(super) fn node_condition(&self, world: &World<'_>) -> Result<ConditionWish, ConfigError> {
+        let files = &*world.host.files;
+        load::node_condition(files, files, &self.ask(world, &self.request))
     }
 
     /// The state of the machine, to be read when somebody asks for it.

@@ -17,10 +17,10 @@ use crate::{
         file::ClusterConfig,
         layers::Layers,
         profile::RepositoryRow,
-        values::{AbsolutePath, Fingerprint},
+        values::{AbsolutePath, Fingerprint, StartupTaint},
     },
     model::{
-        kubernetes::{KubernetesVersion, NodeName, Taint},
+        kubernetes::{KubernetesVersion, NodeName, OF_READINESS, Taint},
         packages::Signed,
         text::built_in,
         token::TokenSource,
@@ -513,14 +513,27 @@ impl ClusterInputs<'_> {
         // A command registers the node as it likes.
         let registers = !matches!(kind, JoinKind::Managed | JoinKind::Eks | JoinKind::Command);
         let has_access = config.kubeconfig_file.is_some();
-        if config.startup_taint == Some(true) && !has_access {
+        let usual = || taint(STARTUP_TAINT);
+        let startup = match &config.startup_taint {
+            None => has_access.then(usual),
+            Some(StartupTaint::Usual(wanted)) => wanted.then(usual),
+            Some(StartupTaint::Own(own)) => Some(own.clone()),
+        };
+        let of_controller = |taint: &Taint| taint.key.starts_with(OF_READINESS);
+        if startup.as_ref().is_some_and(of_controller) {
+            self.wrong::<()>(
+                "cluster.startup-taint",
+                "the node readiness controller removes this one, and this program may not",
+                "name it in `cluster.taints`",
+            );
+        }
+        if startup.is_some() && !has_access {
             self.wrong::<()>(
                 "cluster.startup-taint",
                 "nothing could remove it: a node may not change its own taints",
                 "set `cluster.kubeconfig-file` to a kubeconfig that may change nodes",
             );
         }
-        let startup = config.startup_taint.unwrap_or(has_access);
         Some(NodeWish {
             name,
             labels: (labels.iter())
@@ -533,7 +546,7 @@ impl ClusterInputs<'_> {
                 None if self.has_gpu && registers => vec![taint(GPU_TAINT)],
                 None => Vec::new(),
             },
-            startup_taint: startup.then(|| taint(STARTUP_TAINT)),
+            startup_taint: startup,
         })
     }
 }

@@ -65,6 +65,38 @@ pub struct Desired {
     /// The cluster that the machine belongs to; `None` if it joins none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterWish>,
+    /// Where others read what `check` finds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reports: Option<ReportsWish>,
+}
+
+/// Where a timer writes what `check` finds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ReportsWish {
+    /// The file with metrics, which node_exporter reads.
+    pub metrics: Option<Utf8PathBuf>,
+    /// Whether the node has a condition.
+    pub node_condition: bool,
+}
+
+/// What it means that the condition of a node is true.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConditionMeaning {
+    /// All is well, as with the kubelet's `Ready`.
+    #[default]
+    Ready,
+    /// Something is wrong, as with `MemoryPressure` and the conditions of the node problem detector.
+    Problem,
+}
+
+/// A condition of the node in its cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConditionWish {
+    /// Its type.
+    pub kind: String,
+    pub meaning: ConditionMeaning,
 }
 
 /// What a group of packages is for.
@@ -110,6 +142,7 @@ impl Desired {
             validation: _,
             hold,
             cluster,
+            reports: _,
         } = self;
         let mut groups: Vec<(Purpose<'_>, &[PackageWish])> = vec![
             (Purpose::Headers, headers),

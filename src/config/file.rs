@@ -9,10 +9,10 @@ use serde::Deserialize;
 use crate::{
     compat::kernels::Consent,
     config::{
-        desired::{Existing, JoinKind, Restart, RuntimeKind},
+        desired::{ConditionMeaning, Existing, JoinKind, Restart, RuntimeKind},
         values::{
-            AbsolutePath, BranchKey, Build, CaHash, Fingerprint, MinisignKey, ModuleSource,
-            PackagePattern, Proxy, Url, VersionPattern, Word,
+            AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, MinisignKey,
+            ModuleSource, PackagePattern, Proxy, StartupTaint, Url, VersionPattern, Word,
         },
     },
     model::{
@@ -60,6 +60,8 @@ pub struct Config {
     pub cluster: ClusterConfig,
     /// The cloud of the machine.
     pub cloud: CloudConfig,
+    /// Where others read what `check` finds.
+    pub check: CheckConfig,
 }
 
 /// The NVIDIA driver.
@@ -272,9 +274,9 @@ pub struct ClusterConfig {
     pub mig_strategy: Option<MigStrategy>,
     /// Taints of the node. Without this key a GPU node gets `nvidia.com/gpu=present:NoSchedule`.
     pub taints: Option<Vec<Taint>>,
-    /// A taint that keeps pods away until the node is Ready and proven. Without this key there is one wherever
-    /// `kubeconfig-file` can remove it.
-    pub startup_taint: Option<bool>,
+    /// A taint that keeps pods away until the node is Ready and proven: true for the usual one, or another one. Without this
+    /// key there is one wherever `kubeconfig-file` can remove it.
+    pub startup_taint: Option<StartupTaint>,
     /// A kubeconfig that may change nodes: to remove the startup taint, and to drain and delete the node on
     /// `uninstall`. Only root may read it.
     pub kubeconfig_file: Option<AbsolutePath>,
@@ -291,6 +293,18 @@ pub struct CloudConfig {
     /// Where the cloud has further settings for this instance: "user-data", "tags". Whoever may change these configures
     /// the machine.
     pub settings: Option<Vec<CloudPlace>>,
+}
+
+/// Where others read what `check` finds: a timer runs it each minute.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct CheckConfig {
+    /// The folder of node_exporter's textfile collector: metrics are written there.
+    pub textfile: Option<AbsolutePath>,
+    /// A condition that the node has in its cluster, such as "nvidia.com/GPUReady".
+    pub node_condition: Option<ConditionType>,
+    /// What it means that the condition is true: "ready", "problem".
+    pub node_condition_true: Option<ConditionMeaning>,
 }
 
 /// Where a cloud has settings for an instance.

@@ -6,7 +6,7 @@ use crate::{
     compat::matrix::Matrix,
     config::{
         cloud,
-        desired::{ClusterWish, JoinMethod, RuntimeKind},
+        desired::{ClusterWish, ConditionWish, JoinMethod, RuntimeKind},
         error::{ConfigError, ResolveError},
         layers::Layers,
         place::Place,
@@ -50,6 +50,9 @@ pub struct Ask {
     /// Root obeys the files: those that others may write are refused.
     pub by_root: bool,
 }
+
+/// The condition of a node whose settings name none. Source: NVIDIA/gpu-operator PR 2573, which reads one of this name.
+const NODE_CONDITION: &str = "nvidia.com/GPUReady";
 
 /// Reads profile and configuration and resolves them for a machine.
 ///
@@ -143,6 +146,24 @@ pub fn allows_no_gpu(
 ) -> Result<bool, ConfigError> {
     let config = layers(files, named, ask)?.merged()?;
     Ok(config.preflight.allow_no_gpu == Some(true))
+}
+
+/// The condition with which the node tells what `check` finds, as the settings name it: also where nothing can be resolved
+/// for the machine.
+///
+/// # Errors
+/// Configuration that is wrong.
+pub fn node_condition(
+    files: &dyn ReadFiles,
+    named: &dyn ReadFiles,
+    ask: &Ask,
+) -> Result<ConditionWish, ConfigError> {
+    let config = layers(files, named, ask)?.merged()?.check;
+    let kind = config.node_condition;
+    Ok(ConditionWish {
+        kind: kind.map_or_else(|| NODE_CONDITION.to_owned(), |kind| kind.to_string()),
+        meaning: config.node_condition_true.unwrap_or_default(),
+    })
 }
 
 /// All settings with their places.
@@ -245,7 +266,7 @@ fn secrets_in(text: &str, kind: SecretKind) -> Vec<Secret> {
 mod tests {
     use super::*;
     use crate::{
-        config::desired::NodeWish,
+        config::desired::{ConditionMeaning, NodeWish},
         host::fake::{self, FakeFiles},
         model::gpu::Flavour,
         steps::fixtures::{debian, facts},
@@ -305,6 +326,90 @@ mod tests {
                 && !error.contains("s3cret-1"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn the_startup_taint_is_the_usual_one_or_one_that_the_settings_name() {
+        let files = FakeFiles::new();
+        let startup = |set: &[&str]| {
+            let mut all = vec![
+                "cluster.join=managed".to_owned(),
+                "cluster.kubeconfig-file=/k".to_owned(),
+            ];
+            all.extend(set.iter().map(|&one| one.to_owned()));
+            let ask = Ask {
+                set: all,
+                ..Ask::default()
+            };
+            let matrix = crate::steps::fixtures::matrix();
+            let loaded = load(&files, &files, &ask, &debian(), &matrix).expect("settings");
+            let taint = loaded
+                .desired
+                .cluster
+                .expect("a cluster")
+                .node
+                .startup_taint;
+            taint.map(|taint| taint.to_string())
+        };
+        let usual = startup(&[]).expect("one");
+        assert!(
+            usual.starts_with("startup-taint.cluster-autoscaler"),
+            "{usual}"
+        );
+        assert_eq!(startup(&["cluster.startup-taint=true"]), Some(usual));
+        assert_eq!(startup(&["cluster.startup-taint=false"]), None);
+        let own = "skyhook.nvidia.com=runtime-required:NoSchedule";
+        assert_eq!(
+            startup(&[&format!("cluster.startup-taint={own}")]).as_deref(),
+            Some(own)
+        );
+    }
+
+    #[test]
+    fn metrics_and_the_condition_are_there_only_if_a_setting_asks_for_them() {
+        let files = FakeFiles::new();
+        let ask = |set: &[&str]| Ask {
+            set: set.iter().map(|&one| one.to_owned()).collect(),
+            ..Ask::default()
+        };
+        let reports = |set: &[&str]| {
+            let matrix = crate::steps::fixtures::matrix();
+            let loaded = load(&files, &files, &ask(set), &debian(), &matrix).expect("settings");
+            let wish = loaded.desired.reports?;
+            Some((
+                wish.metrics.map(|path| path.to_string()),
+                wish.node_condition,
+            ))
+        };
+        assert_eq!(reports(&["check.node-condition-true=problem"]), None);
+        let metrics = Some("/srv/textfile/gpu_bootstrap.prom".to_owned());
+        assert_eq!(
+            reports(&["check.textfile=/srv/textfile"]),
+            Some((metrics, false))
+        );
+        assert_eq!(
+            reports(&["check.node-condition=example.com/GPUs"]),
+            Some((None, true))
+        );
+        let condition = |set: &[&str]| {
+            let wish = node_condition(&files, &files, &ask(set)).expect("settings");
+            (wish.kind, wish.meaning)
+        };
+        assert_eq!(
+            condition(&[]),
+            ("nvidia.com/GPUReady".to_owned(), ConditionMeaning::Ready)
+        );
+        assert_eq!(
+            condition(&[
+                "check.node-condition=A",
+                "check.node-condition-true=problem"
+            ]),
+            ("A".to_owned(), ConditionMeaning::Problem)
+        );
+        for wrong in ["Ready", "a b", "/x", "-x"] {
+            let set = format!("check.node-condition={wrong}");
+            node_condition(&files, &files, &ask(&[&set])).expect_err(wrong);
+        }
     }
 
     #[test]

@@ -11,7 +11,8 @@ use crate::{
         cluster::{self, ClusterInputs},
         desired::{
             Cdi, Desired, Guard, Hold, JoinMethod, KernelWish, ModuleWay, PackagePolicy,
-            PackageWish, Persistence, Preflight, Purpose, RuntimeKind, RuntimeWish, ToolkitWish,
+            PackageWish, Persistence, Preflight, Purpose, ReportsWish, RuntimeKind, RuntimeWish,
+            ToolkitWish,
         },
         driver::DriverInputs,
         error::{Refusal, ResolveError, or_noted},
@@ -23,7 +24,7 @@ use crate::{
         runtimes::{self, Present},
         template::Terms,
         validation::validation,
-        values::PackagePattern,
+        values::{AbsolutePath, PackagePattern},
     },
     facts::{Facts, GpuFact, Os},
     model::{
@@ -35,6 +36,9 @@ use crate::{
     },
     tools::{cdi, packages::SourceEntry},
 };
+
+/// The file for node_exporter, in the folder of its textfile collector.
+const METRICS: &str = "gpu_bootstrap.prom";
 
 /// What only flags can say, and no file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -261,6 +265,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         validation,
         hold: hold(profile, &config),
         cluster,
+        reports: reports(&config),
     };
     // Where only the package lists tell the branch, the wishes name exact versions instead.
     desired.packages.guard.driver = (desired.driver.as_ref())
@@ -534,6 +539,16 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
             ..Guard::default()
         },
     }
+}
+
+/// Where a timer writes what `check` finds: nowhere, unless somebody asks for it.
+fn reports(config: &Config) -> Option<ReportsWish> {
+    let folder = config.check.textfile.clone().map(AbsolutePath::into_inner);
+    let node_condition = config.check.node_condition.is_some();
+    (folder.is_some() || node_condition).then(|| ReportsWish {
+        metrics: folder.map(|folder| folder.join(METRICS)),
+        node_condition,
+    })
 }
 
 fn hold(profile: &Profile, config: &Config) -> Hold {

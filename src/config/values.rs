@@ -8,7 +8,13 @@ use camino::Utf8PathBuf;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use crate::model::{packages::KEY_FILE, secret::without_logins, text::as_text, version::Branch};
+use crate::model::{
+    kubernetes::{Taint, check_key},
+    packages::KEY_FILE,
+    secret::without_logins,
+    text::as_text,
+    version::Branch,
+};
 
 /// The keyword by which a key's schema says that its value is secret. Everything that leaves the
 /// process hides such values, see [`crate::model::secret`].
@@ -141,6 +147,23 @@ checked_text!(
     "a public key of minisign's, such as the second line of `minisign.pub`",
     "^[A-Za-z0-9+/]{56}$"
 );
+
+checked_text!(
+    /// The type of a condition of a node.
+    ConditionType,
+    |text| check_key(text).is_ok() && !OF_KUBELETS.contains(&text),
+    "a type of a condition such as `nvidia.com/GPUReady`, and none of the kubelet's own",
+    "^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
+);
+
+/// The conditions that kubelets write, and the one of network add-ons. Source: Kubernetes, "Node Status".
+const OF_KUBELETS: [&str; 5] = [
+    "Ready",
+    "MemoryPressure",
+    "DiskPressure",
+    "PIDPressure",
+    "NetworkUnavailable",
+];
 
 /// Whether text is a path from the root without `..`.
 fn from_root(text: &str) -> bool {
@@ -332,6 +355,53 @@ impl JsonSchema for BranchKey {
         json_schema!({
             "description": "NVIDIA driver branch, such as 580",
             "anyOf": [{ "type": "integer", "minimum": 100, "maximum": 9999 }, text],
+        })
+    }
+}
+
+/// Whether a node has the usual startup taint, or one that somebody names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StartupTaint {
+    Usual(bool),
+    Own(Taint),
+}
+
+impl<'de> Deserialize<'de> for StartupTaint {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Visitor;
+
+        impl de::Visitor<'_> for Visitor {
+            type Value = StartupTaint;
+
+            fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+                to.write_str(
+                    "true, false, or a taint such as `example.com/starting=true:NoSchedule`",
+                )
+            }
+
+            fn visit_bool<E: de::Error>(self, usual: bool) -> Result<StartupTaint, E> {
+                Ok(StartupTaint::Usual(usual))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<StartupTaint, E> {
+                text.parse().map(StartupTaint::Own).map_err(E::custom)
+            }
+        }
+
+        from.deserialize_any(Visitor)
+    }
+}
+
+impl JsonSchema for StartupTaint {
+    fn schema_name() -> Cow<'static, str> {
+        "StartupTaint".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let taint = Taint::json_schema(generator);
+        json_schema!({
+            "description": "Whether there is the usual one, or another taint",
+            "anyOf": [{ "type": "boolean" }, taint],
         })
     }
 }

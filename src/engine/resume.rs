@@ -16,6 +16,7 @@ use crate::{
     host::{ExecError, FilesError, Host, ReadFiles},
     journal::{Journal, JournalError, Request, Standing, fold},
     model::{id::StepId, paths::STATE},
+    steps::CHECK_TIMER,
     tools::{cloud_init, packages::HEADER, systemctl},
 };
 
@@ -234,12 +235,13 @@ pub(super) async fn dismiss(ledger: &Ledger) -> Result<Option<String>, EngineErr
 }
 
 /// When a change is undone, the smallest first: the unit itself, what was made beside it, all others. A
-/// boot in between must not continue what has ended, or is being undone.
+/// boot in between must not continue what has ended, or is being undone. The timer that asks the GPUs each minute goes before
+/// the modules of the driver are unloaded.
 pub(super) fn turn(standing: &Standing) -> u8 {
     match &standing.change {
         Change::WriteFile { path, .. } if path.file_name() == Some(UNIT) => 0,
         Change::EnableUnit { unit, .. } if unit == UNIT => 0,
-        _ if is_of_unit(standing) => 1,
+        _ if is_of_unit(standing) || standing.steps == [CHECK_TIMER] => 1,
         _ => 2,
     }
 }

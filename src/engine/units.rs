@@ -3,6 +3,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
+pub(super) use crate::tools::systemctl::quoted;
 use crate::{
     change::Change,
     host::{Files, FilesError, Kind, Stat},
@@ -92,21 +93,6 @@ pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesErr
         }
     }
     Ok(found)
-}
-
-/// A path as a word of `ExecStart`, by systemd.service(5): quotes, and `%` and `$` doubled.
-pub(super) fn quoted(exe: &Utf8Path) -> String {
-    let text = exe
-        .as_str()
-        .replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('%', "%%")
-        .replace('$', "$$");
-    if text.contains(char::is_whitespace) {
-        format!("\"{text}\"")
-    } else {
-        text
-    }
 }
 
 /// Modules that load the driver's own. Debian's packages have `nvidia-drm` loaded at each boot, before the run starts.

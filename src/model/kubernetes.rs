@@ -36,6 +36,10 @@ pub struct Taint {
     pub effect: Effect,
 }
 
+/// How the keys of taints begin that the node readiness controller takes away; it takes no others. Source:
+/// kubernetes-sigs/node-readiness-controller, the schema of `NodeReadinessRule`.
+pub const OF_READINESS: &str = "readiness.k8s.io/";
+
 /// What a taint does to pods without a toleration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Effect {

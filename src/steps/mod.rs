@@ -6,6 +6,7 @@ mod autoload;
 mod builds;
 mod cdi;
 mod cdi_rules;
+mod check_timer;
 pub mod cluster;
 pub mod compute;
 pub mod container;
@@ -112,6 +113,9 @@ pub const CLUSTER_JOIN: StepId = StepId::new("cluster.join");
 /// The node is Ready and admitted.
 pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
 
+/// A timer writes what `check` finds where others read it.
+pub const CHECK_TIMER: StepId = StepId::new("check.timer");
+
 /// All steps.
 #[must_use]
 pub fn all() -> Vec<Box<dyn Step>> {
@@ -148,6 +152,7 @@ pub fn all() -> Vec<Box<dyn Step>> {
         Box::new(cluster::host::Kernel),
         Box::new(cluster::join::JoinCluster),
         Box::new(cluster::node::AdmittedNode),
+        Box::new(check_timer::CheckTimer),
     ]
 }
 

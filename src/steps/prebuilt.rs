@@ -9,7 +9,6 @@ use super::{PREFLIGHT, program, words};
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverWish, Prebuilt},
-    host::trusted::refuse_foreign,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::{dkms, packages::HEADER, prebuilt},
@@ -49,14 +48,8 @@ fn words_of(driver: &DriverWish, wish: &Prebuilt) -> Vec<String> {
 fn detect(cx: &Cx<'_>, module: &str) -> Result<PrebuiltState, StepError> {
     let files = cx.host.files();
     let content = files.read_text(&dkms::override_path(module))?;
-    // `check` may run from another place than `install` did.
     let named = content.as_deref().and_then(dkms::program_of_override);
-    let program = match named {
-        Some(program) if files.exists(program)? && refuse_foreign(files, program).is_ok() => {
-            Ok(program.to_owned())
-        }
-        _ => program::lasting(cx)?,
-    };
+    let program = program::named_or_lasting(cx, named)?;
     let running = cx.facts.kernel.running.as_ref().map(ToString::to_string);
     let mut said = None;
     for build in dkms::builds(files)? {

@@ -1,6 +1,6 @@
 //! Where this program is, for files that have root start it later.
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     error::one_line,
@@ -38,6 +38,25 @@ pub(super) fn lasting(cx: &Cx<'_>) -> Result<Result<Utf8PathBuf, String>, StepEr
         Err(error @ FilesError::Foreign { .. }) => Ok(Err(one_line(&error))),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Returns the program that a file of ours names, as long as it is there and only root may replace it: another copy of this program
+/// may have written the file. Otherwise as [`lasting`].
+pub(super) fn named_or_lasting(
+    cx: &Cx<'_>,
+    named: Option<&Utf8Path>,
+) -> Result<Result<Utf8PathBuf, String>, StepError> {
+    let files = cx.host.files();
+    if let Some(program) = named
+        && files.exists(program)?
+    {
+        match refuse_foreign(files, program) {
+            Ok(()) => return Ok(Ok(program.to_owned())),
+            Err(FilesError::Foreign { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    lasting(cx)
 }
 
 /// Returns the answer of a step that has to name the program in a file, and may not.

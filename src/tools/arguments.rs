@@ -189,6 +189,7 @@ fn commands(value: &str) -> Vec<Cmd> {
         let labels = [(value, Some(value)), (value, None)];
         cmds.extend([
             kubectl.label(path, &node, labels.into_iter()),
+            kubectl.replace_status(path, &node, value.to_owned()),
             kubectl.untaint(path, &node, &taint),
             kubectl.drain(path, &node, minute),
             kubectl.delete(path, &node),

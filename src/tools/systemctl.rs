@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::fabric;
 use crate::host::{Cmd, Query};
@@ -29,6 +29,22 @@ pub const OF_PACKAGES: [&str; 2] = ["/usr/lib/systemd/system", "/lib/systemd/sys
 #[must_use]
 pub fn own_file(unit: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("/etc/systemd/system/{unit}"))
+}
+
+/// A path as a word of `ExecStart`, by systemd.service(5): quotes, and `%` and `$` doubled.
+#[must_use]
+pub fn quoted(path: &Utf8Path) -> String {
+    let text = path
+        .as_str()
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('%', "%%")
+        .replace('$', "$$");
+    if text.contains(char::is_whitespace) {
+        format!("\"{text}\"")
+    } else {
+        text
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

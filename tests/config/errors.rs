@@ -91,6 +91,8 @@ fn wrong_configuration() {
         "cloud.settings = [\"metadata\"]\n",
         "cluster.join = \"eks\"\nruntime.use = [\"containerd\"]\n",
         "cluster.join = \"eks\"\nruntime.use = []\ncluster.startup-taint = true\n",
+        "cluster.join = \"managed\"\ncluster.startup-taint = \"a=b\"\n",
+        "cluster.join = \"managed\"\ncluster.kubeconfig-file = \"/k\"\ncluster.startup-taint = \"readiness.k8s.io/gpu:NoSchedule\"\n",
         "cluster.join = \"eks\"\ncluster.labels = [\"node-role.kubernetes.io/gpu=x\"]\n",
         "cluster.join = \"eks\"\nruntime.use = []\ncluster.timeout-seconds = 0\n",
     ];

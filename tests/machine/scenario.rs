@@ -23,6 +23,7 @@ crate::scenarios::scenarios! {
     archive_gone: "archive-gone"
     autoload_lost: "autoload-lost"
     cdi_stale: "cdi-stale"
+    check_timer: "check-timer"
     clone: "clone"
     containerd_edited: "containerd-edited"
     containerd_only: "containerd-only"

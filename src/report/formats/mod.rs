@@ -1,5 +1,6 @@
 //! The findings of `check` in the formats of other programs. Each function writes a whole document.
 
+mod condition;
 mod html;
 mod junit;
 mod markdown;
@@ -10,6 +11,7 @@ mod tap;
 #[cfg(test)]
 mod tests;
 
+pub use condition::condition;
 pub use html::html;
 pub use junit::junit;
 pub use markdown::markdown;

@@ -10,7 +10,10 @@ use serde::Deserialize;
 
 use crate::{
     host::{Cmd, ExecError, FilesError, Query, ReadFiles, Reader},
-    model::kubernetes::{Labels, NodeName, Taint},
+    model::{
+        kubernetes::{Labels, NodeName, Taint},
+        secret::Secret,
+    },
 };
 
 /// The resource that NVIDIA's device plugin gives a node.
@@ -26,6 +29,9 @@ const MIG_DEVICES: &str = "nvidia.com/mig-";
 
 /// With these words kubectl says that there is no such node.
 const NOT_FOUND: &str = "(NotFound)";
+
+/// With these, that somebody else has written it since it was read.
+pub const CONFLICT: &str = "(Conflict)";
 
 /// The time limit of one request, and of the command around it.
 const REQUEST: &str = "--request-timeout=10s";
@@ -129,6 +135,18 @@ impl Kubectl {
         Cmd::new(self.program, args).deadline(DEADLINE)
     }
 
+    /// Replaces the status of the node; `node` is the whole of it, as [`asked`] has told it. `kubectl patch` first reads the
+    /// status by itself, which no kubelet may; to write that of its own node each may (kubernetes/kubernetes,
+    /// `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go`, `NodeRules`).
+    #[must_use]
+    pub fn replace_status(self, kubeconfig: &Utf8Path, name: &NodeName, node: String) -> Cmd {
+        let address = format!("--raw=/api/v1/nodes/{name}/status");
+        let args = self.args(kubeconfig, &["replace", &address, "--filename=-"], []);
+        Cmd::new(self.program, args)
+            .deadline(DEADLINE)
+            .stdin(Secret::new(node))
+    }
+
     /// Removes a taint.
     #[must_use]
     pub fn untaint(self, kubeconfig: &Utf8Path, name: &NodeName, taint: &Taint) -> Cmd {
@@ -218,7 +236,48 @@ pub enum Registered {
     Silent(String),
 }
 
+/// What the cluster answers, as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// The node, as JSON.
+    Node(String),
+    /// It does not know it.
+    Unknown,
+    /// It cannot be asked now: why.
+    Silent(String),
+}
+
 /// Asks the cluster about a node. An API server that does not answer is no error: it may be away for a moment.
+///
+/// # Errors
+/// When kubectl cannot be run.
+pub async fn asked(
+    host: Reader<'_>,
+    kubectl: Kubectl,
+    kubeconfig: &Utf8Path,
+    name: &NodeName,
+) -> Result<Answer, ExecError> {
+    let query = kubectl.node(kubeconfig, name);
+    let output = match host.query(&query).await {
+        Ok(output) => output,
+        Err(error @ ExecError::Deadline { .. }) => {
+            return Ok(Answer::Silent(error.to_string()));
+        }
+        Err(error) => return Err(error),
+    };
+    if !output.ok() {
+        if output.stderr.contains(NOT_FOUND) {
+            return Ok(Answer::Unknown);
+        }
+        // Before its last line kubectl tells of each of its own attempts.
+        let said = output.stderr.trim().lines().last();
+        let why = said.map_or_else(|| output.failure(query.cmd()).to_string(), str::to_owned);
+        return Ok(Answer::Silent(why));
+    }
+    Ok(Answer::Node(output.stdout))
+}
+
+/// What the cluster says about a node, see [`asked`].
 ///
 /// # Errors
 /// When kubectl cannot be run, or prints no node.
@@ -228,25 +287,13 @@ pub async fn registered(
     kubeconfig: &Utf8Path,
     name: &NodeName,
 ) -> Result<Registered, ExecError> {
-    let query = kubectl.node(kubeconfig, name);
-    let output = match host.query(&query).await {
-        Ok(output) => output,
-        Err(error @ ExecError::Deadline { .. }) => {
-            return Ok(Registered::Silent(error.to_string()));
-        }
-        Err(error) => return Err(error),
+    let text = match asked(host, kubectl, kubeconfig, name).await? {
+        Answer::Node(text) => text,
+        Answer::Unknown => return Ok(Registered::Unknown),
+        Answer::Silent(why) => return Ok(Registered::Silent(why)),
     };
-    if !output.ok() {
-        if output.stderr.contains(NOT_FOUND) {
-            return Ok(Registered::Unknown);
-        }
-        // Before its last line kubectl tells of each of its own attempts.
-        let said = output.stderr.trim().lines().last();
-        let why = said.map_or_else(|| output.failure(query.cmd()).to_string(), str::to_owned);
-        return Ok(Registered::Silent(why));
-    }
-    let node = parse_node(&output.stdout).map_err(|why| ExecError::Unexpected {
-        command: query.cmd().line(),
+    let node = parse_node(&text).map_err(|why| ExecError::Unexpected {
+        command: kubectl.node(kubeconfig, name).cmd().line(),
         why,
     })?;
     Ok(Registered::Node(Box::new(node)))

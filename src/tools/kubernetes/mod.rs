@@ -1,6 +1,7 @@
 //! Kubernetes' own tools and files, as far as a node needs them.
 
 pub mod agents;
+pub mod condition;
 pub mod kubeadm;
 pub mod kubeconfig;
 pub mod kubectl;

@@ -1,0 +1,185 @@
+use super::line;
+use crate::{
+    check::{Finding, Verdict},
+    config::desired::ConditionMeaning,
+    engine::RunReport,
+    exit::Exit,
+    model::{findings, id::Id},
+    tools::kubernetes::condition::Said,
+};
+
+/// How long a message may be, in characters: `kubectl describe node` shows it on one line.
+const LONGEST: usize = 250;
+
+/// Whether a finding is about the node in its cluster: whoever waits for the GPUs before the node may be used must not wait
+/// for what comes after that.
+fn of_cluster(id: &Id) -> bool {
+    ["k8s.", "cluster.", "check."]
+        .iter()
+        .any(|layer| id.as_str().starts_with(layer))
+}
+
+/// What a condition of the node says: whether GPUs, driver and runtimes are as they should be. `warnings_fail` is that of
+/// `--fail-on warn`.
+#[must_use]
+pub fn condition(
+    report: &RunReport,
+    meaning: ConditionMeaning,
+    warnings_fail: bool,
+    gpus: usize,
+) -> Said {
+    let own: Vec<&Finding> = (report.findings.iter())
+        .filter(|finding| !of_cluster(&finding.id))
+        .collect();
+    let is_problem =
+        |verdict| verdict == Verdict::Fail || warnings_fail && verdict == Verdict::Warn;
+    let problems: Vec<&&Finding> = (own.iter())
+        .filter(|finding| is_problem(finding.status))
+        .collect();
+    let root = (problems.iter())
+        .find(|finding| finding.because.is_none())
+        .or(problems.first());
+    // A failure of the cluster's part alone says nothing against the GPUs.
+    let all_seen = report.exit == Exit::Ok
+        || (report.findings.iter())
+            .any(|finding| of_cluster(&finding.id) && is_problem(finding.status));
+    let (ready, reason, message) = match root {
+        Some(finding) => {
+            let remedy = findings::row(&finding.id).map_or("none", |row| row.remedy.name());
+            let why = format!("{} (remedy: {remedy}): {}", finding.id, line(&finding.why));
+            (Some(false), "CheckFailed", why)
+        }
+        None if all_seen => {
+            let count = match gpus {
+                0 => "no GPU is here".to_owned(),
+                1 => "1 GPU".to_owned(),
+                more => format!("{more} GPUs"),
+            };
+            let what = format!("{count}; driver and runtimes are as they should be");
+            (Some(true), "GPUsReady", what)
+        }
+        None => {
+            let first = own.iter().find(|one| one.status == Verdict::Unknown);
+            let why = first.map_or_else(
+                || "not everything could be looked at".to_owned(),
+                |one| format!("{}: {}", one.id, line(&one.why)),
+            );
+            (None, "CheckIncomplete", why)
+        }
+    };
+    Said {
+        status: match ready {
+            None => "Unknown",
+            Some(ready) if ready == (meaning == ConditionMeaning::Ready) => "True",
+            Some(_) => "False",
+        },
+        reason,
+        message: cut(&message),
+    }
+}
+
+/// A message of at most [`LONGEST`] characters.
+fn cut(message: &str) -> String {
+    match message.char_indices().nth(LONGEST - 1) {
+        Some((at, _)) if message.chars().count() > LONGEST => format!("{}…", &message[..at]),
+        _ => message.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Mode;
+
+    fn report(exit: Exit, findings: &[(&'static str, Verdict)]) -> RunReport {
+        RunReport {
+            mode: Mode::Check,
+            run: "1".to_owned(),
+            exit,
+            steps: Vec::new(),
+            findings: (findings.iter())
+                .map(|(id, status)| Finding::new(Id::new(id), *status, "it\nis \u{1b}[31moff"))
+                .collect(),
+            notes: Vec::new(),
+            reboot: None,
+            left: Vec::new(),
+            seconds: 0.0,
+        }
+    }
+
+    fn said(exit: Exit, findings: &[(&'static str, Verdict)]) -> (&'static str, &'static str) {
+        let said = condition(&report(exit, findings), ConditionMeaning::Ready, false, 8);
+        (said.status, said.reason)
+    }
+
+    #[test]
+    fn the_node_is_ready_for_gpus_when_nothing_of_the_machine_fails() {
+        use Verdict::{Fail, Pass, Unknown, Warn};
+        let pass = ("driver.module", Pass);
+        for (exit, findings, expected) in [
+            (Exit::Ok, &[pass][..], ("True", "GPUsReady")),
+            (
+                Exit::Ok,
+                &[pass, ("mem.remap.pending", Warn)],
+                ("True", "GPUsReady"),
+            ),
+            // The pods of the network wait for the taint that this condition removes.
+            (
+                Exit::Drift,
+                &[pass, ("k8s.ready", Fail)],
+                ("True", "GPUsReady"),
+            ),
+            (
+                Exit::Drift,
+                &[("driver.module", Fail)],
+                ("False", "CheckFailed"),
+            ),
+            (
+                Exit::Drift,
+                &[("k8s.ready", Fail), ("driver.module", Fail)],
+                ("False", "CheckFailed"),
+            ),
+            (
+                Exit::Drift,
+                &[("driver.module", Unknown)],
+                ("Unknown", "CheckIncomplete"),
+            ),
+        ] {
+            assert_eq!(said(exit, findings), expected, "{findings:?}");
+        }
+        let warned = report(Exit::Drift, &[pass, ("mem.remap.pending", Warn)]);
+        let strict = condition(&warned, ConditionMeaning::Ready, true, 8);
+        assert_eq!(strict.status, "False");
+        let theirs = condition(&warned, ConditionMeaning::Problem, true, 8);
+        assert_eq!((theirs.status, theirs.reason), ("True", strict.reason));
+        let fine = report(Exit::Ok, &[pass]);
+        let fine = condition(&fine, ConditionMeaning::Problem, false, 1);
+        assert_eq!(fine.status, "False");
+        assert_eq!(
+            fine.message,
+            "1 GPU; driver and runtimes are as they should be"
+        );
+    }
+
+    #[test]
+    fn the_message_names_the_root_cause_and_its_remedy_in_one_short_line() {
+        let mut broken = report(
+            Exit::Drift,
+            &[
+                ("driver.module", Verdict::Fail),
+                ("pci.gpu.present", Verdict::Fail),
+            ],
+        );
+        broken.findings[0].because = Some(Id::new("pci.gpu.present"));
+        let said =
+            |broken: &RunReport| condition(broken, ConditionMeaning::Ready, false, 8).message;
+        let first = said(&broken);
+        assert!(first.starts_with("pci.gpu.present (remedy: "), "{first}");
+        assert!(first.ends_with("): it is [31moff"), "{first}");
+        broken.findings[1].why = "é".repeat(400);
+        let long = said(&broken);
+        assert_eq!(long.chars().count(), LONGEST);
+        assert!(long.ends_with("é…"), "{long}");
+        assert_eq!(cut(&"é".repeat(LONGEST)), "é".repeat(LONGEST));
+    }
+}

@@ -1,0 +1,425 @@
+//! `check.timer`: a timer runs `check` each minute, and writes what it finds where others read it: metrics into the folder of
+//! node_exporter's textfile collector, and a condition of the node. It is there only if the settings ask for one of them.
+//!
+//! The changes are undone before those of all other steps: `check` asks the GPUs, and keeps the driver's modules in use while
+//! it does.
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{program, words};
+use crate::{
+    change::Change,
+    config::desired::{Desired, ReportsWish},
+    model::id::StepId,
+    step::{Assessment, Cx, Step, StepError},
+    tools::{
+        packages::HEADER,
+        systemctl::{UnitState, own_file, quoted},
+    },
+};
+
+const SERVICE: &str = "gpu-bootstrap-check.service";
+const TIMER: &str = "gpu-bootstrap-check.timer";
+
+/// What stands before the program in the unit.
+const START: &str = "ExecStart=";
+
+/// See the module.
+pub struct CheckTimer;
+
+#[derive(Debug, Clone)]
+struct TimerState {
+    /// The files of the units.
+    service: Option<String>,
+    timer: Option<String>,
+    /// The timer, where systemd knows it.
+    unit: Option<UnitState>,
+    /// The program that the service starts, or would start; or why it may name none.
+    program: Result<Utf8PathBuf, String>,
+    /// The file with metrics is there.
+    has_metrics: bool,
+}
+
+/// What is known of a machine that is not looked at.
+impl Default for TimerState {
+    fn default() -> Self {
+        Self {
+            service: None,
+            timer: None,
+            unit: None,
+            program: Err("it was not looked at".to_owned()),
+            has_metrics: false,
+        }
+    }
+}
+
+async fn detect(cx: &Cx<'_>, wish: &ReportsWish) -> Result<TimerState, StepError> {
+    let files = cx.host.files();
+    let service = files.read_text(&own_file(SERVICE))?;
+    let named = service.as_deref().and_then(program_of);
+    Ok(TimerState {
+        timer: files.read_text(&own_file(TIMER))?,
+        unit: cx.state.unit(TIMER).await?,
+        program: program::named_or_lasting(cx, named.as_deref())?,
+        has_metrics: match &wish.metrics {
+            Some(path) => files.exists(path)?,
+            None => false,
+        },
+        service,
+    })
+}
+
+/// The program of a service that this step has written, where its path is a plain one.
+fn program_of(service: &str) -> Option<Utf8PathBuf> {
+    let line = service.lines().find_map(|line| line.strip_prefix(START))?;
+    let (path, _) = line.split_once(' ')?;
+    let is_plain = path.starts_with('/') && !path.contains(['\\', '"', '%', '$']);
+    is_plain.then(|| path.into())
+}
+
+/// The service: what `check` ends with if something fails is no failure of the unit. A `check` that hangs, as NVML may, is ended.
+/// Whoever stops the timer stops a `check` that runs.
+fn service(program: &Utf8Path, wish: &ReportsWish) -> String {
+    let mut command = format!("{} check --as-installed", quoted(program));
+    if let Some(path) = &wish.metrics {
+        command.push_str(&format!(" --format prometheus --output {}", quoted(path)));
+    }
+    if wish.node_condition {
+        command.push_str(" --node-condition");
+    }
+    format!(
+        "{HEADER}[Unit]\n\
+         Description=Write what gpu-bootstrap check finds where others read it\n\
+         PartOf={TIMER}\n\
+         \n\
+         [Service]\n\
+         Type=oneshot\n\
+         {START}{command}\n\
+         SuccessExitStatus=4\n\
+         TimeoutStartSec=5min\n\
+         Nice=10\n\
+         StandardInput=null\n\
+         StandardOutput=null\n\
+         UMask=0022\n"
+    )
+}
+
+/// The nodes of a pool do not all ask their API server at the same second.
+fn timer() -> String {
+    format!(
+        "{HEADER}[Unit]\n\
+         Description=Write each minute what gpu-bootstrap check finds\n\
+         \n\
+         [Timer]\n\
+         OnActiveSec=1s\n\
+         OnCalendar=minutely\n\
+         AccuracySec=1s\n\
+         RandomizedDelaySec=15s\n\
+         \n\
+         [Install]\n\
+         WantedBy=timers.target\n"
+    )
+}
+
+/// The change that has the service write the metrics, and that takes them away when it is undone.
+fn write_metrics(path: &Utf8Path) -> Change {
+    Change::RunTool {
+        purpose: format!("write metrics into `{path}`"),
+        command: ["systemctl", "start", "--", SERVICE]
+            .map(str::to_owned)
+            .into(),
+        writes: vec![path.to_owned()],
+        repeated: true,
+    }
+}
+
+fn decide(state: &TimerState, desired: &Desired) -> Assessment {
+    let Some(wish) = &desired.reports else {
+        return Assessment::NotApplicable {
+            why: "no setting asks for it".to_owned(),
+        };
+    };
+    let no_systemd = (state.unit.as_ref()).is_some_and(UnitState::is_not_booted);
+    if desired.image || no_systemd {
+        return Assessment::AwaitingBoot {
+            why: "the timer is made where systemd runs".to_owned(),
+        };
+    }
+    let program = match &state.program {
+        Ok(program) => program,
+        Err(why) => return program::not_lasting(why, own_file(SERVICE).as_str()),
+    };
+    let unit = state.unit.as_ref();
+    let otherwise = "set neither `check.textfile` nor `check.node-condition`";
+    if let Some(refusal) = words::masked(TIMER, unit, otherwise) {
+        return refusal;
+    }
+    let write = |unit: &str, content: String| Change::WriteFile {
+        path: own_file(unit),
+        content,
+        mode: 0o644,
+    };
+    let (mut whys, mut changes) = (Vec::new(), Vec::new());
+    let wanted = service(program, wish);
+    let is_new = state.service.as_ref() != Some(&wanted);
+    if is_new {
+        whys.push(differs(SERVICE, state.service.is_some()));
+        changes.push(write(SERVICE, wanted));
+    }
+    let timer = timer();
+    if state.timer.as_ref() != Some(&timer) {
+        whys.push(differs(TIMER, state.timer.is_some()));
+        changes.push(write(TIMER, timer));
+    }
+    if is_new && state.service.is_some() {
+        // Nothing starts the service at boot, so this only has systemd read it again.
+        changes.push(Change::EnableUnit {
+            unit: SERVICE.to_owned(),
+            start: false,
+        });
+    }
+    if let Some(path) = &wish.metrics
+        && (is_new || !state.has_metrics)
+    {
+        if !state.has_metrics {
+            whys.push(format!("`{path}` is missing"));
+        }
+        changes.push(write_metrics(path));
+    }
+    if !unit.is_some_and(|unit| unit.is_enabled() && unit.is_active()) {
+        if let Some(unit) = unit.filter(|unit| unit.exists()) {
+            whys.push(format!("`{TIMER}` is {unit}"));
+        }
+        changes.push(Change::EnableUnit {
+            unit: TIMER.to_owned(),
+            start: true,
+        });
+    }
+    if changes.is_empty() {
+        let metrics = (wish.metrics.iter()).map(|path| format!("`{path}`"));
+        let condition = wish
+            .node_condition
+            .then(|| "the condition of the node".to_owned());
+        let all: Vec<String> = metrics.chain(condition).collect();
+        return Assessment::Satisfied {
+            why: format!("`{TIMER}` runs, and writes {}", all.join(" and ")),
+        };
+    }
+    Assessment::Needs {
+        why: whys.join("; "),
+        changes,
+    }
+}
+
+fn differs(unit: &str, is_there: bool) -> String {
+    match is_there {
+        false => format!("`{unit}` is missing"),
+        true => format!("`{unit}` has another text"),
+    }
+}
+
+#[async_trait]
+impl Step for CheckTimer {
+    fn id(&self) -> StepId {
+        super::CHECK_TIMER
+    }
+
+    fn wants(&self, change: &Change, desired: &Desired) -> bool {
+        match (&desired.reports, change) {
+            (None, _) => false,
+            (Some(wish), Change::RunTool { writes, .. }) => {
+                wish.metrics.iter().any(|path| writes.contains(path))
+            }
+            (Some(_), _) => true,
+        }
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        let state = match &cx.desired.reports {
+            Some(wish) if !cx.desired.image => detect(cx, wish).await?,
+            _ => TimerState::default(),
+        };
+        Ok(decide(&state, cx.desired))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::steps::fixtures::{desired, unit};
+
+    const FILE: &str = "/var/lib/node_exporter/gpu_bootstrap.prom";
+
+    fn wish(metrics: bool, node_condition: bool) -> Desired {
+        Desired {
+            reports: Some(ReportsWish {
+                metrics: metrics.then(|| FILE.into()),
+                node_condition,
+            }),
+            ..desired()
+        }
+    }
+
+    fn bare() -> TimerState {
+        TimerState {
+            program: Ok("/usr/local/bin/gpu-bootstrap".into()),
+            ..TimerState::default()
+        }
+    }
+
+    fn needs(state: &TimerState, want: &Desired) -> (String, Vec<Change>) {
+        match decide(state, want) {
+            Assessment::Needs { why, changes } => (why, changes),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The state after these changes.
+    fn after(mut state: TimerState, changes: &[Change]) -> TimerState {
+        for change in changes {
+            match change {
+                Change::WriteFile { path, content, .. } if path.as_str().ends_with(".timer") => {
+                    state.timer = Some(content.clone());
+                }
+                Change::WriteFile { content, .. } => state.service = Some(content.clone()),
+                Change::RunTool { .. } => state.has_metrics = true,
+                Change::EnableUnit { unit, start } if unit == TIMER => {
+                    assert!(start);
+                    state.unit = Some(super::super::fixtures::unit("enabled", "active"));
+                }
+                Change::EnableUnit { unit, start } => assert!(unit == SERVICE && !start),
+                other => panic!("{other:?}"),
+            }
+        }
+        state
+    }
+
+    #[test]
+    fn without_a_setting_nothing_is_made() {
+        let want = desired();
+        assert_eq!(want.reports, None);
+        assert!(matches!(
+            decide(&bare(), &want),
+            Assessment::NotApplicable { .. }
+        ));
+        let (_, changes) = needs(&bare(), &wish(true, false));
+        assert!(
+            changes
+                .iter()
+                .all(|change| !CheckTimer.wants(change, &want))
+        );
+    }
+
+    #[test]
+    fn what_is_made_satisfies_for_each_of_the_two_readers() {
+        for (metrics, condition, command) in [
+            (
+                true,
+                false,
+                "check --as-installed --format prometheus --output /var/lib/node_exporter/gpu_bootstrap.prom",
+            ),
+            (false, true, "check --as-installed --node-condition"),
+            (
+                true,
+                true,
+                "check --as-installed --format prometheus --output /var/lib/node_exporter/gpu_bootstrap.prom --node-condition",
+            ),
+        ] {
+            let want = wish(metrics, condition);
+            let (why, changes) = needs(&bare(), &want);
+            assert!(
+                why.contains("`gpu-bootstrap-check.service` is missing"),
+                "{why}"
+            );
+            let made = after(bare(), &changes);
+            let service = made.service.as_deref().unwrap_or_default();
+            let line = format!("ExecStart=/usr/local/bin/gpu-bootstrap {command}\n");
+            assert!(service.contains(&line), "{service}");
+            assert!(matches!(decide(&made, &want), Assessment::Satisfied { .. }));
+            assert!(changes.iter().all(|change| CheckTimer.wants(change, &want)));
+        }
+    }
+
+    #[test]
+    fn a_reader_that_is_taken_back_loses_what_was_written_for_it() {
+        let both = wish(true, true);
+        let (_, changes) = needs(&bare(), &both);
+        let made = after(bare(), &changes);
+        let only_condition = wish(false, true);
+        let unwanted: Vec<&Change> = (changes.iter())
+            .filter(|change| !CheckTimer.wants(change, &only_condition))
+            .collect();
+        assert!(
+            matches!(&unwanted[..], [Change::RunTool { writes, .. }] if writes == &[FILE]),
+            "{unwanted:?}"
+        );
+        let (why, changes) = needs(&made, &only_condition);
+        assert_eq!(why, "`gpu-bootstrap-check.service` has another text");
+        let made = after(made, &changes);
+        assert!(matches!(
+            decide(&made, &only_condition),
+            Assessment::Satisfied { .. }
+        ));
+    }
+
+    #[test]
+    fn a_timer_that_somebody_has_stopped_or_masked_is_named() {
+        let want = wish(true, false);
+        let made = after(bare(), &needs(&bare(), &want).1);
+        let stopped = TimerState {
+            unit: Some(unit("disabled", "inactive")),
+            ..made.clone()
+        };
+        let (why, changes) = needs(&stopped, &want);
+        assert!(
+            why.contains("`gpu-bootstrap-check.timer` is disabled"),
+            "{why}"
+        );
+        assert_eq!(changes.len(), 1);
+        let masked = TimerState {
+            unit: Some(UnitState {
+                load: "masked".into(),
+                ..unit("masked", "inactive")
+            }),
+            ..made
+        };
+        assert!(matches!(decide(&masked, &want), Assessment::Blocked { .. }));
+    }
+
+    #[test]
+    fn a_program_that_does_not_stay_is_refused_and_an_image_waits() {
+        let mut want = wish(true, false);
+        let passing = TimerState {
+            program: Err("`/tmp/gpu-bootstrap` may be emptied".to_owned()),
+            ..bare()
+        };
+        assert!(matches!(
+            decide(&passing, &want),
+            Assessment::Blocked { .. }
+        ));
+        want.image = true;
+        assert!(matches!(
+            decide(&TimerState::default(), &want),
+            Assessment::AwaitingBoot { .. }
+        ));
+    }
+
+    #[test]
+    fn the_program_of_a_unit_is_read_back() {
+        let wish = wish(true, true).reports.expect("a wish");
+        for (program, expected) in [
+            (
+                "/usr/local/bin/gpu-bootstrap",
+                Some("/usr/local/bin/gpu-bootstrap"),
+            ),
+            ("/opt/a program", None),
+            ("/opt/100%", None),
+        ] {
+            let text = service(program.into(), &wish);
+            let found = program_of(&text);
+            assert_eq!(found.as_deref().map(Utf8Path::as_str), expected, "{text}");
+        }
+        assert_eq!(program_of("[Service]\nExecStart=true\n"), None);
+    }
+}
