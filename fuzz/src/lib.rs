@@ -526,7 +526,7 @@ pub fn texts(bytes: &[u8]) {
     let _ = dkms::parse_status(text);
     let _ = dkms::log_named_in(text);
     let _ = dkms::telling_line(text);
-    let _ = dkms::asked_first(text);
+    let _ = dkms::program_of_override(text);
     let _ = (
         prebuilt::symbols(text),
         prebuilt::release(text),
