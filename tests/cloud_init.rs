@@ -650,7 +650,7 @@ fn the_documents_say_what_a_provider_or_an_agent_does_by_itself() {
     }
 }
 
-/// AKS lets nobody remove other taints of a pool, and Google's own plugin would compete with NVIDIA's. What is applied has
+/// AKS lets nobody remove the taints of a pool, and Google's own plugin would compete with NVIDIA's. What is applied has
 /// an image.
 #[test]
 fn the_commands_of_node_pools_have_what_the_run_needs() {
@@ -659,7 +659,6 @@ fn the_commands_of_node_pools_have_what_the_run_needs() {
     let taint =
         "startup-taint.cluster-autoscaler.kubernetes.io/gpu-bootstrap=validating:NoSchedule";
     for needed in [
-        &format!("--node-init-taints {taint}"),
         &format!("--node-taints={taint}"),
         "--gpu-driver none",
         "gke-no-default-nvidia-gpu-device-plugin=true",
@@ -688,6 +687,12 @@ fn the_commands_of_node_pools_have_what_the_run_needs() {
         assert_eq!(warnings, "", "{form}");
         let image = format!("\"registry.example.com/tools/gpu-bootstrap@sha256:{DIGEST}\"");
         assert!(printed.contains(&image), "{form}");
+    }
+    // `az aks nodepool add` knows neither initialization taints nor taints that anybody else may remove.
+    for (name, text) in [("manifest", &manifest), ("documentation", &docs)] {
+        let (_, command) = text.split_once("az aks nodepool add").expect("a command");
+        let command: String = command.lines().take(3).collect();
+        assert!(!command.contains("taint"), "{name}: {command}");
     }
     // The other manifest is no form: its marks are filled in by a command.
     for mark in ["@REGISTRY@", "@DIGEST@"] {
