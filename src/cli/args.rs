@@ -181,7 +181,7 @@ pub struct Check {
     pub output: Option<Utf8PathBuf>,
     /// Also tell the cluster: write the condition of this node (`check.node-condition`) with the credentials of its
     /// kubelet, if it has changed or is 5 minutes old (as root)
-    #[arg(long, conflicts_with_all = ["root", "record", "lspci"])]
+    #[arg(long, conflicts_with_all = ["root", "record", "lspci", "only", "skip"])]
     pub node_condition: bool,
     /// With the settings of the last `install`
     #[arg(long, conflicts_with_all = ["root", "lspci", "profile", "config", "set"])]

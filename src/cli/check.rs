@@ -253,7 +253,8 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
             None
         }
     };
-    deliver(world, output.as_deref(), &text)?;
+    // A full disk keeps no sick node from telling its cluster.
+    let delivered = deliver(world, output.as_deref(), &text);
     if args.node_condition {
         let said = Telling {
             wish: ground.node_condition(world)?,
@@ -262,6 +263,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         };
         condition::tell(world, &ground.host, &session.state(), &said, &report).await?;
     }
+    delivered?;
     Ok(plugin.unwrap_or(report.exit))
 }
 

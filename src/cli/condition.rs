@@ -68,7 +68,7 @@ pub(super) async fn tell(
     };
     let gpus = state.facts().gpus.len();
     let mut said = formats::condition(report, telling.wish.meaning, telling.warnings_fail, gpus);
-    said.message = world.secrets.hide(&said.message).into_owned();
+    said.message = formats::cut(&world.secrets.hide(&said.message));
     let unwritten = |error: ExecError| {
         let message = format!("failed to write the condition {kind} of node `{name}`");
         let hint = "a kubelet may change the status of its own node alone: `kubectl auth whoami` with its kubeconfig tells \

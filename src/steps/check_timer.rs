@@ -11,6 +11,8 @@ use super::{program, words};
 use crate::{
     change::Change,
     config::desired::{Desired, ReportsWish},
+    error::one_line,
+    host::{FilesError, trusted::refuse_foreign},
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::{
@@ -39,6 +41,8 @@ struct TimerState {
     program: Result<Utf8PathBuf, String>,
     /// The file with metrics is there.
     has_metrics: bool,
+    /// Why root may not write into the folder for it.
+    foreign: Option<String>,
 }
 
 /// What is known of a machine that is not looked at.
@@ -50,6 +54,7 @@ impl Default for TimerState {
             unit: None,
             program: Err("it was not looked at".to_owned()),
             has_metrics: false,
+            foreign: None,
         }
     }
 }
@@ -66,6 +71,14 @@ async fn detect(cx: &Cx<'_>, wish: &ReportsWish) -> Result<TimerState, StepError
             Some(path) => files.exists(path)?,
             None => false,
         },
+        foreign: match wish.metrics.as_ref().and_then(|path| path.parent()) {
+            Some(folder) if cx.state.is_of_this_machine() => match refuse_foreign(files, folder) {
+                Ok(()) => None,
+                Err(error @ FilesError::Foreign { .. }) => Some(one_line(&error)),
+                Err(error) => return Err(error.into()),
+            },
+            _ => None,
+        },
         service,
     })
 }
@@ -78,7 +91,8 @@ fn program_of(service: &str) -> Option<Utf8PathBuf> {
     is_plain.then(|| path.into())
 }
 
-/// The service: what `check` ends with if something fails is no failure of the unit. A `check` that hangs, as NVML may, is ended.
+/// The service: what `check` ends with if something fails, or if the cluster cannot be told, is no failure of the unit: the
+/// heartbeat of the condition tells that. A `check` that hangs, as NVML may, is ended.
 /// Whoever stops the timer stops a `check` that runs.
 fn service(program: &Utf8Path, wish: &ReportsWish) -> String {
     let mut command = format!("{} check --as-installed", quoted(program));
@@ -96,8 +110,10 @@ fn service(program: &Utf8Path, wish: &ReportsWish) -> String {
          [Service]\n\
          Type=oneshot\n\
          {START}{command}\n\
-         SuccessExitStatus=4\n\
+         SuccessExitStatus=4 6\n\
          TimeoutStartSec=5min\n\
+         TimeoutStopSec=10s\n\
+         TasksMax=64\n\
          Nice=10\n\
          StandardInput=null\n\
          StandardOutput=null\n\
@@ -150,6 +166,14 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
         Ok(program) => program,
         Err(why) => return program::not_lasting(why, own_file(SERVICE).as_str()),
     };
+    // Whoever owns the folder could have put a link there, which an undo would follow.
+    if let Some(why) = &state.foreign {
+        return Assessment::Blocked {
+            why: format!("root would write metrics into a folder of others: {why}"),
+            hint: "make the folder of `check.textfile` root's (`chown root:root`, `chmod 755`): the collector only reads it"
+                .to_owned(),
+        };
+    }
     let unit = state.unit.as_ref();
     let otherwise = "set neither `check.textfile` nor `check.node-condition`";
     if let Some(refusal) = words::masked(TIMER, unit, otherwise) {
@@ -403,6 +427,20 @@ mod tests {
             decide(&TimerState::default(), &want),
             Assessment::AwaitingBoot { .. }
         ));
+    }
+
+    /// An account that owns the folder could put a link there, and an undo would write what it leads to.
+    #[test]
+    fn metrics_go_into_no_folder_of_others() {
+        let others = TimerState {
+            foreign: Some("others than root may change it".to_owned()),
+            ..bare()
+        };
+        let refused = decide(&others, &wish(true, false));
+        assert!(
+            matches!(&refused, Assessment::Blocked { why, .. } if why.contains("folder of others")),
+            "{refused:?}"
+        );
     }
 
     #[test]

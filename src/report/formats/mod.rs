@@ -11,7 +11,7 @@ mod tap;
 #[cfg(test)]
 mod tests;
 
-pub use condition::condition;
+pub use condition::{condition, cut};
 pub use html::html;
 pub use junit::junit;
 pub use markdown::markdown;
