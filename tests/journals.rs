@@ -249,7 +249,7 @@ fn open_package_work_excuses_only_the_boot_that_did_it() {
 #[test]
 fn a_driver_that_failed_its_proof_and_the_one_that_was_proven_before() {
     let receipt = receipt("going-back.jsonl");
-    let back = receipt.going_back.expect("a way back");
+    let back = receipt.going_back.expect("a rollback");
     assert_eq!(
         (back.from.as_str(), back.to.as_str()),
         ("of branch 595", "580.178.04")
@@ -265,7 +265,7 @@ fn a_driver_that_failed_its_proof_and_the_one_that_was_proven_before() {
 }
 
 #[test]
-fn a_way_back_that_has_ended() {
+fn a_rollback_that_has_ended() {
     let receipt = receipt("went-back.jsonl");
     assert_eq!(receipt.going_back, None);
     assert!(receipt.proven.is_some());

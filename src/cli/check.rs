@@ -131,7 +131,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
                 set |= !resolution.provenance.is_empty();
                 warnings.extend(resolution.warnings);
                 // That the journal cannot be read was said.
-                let way = engine::way_back(&ground.host, &resolution.desired).await;
+                let way = engine::rollback(&ground.host, &resolution.desired).await;
                 Ok(match way.ok().flatten() {
                     None => resolution.desired,
                     Some(way) => match ground.resolve_back(world, &*named.files, &way) {

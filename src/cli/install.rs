@@ -106,7 +106,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
 
 /// Wants the driver before, if the journal says that the machine goes back to it. Returns whether this is so.
 async fn go_back(world: &mut World<'_>, target: &mut prepare::Target) -> Result<bool, Failure> {
-    let back = engine::way_back(target.host(), &target.resolution.desired).await?;
+    let back = engine::rollback(target.host(), &target.resolution.desired).await?;
     if let Some(back) = &back {
         target.go_back(world, back)?;
     }

@@ -21,7 +21,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit
     let request = prepare::request(&args.target, &args.image, false, None)?;
     let mut target = prepare::target(world, request).await?;
     prepare::warn(world, &target.resolution.warnings);
-    match engine::way_back(target.host(), &target.resolution.desired).await {
+    match engine::rollback(target.host(), &target.resolution.desired).await {
         Ok(Some(back)) => target.go_back(world, &back)?,
         // The plan notes that the journal cannot be read.
         Ok(None) | Err(EngineError::Journal(_)) => {}

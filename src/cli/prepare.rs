@@ -19,7 +19,7 @@ use crate::{
         profile::{Profile, built_in_names},
         resolve::{Flags, Resolution},
     },
-    engine::{self, Cancel, Events, Options, Session, Tools, WayBack, events::Reporter},
+    engine::{self, Cancel, Events, Options, Rollback, Session, Tools, events::Reporter},
     error::{Report as _, one_line},
     event::Subscriber,
     exit::Exit,
@@ -238,7 +238,7 @@ impl Ground {
         Ok(resolution)
     }
 
-    /// The same on the way back to the driver before.
+    /// The same during a rollback.
     ///
     /// # Errors
     /// A driver that the machine cannot have any more.
@@ -246,7 +246,7 @@ impl Ground {
         &self,
         world: &World<'_>,
         named: &dyn ReadFiles,
-        back: &WayBack,
+        back: &Rollback,
     ) -> Result<Resolution, ResolveError> {
         let ask = Ask {
             driver: back.settings.clone(),
@@ -540,12 +540,16 @@ impl Target {
     ///
     /// # Errors
     /// A driver that the machine cannot have any more.
-    pub(super) fn go_back(&mut self, world: &mut World<'_>, back: &WayBack) -> Result<(), Failure> {
+    pub(super) fn go_back(
+        &mut self,
+        world: &mut World<'_>,
+        back: &Rollback,
+    ) -> Result<(), Failure> {
         let resolved = self.ground.resolve_back(world, &*world.host.files, back);
         self.resolution = resolved.map_err(|error| {
             let message = format!("failed to go back to driver {}", back.back.to);
             let (exit, reason) = (error.exit(), error.reason());
-            let hint = "`driver.rollback = false` gives this way back up";
+            let hint = "`driver.rollback = false` gives this rollback up";
             Failure::caused(exit, reason, &message, error, Some(hint))
         })?;
         warn(world, back.note.as_slice());

@@ -193,11 +193,11 @@ fn resolved(desired: &Desired, back: Option<&GoingBack>) -> Finding {
         return Finding::new(RESOLVABLE, Verdict::Pass, why);
     };
     let why = format!(
-        "driver {from} has failed its proof ({failed}), and the way back to {to} has not ended: until \
+        "driver {from} has failed its proof ({failed}), and the rollback to {to} has not ended: until \
          then that driver is wanted ({why})"
     );
     Finding {
-        remedy: Some("run `gpu-bootstrap install`, which goes on with the way back".to_owned()),
+        remedy: Some("run `gpu-bootstrap install`, which goes on with the rollback".to_owned()),
         ..Finding::new(RESOLVABLE, Verdict::Warn, why)
     }
 }

@@ -12,7 +12,7 @@ use crate::{
 pub(super) const MOST_REBOOTS: u32 = 3;
 
 /// The most of them if drivers have failed their proofs in between. Beyond it no run reboots for another
-/// driver; the way back has its own three.
+/// driver; the rollback has its own three.
 pub(super) const MOST_REBOOTS_IN_ALL: u32 = 6;
 
 /// Why a run did not begin, or could not be recorded. What goes wrong within a step is in the

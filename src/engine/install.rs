@@ -53,7 +53,7 @@ impl Session {
         if known {
             self.begin(&ledger)?;
         }
-        if self.give_up_way_back(&ledger, &mut notes)? {
+        if self.give_up_rollback(&ledger, &mut notes)? {
             before.going_back = None;
         }
         if let Some(GoingBack { from, to, why }) = &before.going_back {
@@ -63,7 +63,7 @@ impl Session {
         }
         let reboots = Reboots {
             since: before.reboots,
-            // The way back is never too long because others were.
+            // The rollback is never too long because others were.
             in_all: match before.going_back {
                 Some(_) => 0,
                 None => before.reboots_in_all,
@@ -149,7 +149,7 @@ impl Session {
         self.remember(&ledger, exit, &jobs, &mut notes).await?;
         let exit = match &back {
             Some(back) => {
-                self.end_way_back(&ledger, back, exit, &jobs, &mut notes)
+                self.end_rollback(&ledger, back, exit, &jobs, &mut notes)
                     .await?
             }
             None => {

@@ -25,6 +25,8 @@ mod plan;
 mod reboot;
 mod result;
 mod resume;
+mod rollback;
+mod rollback_words;
 mod runfile;
 mod running;
 mod status;
@@ -38,8 +40,6 @@ mod uninstall;
 mod units;
 mod verbs;
 mod wait;
-mod way_back;
-mod way_back_words;
 
 use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
@@ -59,6 +59,7 @@ pub use patience::UNATTENDED_DEADLINE;
 pub use reboot::{RebootError, reboot};
 pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
 pub use resume::{HandOverError, UNIT, asked, hand_over, request, standing_changes as standing};
+pub use rollback::{Rollback, rollback};
 pub use runfile::{Progress, RunFile, StepProgress};
 pub use status::{Current, Status, policy, status};
 pub use statusfile::{RunFault, RunState, RunStatus, StatusFile};
@@ -67,7 +68,6 @@ pub use unattended::{UnattendedError, start as start_unattended};
 pub use uninstall::uninstall;
 pub use verbs::{Failure, NoVerbs, Verbs};
 pub use wait::{WaitError, wait};
-pub use way_back::{WayBack, way_back};
 
 use crate::{
     check::{Check, Finding},
@@ -145,7 +145,7 @@ pub struct Audit {
     pub matrix: Arc<Matrix>,
     /// What is wanted, or why nothing can be wanted on this machine: the steps are not assessed then.
     pub desired: Result<Desired, Unresolvable>,
-    /// The way back that the machine is on: then what is wanted is not what the settings say.
+    /// The rollback under way: then what is wanted is not what the settings say.
     pub back: Option<GoingBack>,
     /// This program has prepared the machine before.
     pub prepared: bool,
@@ -425,7 +425,7 @@ impl Session {
                     self.tools.note(&mut notes, format!("left over: {kept}"));
                 }
                 self.rehearse(mode, &mut jobs).await;
-                if let Some(note) = self.way_back_in_words(&jobs).await {
+                if let Some(note) = self.rollback_in_words(&jobs).await {
                     self.tools.note(&mut notes, note);
                 }
             }

@@ -85,10 +85,10 @@ pub(super) fn no_longer(gone: &[String]) -> String {
     format!("no repository offers {} any more", gone.join(", "))
 }
 
-/// That there is no way back, and what helps.
+/// That there is no rollback, and what helps.
 pub(super) fn none_left(proven: &Proven, gone: &[String]) -> String {
     format!(
-        "there is no way back to driver {}: {}, nor another of its branch; to have one, add a repository with \
+        "there is no rollback to driver {}: {}, nor another of its branch; to have one, add a repository with \
          these packages (`repositories`)",
         version_in_words(proven),
         no_longer(gone)

@@ -30,7 +30,7 @@ use crate::{
 
 /// The schema version of [`Line`]. It is increased if an old reader would misunderstand a new journal, or
 /// take it for a damaged one. Version 2 has boots that are counted, changes that are undone in part,
-/// files that are undone by key, and the way back to an earlier driver.
+/// files that are undone by key, and the rollback to an earlier driver.
 pub const SCHEMA: u32 = 2;
 
 /// The journal's path.
@@ -182,7 +182,7 @@ pub enum Record {
         /// How it failed.
         why: String,
     },
-    /// The way back has ended, well or not.
+    /// The rollback has ended, well or not.
     WentBack {
         /// The driver before has passed its proof again.
         proven: bool,

@@ -40,7 +40,7 @@ pub struct Receipt {
     /// The driver that was proven last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proven: Option<Proven>,
-    /// A driver that has failed, while the way back to the one before has not ended.
+    /// A driver that has failed, while the rollback to the one before has not ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub going_back: Option<GoingBack>,
     /// The options of the last `install`.

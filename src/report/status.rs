@@ -49,7 +49,7 @@ pub fn write(to: &mut dyn Write, status: &Status, style: Style) -> io::Result<()
     }
     if let Some(GoingBack { from, to, why }) = &status.going_back {
         lines.push((
-            "way back",
+            "rollback",
             format!("from driver {from}, which has failed its proof ({why}), to {to}"),
         ));
     }
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(
             text(&back),
             "nothing was run on this machine yet\n\n\
-         way back  from driver 595.91.07, which has failed its proof (NVML fails), to\n          \
+         rollback  from driver 595.91.07, which has failed its proof (NVML fails), to\n          \
          580.178.04\n"
         );
         let document = serde_json::to_value(document::status(&back)).unwrap();

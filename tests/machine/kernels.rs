@@ -9,8 +9,8 @@ use crate::{
     build::describe,
     dpkg, kernel,
     machine::{Machine, Ran},
+    rollback::forget,
     scenarios::{in_parallel, told},
-    way_back::forget,
 };
 
 /// A machine with Ubuntu that runs a kernel: of the archive, or of an image older than what the archive

@@ -75,7 +75,7 @@ crate::scenarios::scenarios! {
     kernel_moved_without_headers: "kernel-moved-without-headers"
     key_gone: "key-gone"
     killed_in_the_middle: "killed-in-the-middle"
-    killed_on_the_way_back: "killed-on-the-way-back"
+    killed_in_rollback: "killed-in-rollback"
     killed_while_the_driver_moves: "killed-while-the-driver-moves"
     kubeconfig_that_all_can_read: "kubeconfig-that-all-can-read"
     library_taken_away: "library-taken-away"

@@ -42,7 +42,7 @@ with_each_manager! {
     removals_upgrades_and_versions_that_are_not_configured_are_refused
     a_plan_from_newer_lists_must_be_approved_again
     packages_that_others_depend_on_now_are_left_and_named
-    an_upgraded_package_stays_and_the_way_back_is_reported
+    an_upgraded_package_stays_and_the_rollback_is_reported
     a_systemd_that_does_not_answer_is_reported
     unneeded_packages_are_removed_and_needed_ones_stay
     only_own_holds_are_released
@@ -266,7 +266,7 @@ async fn packages_that_others_depend_on_now_are_left_and_named(kind: Kind) {
     assert!(apt.installed.lock().unwrap().contains_key("docker.io"));
 }
 
-async fn an_upgraded_package_stays_and_the_way_back_is_reported(kind: Kind) {
+async fn an_upgraded_package_stays_and_the_rollback_is_reported(kind: Kind) {
     let (machine, apt) = docker(kind);
     apt.have("runc", "1.0");
     apt.write(&machine.fakes.files);

@@ -1,10 +1,10 @@
-//! What is remembered for the way back, and what is said where there is none.
+//! What is remembered for the rollback, and what is said where there is none.
 
 use super::kit::{Rig, file, fixed, satisfied};
 use crate::{
     check::Verdict,
     config::desired::PackageWish,
-    engine::{check::RESOLVABLE, way_back},
+    engine::{check::RESOLVABLE, rollback},
     exit::Exit,
     journal::{GoingBack, Journal, Record, fold},
     model::secret::Secrets,
@@ -72,27 +72,27 @@ fn goes_back(rig: &Rig) {
     }
 }
 
-/// Whether the journal still knows of a way back.
+/// Whether the journal still knows of a rollback.
 fn is_on_it(rig: &Rig) -> bool {
     let lines = Journal::read(&rig.fakes.host()).unwrap().lines;
     fold(&lines).going_back.is_some()
 }
 
 #[tokio::test]
-async fn a_way_back_goes_on_unless_no_driver_is_to_be_rolled_back() {
+async fn a_rollback_goes_on_unless_no_driver_is_to_be_rolled_back() {
     let mut rig = proven();
     goes_back(&rig);
     let host = rig.fakes.host();
     let mut desired = fixtures::desired();
     desired.driver.as_mut().unwrap().rollback = true;
-    let back = way_back(&host, &desired).await.unwrap().unwrap();
+    let back = rollback(&host, &desired).await.unwrap().unwrap();
     assert_eq!(back.settings, ["driver.branch=535"]);
     back.pin(&mut desired);
     let driver = desired.driver.as_mut().unwrap();
     let is_pinned = |one: &PackageWish| one.version.as_deref() == Some("535.261.03-1");
     assert!(driver.packages.iter().any(is_pinned), "{driver:?}");
     driver.rollback = false;
-    assert!(way_back(&host, &desired).await.unwrap().is_none());
+    assert!(rollback(&host, &desired).await.unwrap().is_none());
 
     rig.settings = |desired| desired.driver.as_mut().unwrap().rollback = false;
     let plan = rig.plan().await.notes.join("\n");
@@ -106,7 +106,7 @@ async fn a_way_back_goes_on_unless_no_driver_is_to_be_rolled_back() {
 }
 
 #[tokio::test]
-async fn a_check_says_that_a_way_back_has_not_ended() {
+async fn a_check_says_that_a_rollback_has_not_ended() {
     let mut rig = proven();
     rig.back = Some(GoingBack {
         from: "550.1".to_owned(),
@@ -117,5 +117,5 @@ async fn a_check_says_that_a_way_back_has_not_ended() {
     let finding = (report.findings.iter()).find(|one| one.id == RESOLVABLE);
     let finding = finding.unwrap();
     assert_eq!(finding.status, Verdict::Warn);
-    assert!(finding.why.contains("the way back to 535.2"), "{finding:?}");
+    assert!(finding.why.contains("the rollback to 535.2"), "{finding:?}");
 }

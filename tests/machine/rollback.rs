@@ -71,7 +71,7 @@ fn plan(machine: &Machine) -> Ran {
 }
 
 #[test]
-fn a_plan_names_what_nobody_offers_any_more_for_the_way_back() {
+fn a_plan_names_what_nobody_offers_any_more_for_the_rollback() {
     let machine = node();
     let there = plan(&machine);
     let way = "the run goes back to driver 580.178.04";
@@ -81,7 +81,7 @@ fn a_plan_names_what_nobody_offers_any_more_for_the_way_back() {
     });
     let gone = plan(&machine);
     for words in [
-        "there is no way back to driver 580.178.04",
+        "there is no rollback to driver 580.178.04",
         "no repository offers libcuda1 580.178.04-1 any more, nor another of its branch",
     ] {
         assert!(gone.out.contains(words), "{words}: {}", told(&gone));
@@ -133,13 +133,13 @@ fn supersede_in_lists(files: &FakeFiles) {
 }
 
 #[test]
-fn a_way_back_leads_to_the_newest_of_the_branch_where_nobody_offers_the_proven_version() {
+fn a_rollback_leads_to_the_newest_of_the_branch_where_nobody_offers_the_proven_version() {
     for (machine, other, package) in nodes() {
         let files = &machine.fakes.files;
         let ran = with_a_bad_driver(&machine, &other, |state| supersede(files, state));
         assert_eq!(ran.exit, 6, "{}", told(&ran));
         for words in [
-            "the way back leads to driver 580.190.01: no repository offers",
+            "the rollback leads to driver 580.190.01: no repository offers",
             "driver 580.190.01 is back, and has passed its proof",
         ] {
             let said = [ran.out.as_str(), ran.err.as_str()].concat();
@@ -157,7 +157,7 @@ fn a_way_back_leads_to_the_newest_of_the_branch_where_nobody_offers_the_proven_v
 }
 
 #[test]
-fn a_plan_names_the_version_to_which_the_way_back_would_lead() {
+fn a_plan_names_the_version_to_which_the_rollback_would_lead() {
     for (machine, other, _) in nodes() {
         let plan = || machine.run(&[&["plan", "--format", "json"], &other[..]].concat());
         let there = plan();
@@ -172,7 +172,7 @@ fn a_plan_names_the_version_to_which_the_way_back_would_lead() {
 }
 
 #[test]
-fn a_way_back_goes_on_where_only_a_package_beside_the_driver_is_missing() {
+fn a_rollback_goes_on_where_only_a_package_beside_the_driver_is_missing() {
     const TOOLKIT: &str = "nvidia-container-toolkit";
     let machine = node();
     let ran = with_a_bad_driver(&machine, &OTHER, |state| {
@@ -182,14 +182,14 @@ fn a_way_back_goes_on_where_only_a_package_beside_the_driver_is_missing() {
         forget(&machine.fakes.files, |part| part.contains(&line));
     });
     assert_ne!(ran.exit, 0, "{}", told(&ran));
-    let goes_on = "the next run goes on with the way back to driver 580.178.04";
+    let goes_on = "the next run goes on with the rollback to driver 580.178.04";
     assert!(ran.out.contains(goes_on), "{}", told(&ran));
     let next = plan(&machine);
     assert!(next.out.contains("goes back to"), "{}", told(&next));
 }
 
 #[test]
-fn a_driver_of_a_branch_that_nobody_offers_any_more_has_no_way_back() {
+fn a_driver_of_a_branch_that_nobody_offers_any_more_has_no_rollback() {
     let machine = node();
     let ran = with_a_bad_driver(&machine, &OTHER, |state| {
         let is_old = |version: &str| version.starts_with("580.178.04");
@@ -200,7 +200,7 @@ fn a_driver_of_a_branch_that_nobody_offers_any_more_has_no_way_back() {
     });
     assert_ne!(ran.exit, 0, "{}", told(&ran));
     for words in [
-        "there is no way back to driver 580.178.04: no repository offers",
+        "there is no rollback to driver 580.178.04: no repository offers",
         "add a repository with these packages (`repositories`)",
     ] {
         assert!(ran.out.contains(words), "{words}: {}", told(&ran));

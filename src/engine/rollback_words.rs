@@ -1,10 +1,10 @@
-//! What `plan` says about the way back to an earlier driver.
+//! What `plan` says about the rollback to an earlier driver.
 
 use super::{
     Session,
     job::Job,
     offered::{Offered, no_longer, none_left, offered, version_in_words},
-    way_back::{gives_up, words_of_end},
+    rollback::{gives_up, words_of_end},
 };
 use crate::{
     change::Change,
@@ -36,9 +36,9 @@ fn replaces_a_driver(change: &Change) -> bool {
 }
 
 impl Session {
-    /// What `plan` says about the way back: that `install` is on it, or where it would lead if the driver
+    /// What `plan` says about the rollback: that `install` goes on with it, or where it would lead if the driver
     /// that is to be installed fails its proof.
-    pub(super) async fn way_back_in_words(&self, jobs: &[Job]) -> Option<String> {
+    pub(super) async fn rollback_in_words(&self, jobs: &[Job]) -> Option<String> {
         // That the journal cannot be read is noted where the leftovers are looked for.
         let receipt = fold(&Journal::read(&self.inner.host).ok()?.lines);
         let desired = self.inner.desired.as_ref().filter(|one| !one.image)?;
@@ -64,7 +64,7 @@ impl Session {
         let Some(proven) = &receipt.proven else {
             return changes().any(replaces_a_driver).then(|| {
                 format!(
-                    "{fails}, there is no way back: this program has not proven the driver that is \
+                    "{fails}, there is no rollback: this program has not proven the driver that is \
                      there"
                 )
             });

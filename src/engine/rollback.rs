@@ -1,10 +1,10 @@
-//! The way back to an earlier driver: if another one fails its proof, the run wants the driver that was
+//! The rollback to an earlier driver: if another one fails its proof, the run wants the driver that was
 //! proven last. It is named by a layer of settings above all others, with its packages in the versions that
 //! were proven; where no source offers these any more, in the newest of its branch. All the rest is what
 //! every run does.
 //!
-//! The journal gets `going-back`, and until `went-back` every `install` wants that driver, so the way
-//! back survives power cuts and reboots as any run does. It ends with exit 6, because what was asked
+//! The journal gets `going-back`, and until `went-back` every `install` wants that driver, so the
+//! rollback survives power cuts and reboots as any run does. It ends with exit 6, because what was asked
 //! for is not there. Each driver that fails begins the count of reboots anew, and their sum has a bound.
 
 use super::{
@@ -40,8 +40,8 @@ const PROOFS: [StepId; 3] = [
     steps::VALIDATION_DEVICES,
 ];
 
-/// The way back that a machine is on.
-pub struct WayBack {
+/// The rollback under way.
+pub struct Rollback {
     /// From where, to where, and why.
     pub back: GoingBack,
     /// The settings that name the driver, above all others.
@@ -52,11 +52,11 @@ pub struct WayBack {
     pub note: Option<String>,
 }
 
-/// The way back that the machine is on; `None` if it is on none, or if the settings give it up.
+/// The rollback under way; `None` if there is none, or if the settings give it up.
 ///
 /// # Errors
 /// When the journal cannot be read.
-pub async fn way_back(host: &Host, settings: &Desired) -> Result<Option<WayBack>, EngineError> {
+pub async fn rollback(host: &Host, settings: &Desired) -> Result<Option<Rollback>, EngineError> {
     let receipt = fold(&Journal::read(host)?.lines);
     let (Some(back), Some(proven), false) =
         (receipt.going_back, receipt.proven, gives_up(settings))
@@ -67,15 +67,15 @@ pub async fn way_back(host: &Host, settings: &Desired) -> Result<Option<WayBack>
         Ok(Offered::Exact(there)) => (there, None),
         Ok(Offered::Newest(newest, gone)) => {
             let note = format!(
-                "the way back leads to driver {newest}: {}",
+                "the rollback leads to driver {newest}: {}",
                 no_longer(&gone)
             );
             (Vec::new(), Some(note))
         }
-        // The run that finds nothing ends the way back. Where nobody can tell, it downloads lists, and finds out.
+        // The run that finds nothing ends the rollback. Where nobody can tell, it downloads lists, and finds out.
         Ok(Offered::Gone(_)) | Err(_) => (proven.driver, None),
     };
-    Ok(Some(WayBack {
+    Ok(Some(Rollback {
         back,
         settings: proven.settings,
         exact,
@@ -83,7 +83,7 @@ pub async fn way_back(host: &Host, settings: &Desired) -> Result<Option<WayBack>
     }))
 }
 
-impl WayBack {
+impl Rollback {
     /// Wants the packages of the driver in the versions that were proven.
     pub fn pin(&self, desired: &mut Desired) {
         let is_exact = |wish: &PackageWish| self.exact.iter().any(|one| one.name == wish.name);
@@ -97,7 +97,7 @@ impl WayBack {
     }
 }
 
-/// Whether the settings give up a way back that has begun.
+/// Whether the settings give up a rollback that has begun.
 pub(super) fn gives_up(settings: &Desired) -> bool {
     (settings.driver.as_ref()).is_some_and(|driver| !driver.rollback)
 }
@@ -127,7 +127,7 @@ fn naming(desired: &Desired, driver: &DriverWish, exact: &[PackageWish]) -> Vec<
         .collect()
 }
 
-/// The driver of a wish, as a way back names it.
+/// The driver of a wish, as a rollback names it.
 fn in_words(driver: &DriverWish) -> String {
     (driver.version.as_ref()).map_or_else(
         || format!("of branch {}", driver.branch),
@@ -186,10 +186,10 @@ fn lacks_a_package(jobs: &[Job]) -> bool {
         .any(|end| end.reason == Some(Fault::NotFound.reason()))
 }
 
-/// What is said of a way back that the settings give up.
+/// What is said of a rollback that the settings give up.
 pub(super) fn words_of_end(back: &GoingBack) -> String {
     let GoingBack { from, to, .. } = back;
-    format!("the way back from driver {from} to {to} is given up: `driver.rollback` is false")
+    format!("the rollback from driver {from} to {to} is given up: `driver.rollback` is false")
 }
 
 /// Whether the driver of a run has passed its proof, however the run has ended: what runs on top of it may
@@ -315,7 +315,7 @@ impl Session {
         }
     }
 
-    /// Decides to go back if the driver was replaced and there is a way back. Returns whether it does.
+    /// Decides to go back if the driver was replaced and there is a rollback. Returns whether it does.
     pub(super) async fn turn_back_because(
         &self,
         ledger: &Ledger,
@@ -358,8 +358,8 @@ impl Session {
         Ok(true)
     }
 
-    /// Ends a way back that the settings give up. Returns whether they do.
-    pub(super) fn give_up_way_back(
+    /// Ends a rollback that the settings give up. Returns whether they do.
+    pub(super) fn give_up_rollback(
         &self,
         ledger: &Ledger,
         notes: &mut Vec<String>,
@@ -375,9 +375,9 @@ impl Session {
         Ok(true)
     }
 
-    /// The end of the way back. However well it went, the run has not done what was asked. If something
+    /// The end of the rollback. However well it went, the run has not done what was asked. If something
     /// else than a proof has failed, as a download, the next run goes on with it.
-    pub(super) async fn end_way_back(
+    pub(super) async fn end_rollback(
         &self,
         ledger: &Ledger,
         back: &GoingBack,
@@ -400,7 +400,7 @@ impl Session {
             self.tools.note(
                 notes,
                 format!(
-                    "the next run goes on with the way back to driver {to}; with `driver.rollback = \
+                    "the next run goes on with the rollback to driver {to}; with `driver.rollback = \
                      false` it gives it up"
                 ),
             );
@@ -409,7 +409,7 @@ impl Session {
         let ending = if proven {
             format!("driver {to} is back, and has passed its proof")
         } else {
-            format!("and the way back to driver {to} has failed, too")
+            format!("and the rollback to driver {to} has failed, too")
         };
         self.tools.note(
             notes,
