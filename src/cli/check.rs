@@ -22,9 +22,10 @@ use crate::{
     host::{
         Host,
         record::{self, Recording},
+        trusted::refuse_foreign,
     },
     journal::Request,
-    model::id::Id,
+    model::{id::Id, text::without_controls},
     report::{
         Style,
         document::{self, Machine},
@@ -267,14 +268,22 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
     Ok(plugin.unwrap_or(report.exit))
 }
 
-/// Puts a document where it was asked for.
+/// Puts a document where it was asked for. Root writes only where nobody else decides what is written: others could put a link
+/// into the file's place.
 fn deliver(world: &mut World<'_>, output: Option<&Utf8Path>, text: &[u8]) -> Result<(), Failure> {
     let Some(path) = output else {
         return print::show(&mut world.out, |to| to.write_all(text));
     };
     let text = String::from_utf8_lossy(text);
     let hidden = world.secrets.hide(&text);
-    let written = (world.host.files).write(path, hidden.as_bytes(), 0o644);
+    let clean = without_controls(&hidden);
+    let text = clean.as_deref().unwrap_or(&hidden);
+    let files = &*world.host.files;
+    let trusted = match world.root {
+        true => refuse_foreign(files, path),
+        false => Ok(()),
+    };
+    let written = trusted.and_then(|()| files.write(path, text.as_bytes(), 0o644));
     written.map_err(|error| {
         let message = format!("failed to write the findings into `{path}`");
         Failure::caused(Exit::Internal, "output", &message, error, None)

@@ -1,6 +1,8 @@
 //! `runtime.docker`, `runtime.containerd`, `runtime.crio`, `runtime.podman`: the runtime is installed, and its daemon, if it
 //! has one, is enabled and running. A runtime that was installed before is not replaced.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -17,6 +19,9 @@ use crate::{
     step::{Assessment, Cx, Step, StepError},
     tools::{containerd::layout::Version, docker, podman, systemctl::UnitState},
 };
+
+/// How long somebody else's restart of a daemon is waited for.
+const RESTART_TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// See the module; one value per runtime.
 pub struct RuntimePackages(pub RuntimeKind);
@@ -158,6 +163,18 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
         if let Some(refusal) = words::masked(name, state.unit.as_ref(), &otherwise) {
             return refusal;
         }
+        // GKE's script, for example, restarts containerd while the node boots.
+        if let Some(unit) = state.unit.as_ref().filter(|unit| unit.is_restarting())
+            && changes.is_empty()
+        {
+            return Assessment::BlockedNow {
+                why: format!("`{name}` is {unit}: something else is starting or stopping it"),
+                hint: format!(
+                    "`systemctl status {name}` shows what it is doing, then run this command again"
+                ),
+                passes: Some(RESTART_TIME_LIMIT),
+            };
+        }
         whys.push(match &state.unit {
             None => format!("`{name}` does not exist"),
             Some(unit) => format!("`{name}` is {unit}"),
@@ -278,6 +295,37 @@ mod tests {
         ] {
             let found = lacks(&want, &packages(installed), docker);
             assert_eq!(found, is_lacking, "{installed:?}");
+        }
+    }
+
+    /// A daemon that somebody restarts is neither there nor missing. One that fails again and again is started, and says why.
+    #[test]
+    fn a_daemon_that_is_being_restarted_is_waited_for() {
+        let want = desired();
+        let docker = wish(&want, RuntimeKind::Docker).expect("docker");
+        for (active, result, is_waited_for) in [
+            ("deactivating", "success", true),
+            ("activating", "success", true),
+            ("activating", "exit-code", false),
+            ("inactive", "success", false),
+        ] {
+            let state = RuntimeState {
+                installed: packages(&["docker.io=20.10.24"]),
+                unit: Some(UnitState {
+                    result: result.into(),
+                    ..unit("enabled", active)
+                }),
+                ..RuntimeState::default()
+            };
+            let answer = decide(&state, docker, &want);
+            let waits = matches!(
+                answer,
+                Assessment::BlockedNow {
+                    passes: Some(_),
+                    ..
+                }
+            );
+            assert_eq!(waits, is_waited_for, "{active}, {result}: {answer:?}");
         }
     }
 

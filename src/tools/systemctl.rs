@@ -108,6 +108,12 @@ impl UnitState {
         )
     }
 
+    /// Whether a start or a stop of it is under way that has not failed before.
+    #[must_use]
+    pub fn is_restarting(&self) -> bool {
+        matches!(self.active.as_str(), "activating" | "deactivating") && self.result == "success"
+    }
+
     /// Whether it runs now.
     #[must_use]
     pub fn is_active(&self) -> bool {

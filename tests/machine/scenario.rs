@@ -113,6 +113,7 @@ crate::scenarios::scenarios! {
     own_modules_of_an_administrator: "own-modules-of-an-administrator"
     own_nvidia_docker_was_here: "own-nvidia-docker-was-here"
     own_site_drop_in_appears_later: "own-site-drop-in-appears-later"
+    output_of_others: "output-of-others"
     package_lock_busy: "package-lock-busy"
     package_lock_released: "package-lock-released"
     persistence_broken: "persistence-broken"

@@ -1,7 +1,7 @@
 //! Commands of the administrator's that join and leave.
 
 use super::{
-    join::{KUBECONFIG, TOKEN, join, kubectl, machine, with_access},
+    join::{KUBECONFIG, PRODUCT_UUID, TOKEN, join, kubectl, machine, with_access},
     kit::TestMachine,
 };
 use crate::{
@@ -96,6 +96,7 @@ async fn a_command_takes_the_machine_out_again_with_its_secrets_as_environment()
     let machine = TestMachine::new();
     let files = &machine.fakes.files;
     files.put_mode(environment, format!("TOKEN={TOKEN}\n"), 0o600);
+    files.put(PRODUCT_UUID, "AAAA-1\n");
     let exec = &machine.fakes.exec;
     exec.on("/usr/local/sbin/join", |_, files| {
         files.put(JOINED, "");
@@ -141,6 +142,21 @@ async fn a_command_takes_the_machine_out_again_with_its_secrets_as_environment()
         "{left:?}"
     );
     files.put_mode(environment, format!("TOKEN={TOKEN}\n"), 0o600);
+    // Nor does it run as what others can make of it, or on a clone: the node is that of another machine.
+    files.own(LEAVE, 1000, 1000);
+    let left = machine.revert(&undo).await;
+    assert!(
+        matches!(&left, Reverted::Left { why, .. } if why.contains("others than root")),
+        "{left:?}"
+    );
+    files.own(LEAVE, 0, 0);
+    files.put(PRODUCT_UUID, "BBBB-2\n");
+    let left = machine.revert(&undo).await;
+    assert!(
+        matches!(&left, Reverted::Left { why, .. } if why.contains("clone")),
+        "{left:?}"
+    );
+    files.put(PRODUCT_UUID, "AAAA-1\n");
     exec.on(LEAVE, |cmd, files| {
         assert_eq!(cmd.args, ["--now"]);
         assert_eq!(cmd.secret_env[0].1.expose(), TOKEN);
