@@ -67,7 +67,10 @@ pub enum Command {
     NvmlView,
     /// Call CUDA, for the process that started this one with deadlines
     #[command(hide = true)]
-    CudaWork(CudaWork),
+    CudaWork {
+        /// The device that computes; without it all are listed
+        uuid: Option<String>,
+    },
     /// Print what a container sees, for the container probe
     #[command(hide = true)]
     ContainerProbe,
@@ -123,15 +126,6 @@ pub struct Output {
     /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
-}
-
-/// What the hidden subcommand for CUDA does.
-#[derive(Debug, Args)]
-pub struct CudaWork {
-    /// `start`, `compute` or `peers`
-    pub task: String,
-    /// The devices
-    pub uuids: Vec<String>,
 }
 
 /// How much is shown to people.

@@ -107,7 +107,9 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
             print::show(&mut world.out, |to| to.write_all(&script)).map(|()| Exit::Ok)
         }
         Command::NvmlView => print::json(&mut world.out, &real::nvml_view()).map(|()| Exit::Ok),
-        Command::CudaWork(args) => probe::work(world, &args),
+        Command::CudaWork { uuid } => real::cuda_work(uuid.as_deref(), &mut world.out)
+            .map_err(print::failed)
+            .map(|()| Exit::Ok),
         Command::ContainerProbe => probe::in_container(world).await,
     }
 }

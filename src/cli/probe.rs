@@ -8,7 +8,7 @@ use camino::Utf8Path;
 
 use super::{
     Failure,
-    args::{CudaWork, Format, Output},
+    args::{Format, Output},
     machine, matrix, print,
     world::World,
 };
@@ -17,7 +17,7 @@ use crate::{
     compat::matrix::Matrix,
     exit::Exit,
     facts::Facts,
-    host::{Nvml, ReadFiles, real},
+    host::Nvml,
     report::human,
     state::State,
     steps::{
@@ -47,31 +47,9 @@ pub(super) async fn run(world: &mut World<'_>, output: Output) -> Result<Exit, F
     })
 }
 
-/// The hidden subcommand: one task of CUDA in this process.
-pub(super) fn work(world: &mut World<'_>, args: &CudaWork) -> Result<Exit, Failure> {
-    let Some(task) = real::CudaTask::of(&args.task, &args.uuids) else {
-        return Err(Failure::new(
-            Exit::Usage,
-            "usage",
-            "failed to understand the task for CUDA",
-            None,
-        ));
-    };
-    real::cuda_work(&task, &mut world.out).map_err(print::failed)?;
-    Ok(Exit::Ok)
-}
-
 /// The hidden subcommand of the container probe: what this container sees, and how far it works.
 pub(super) async fn in_container(world: &mut World<'_>) -> Result<Exit, Failure> {
-    let mut view = container_view::look(&*world.host.files).map_err(|error| {
-        Failure::caused(
-            Exit::Internal,
-            "container-unreadable",
-            "failed to inspect this container",
-            error,
-            None,
-        )
-    })?;
+    let mut view = container_view::look(&*world.host.files).map_err(unreadable)?;
     view.probe = Some(document(world).await?);
     print::json(&mut world.out, &view)?;
     Ok(Exit::Ok)
@@ -82,27 +60,21 @@ pub(super) async fn document(world: &World<'_>) -> Result<ProbeDocument, Failure
     let matrix = matrix(world)?;
     let scope = machine::scope(None);
     let files = &*world.host.files;
-    let in_container = !is_machine(files)?;
+    // A container of an application, and no machine.
+    let in_container = !files
+        .exists(Utf8Path::new(systemctl::BOOTED))
+        .map_err(unreadable)?;
     // A container is judged by its device nodes, and the service is none of its business.
     let facts = Arc::new(match in_container {
         true => machine::facts(&world.host, &matrix, scope),
         false => machine::all_facts(&world.host, &matrix, scope).await,
     });
     let state = State::new(world.host.clone(), scope, Arc::clone(&facts));
-    let seen = if in_container {
-        DevicesState::of_container(files, &state).await
-    } else {
-        DevicesState::read(files, &state, true).await
-    };
-    let seen = seen.map_err(|error| {
-        Failure::caused(
-            Exit::Internal,
-            "machine-unreadable",
-            "failed to look at the GPUs",
-            error,
-            None,
-        )
-    })?;
+    let seen = match in_container {
+        true => DevicesState::of_container(files, &state).await,
+        false => DevicesState::read(files, &state, true).await,
+    }
+    .map_err(unreadable)?;
     let mut layers = Layers::default();
     if in_container {
         container(&mut layers, &seen);
@@ -125,20 +97,14 @@ pub(super) async fn document(world: &World<'_>) -> Result<ProbeDocument, Failure
     Ok(document)
 }
 
-/// Whether this is a machine, and not a container of an application.
-fn is_machine(files: &dyn ReadFiles) -> Result<bool, Failure> {
-    let found = files
-        .stat(Utf8Path::new(systemctl::BOOTED))
-        .map_err(|error| {
-            Failure::caused(
-                Exit::Internal,
-                "machine-unreadable",
-                "failed to look whether this is a container",
-                error,
-                None,
-            )
-        })?;
-    Ok(found.is_some())
+fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> Failure {
+    Failure::caused(
+        Exit::Internal,
+        "machine-unreadable",
+        "failed to look at the GPUs",
+        error,
+        None,
+    )
 }
 
 /// From the bus to NVML, by the rules of `validation.devices`.
@@ -146,12 +112,13 @@ fn bus(layers: &mut Layers, seen: &DevicesState, facts: &Facts) {
     let gpus = seen.gpus();
     let fault = if facts.gpus.is_empty() {
         let unread = facts.unknown.iter().find(|one| one.fact == "gpus");
-        let why = unread.map_or("no NVIDIA GPU is on the PCI bus", |one| one.why.as_str());
-        let remedy =
-            "compare the instance type with your provider's list, and run `lspci -d 10de:`";
-        Some(fault(ProbeLayer::Pci, why, remedy))
+        Some(LayerFault::new(
+            ProbeLayer::Pci,
+            unread.map_or("no NVIDIA GPU is on the PCI bus", |one| one.why.as_str()),
+            "compare the instance type with your provider's list, and run `lspci -d 10de:`",
+        ))
     } else if gpus == 0 {
-        Some(fault(
+        Some(LayerFault::new(
             ProbeLayer::Pci,
             "all GPUs are reserved for virtual machines",
             "run the probe in a virtual machine that has one of them",
@@ -159,7 +126,7 @@ fn bus(layers: &mut Layers, seen: &DevicesState, facts: &Facts) {
     } else if let Some(loaded) = seen.loaded() {
         devices::agree(seen, loaded, None).err().map(disagreement)
     } else {
-        Some(fault(
+        Some(LayerFault::new(
             ProbeLayer::Driver,
             "the kernel module `nvidia` is not loaded",
             "run `gpu-bootstrap check`; it names the cause",
@@ -187,7 +154,7 @@ fn container(layers: &mut Layers, seen: &DevicesState) {
     }
     let nodes = seen.nodes();
     let fault = match seen.loaded() {
-        _ if nodes == 0 => Some(fault(
+        _ if nodes == 0 => Some(LayerFault::new(
             ProbeLayer::DeviceNodes,
             "this container has no GPU",
             "start it with GPUs: `--gpus all`, a CDI device `nvidia.com/gpu=all`, or a limit \
@@ -219,20 +186,8 @@ fn below(
     }
 }
 
-fn fault(layer: ProbeLayer, why: &str, remedy: &str) -> LayerFault {
-    LayerFault {
-        layer,
-        why: why.to_owned(),
-        remedy: remedy.to_owned(),
-    }
-}
-
 fn disagreement(differ: Disagreement) -> LayerFault {
-    LayerFault {
-        layer: differ.layer,
-        why: differ.why,
-        remedy: differ.hint,
-    }
+    LayerFault::new(differ.layer, differ.why, differ.hint)
 }
 
 /// The GPUs that the provider sells with this type, by the rule of `validation.devices`.
@@ -241,7 +196,7 @@ fn instance_type(layers: &mut Layers, facts: &Facts, matrix: &Matrix) {
     match Promise::of(facts, matrix) {
         Err(why) => layers.skip(layer, why),
         Ok(promise) => match promise.broken() {
-            Some(why) => layers.fail(fault(layer, &why, promise::REMEDY)),
+            Some(why) => layers.fail(LayerFault::new(layer, why, promise::REMEDY)),
             None => layers.pass(
                 layer,
                 format!("{} has {}", promise.instance_type, count(promise.promised)),

@@ -189,6 +189,6 @@ pub trait Gpu: Send + Sync {
     async fn survey(&self) -> Nvml;
 
     /// Computes through CUDA on the devices with these UUIDs (`GPU-…`, `MIG-…`), each in a process of
-    /// its own, and copies between the GPUs. It ends `within` this time; a fault is data.
+    /// its own. It ends `within` this time; a fault is data.
     async fn compute(&self, devices: &[String], within: Duration) -> CudaView;
 }

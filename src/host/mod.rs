@@ -22,7 +22,7 @@ pub mod trusted;
 use std::sync::Arc;
 
 pub use clock::Clock;
-pub use cuda::{CudaCause, CudaDevice, CudaFault, CudaPeer, CudaStart, CudaView, CudaWork};
+pub use cuda::{CudaDevice, CudaFault, CudaStart, CudaView, CudaWork};
 pub use exec::{Cmd, Exec, ExecError, Output, Query, Stream};
 pub use files::{Files, FilesError, Kind, ReadFiles, Stat};
 pub use gpu::{

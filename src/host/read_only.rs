@@ -12,8 +12,8 @@ use super::files::Room;
 use super::real::RealClock;
 use super::system::ProcFiles;
 use super::{
-    Answer, Ask, Cmd, CudaView, Exec, ExecError, Files, FilesError, Gpu, Host, Http, HttpError,
-    Nvml, Output, ReadFiles, Stat,
+    Answer, Ask, Cmd, CudaFault, CudaView, Exec, ExecError, Files, FilesError, Gpu, Host, Http,
+    HttpError, Nvml, Output, ReadFiles, Stat,
 };
 
 /// Files that can be read and not written.
@@ -158,6 +158,8 @@ impl Gpu for Refusing {
     }
 
     async fn compute(&self, _: &[String], _: Duration) -> CudaView {
-        CudaView::not_asked(self.why)
+        CudaView::without(CudaFault::NotAsked {
+            why: self.why.to_owned(),
+        })
     }
 }

@@ -4,10 +4,11 @@ use std::{collections::BTreeMap, sync::LazyLock};
 
 use serde::Deserialize;
 
-use crate::{
-    host::{CudaCause, CudaFault},
-    model::text::built_in,
-};
+use crate::{host::CudaFault, model::text::built_in};
+
+/// What to do if CUDA and NVML have different devices.
+pub const OTHER_DEVICES: &str = "check that `libcuda.so.1` and `libnvidia-ml.so.1` are of one driver; in a container make its CDI \
+     specification anew (`nvidia-ctk cdi generate`)";
 
 static TABLE: LazyLock<BTreeMap<i32, Meaning>> = LazyLock::new(|| {
     let table: Table = built_in("cuda").expect("the built-in table parses: a test reads it");
@@ -43,8 +44,8 @@ pub fn of(code: i32) -> Option<&'static Meaning> {
 /// A fault in words, with the cause of its result.
 #[must_use]
 pub fn why(fault: &CudaFault) -> String {
-    match &fault.cause {
-        CudaCause::Returned { code } => match of(*code) {
+    match fault {
+        CudaFault::Returned { code, .. } => match of(*code) {
             Some(Meaning { name, what, .. }) => format!("{fault} ({name}): {what}"),
             None => format!("{fault}, which this program does not know"),
         },
@@ -55,13 +56,13 @@ pub fn why(fault: &CudaFault) -> String {
 /// What to do about it.
 #[must_use]
 pub fn remedy(fault: &CudaFault) -> String {
-    let text = match &fault.cause {
-        CudaCause::NotLoadable { .. } => {
+    let text = match fault {
+        CudaFault::NotLoadable { .. } => {
             "install the driver's package with `libcuda.so.1` and run `ldconfig`; in a container add \
              `compute` to `NVIDIA_DRIVER_CAPABILITIES`, and check the CDI specification"
         }
-        CudaCause::NoSymbol => "install a newer driver: this one is older than CUDA 9.2",
-        CudaCause::Returned { code } => {
+        CudaFault::NoFunction { .. } => "install a newer driver: this one is older than CUDA 9.2",
+        CudaFault::Returned { code, .. } => {
             return of(*code).map_or_else(
                 || {
                     format!(
@@ -72,24 +73,21 @@ pub fn remedy(fault: &CudaFault) -> String {
                 |meaning| meaning.remedy.clone(),
             );
         }
-        CudaCause::Hung { .. } => {
+        CudaFault::Hung { .. } => {
             "run `dmesg | grep -e NVRM -e Xid`: the GPU or its firmware hangs; reboot, and have the \
              machine replaced if it happens again"
         }
-        CudaCause::Crashed { .. } => {
+        CudaFault::Crashed { .. } => {
             "check that `libcuda.so.1` is the driver's own, of the version of the loaded module \
              (`ldconfig -p | grep libcuda`)"
         }
-        CudaCause::WrongCopy { .. } | CudaCause::WrongResult { .. } => {
+        CudaFault::WrongCopy { .. } | CudaFault::WrongResult { .. } => {
             "take the machine out of service: results of this GPU cannot be trusted; run `nvidia-smi \
              -q -d ECC,ROW_REMAPPER` and have it replaced"
         }
-        CudaCause::OtherDevices { .. } => {
-            "check that `libcuda.so.1` and `libnvidia-ml.so.1` are of one driver; in a container make \
-             its CDI specification anew (`nvidia-ctk cdi generate`)"
-        }
-        CudaCause::NotAsked { .. } => "run the probe on the machine itself",
-        CudaCause::Failed { .. } => "run the probe again, and report this if it stays",
+        CudaFault::OtherDevice { .. } => OTHER_DEVICES,
+        CudaFault::NotAsked { .. } => "run the probe on the machine itself",
+        CudaFault::Failed { .. } => "run the probe again, and report this if it stays",
     };
     text.to_owned()
 }
@@ -97,10 +95,13 @@ pub fn remedy(fault: &CudaFault) -> String {
 #[cfg(test)]
 mod tests {
     use super::{TABLE, of, remedy, why};
-    use crate::host::{CudaCause, CudaFault};
+    use crate::host::CudaFault;
 
     fn returned(code: i32) -> CudaFault {
-        CudaFault::in_call("cuInit", CudaCause::Returned { code })
+        CudaFault::Returned {
+            call: "cuInit".into(),
+            code,
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::cuda;
-use crate::host::{CudaCause, CudaFault, CudaPeer, CudaView, CudaWork, NvmlView};
+use crate::host::{CudaFault, CudaView, CudaWork, NvmlView};
 use crate::model::pci::PciAddress;
 
 /// The version of the document.
@@ -31,13 +31,11 @@ pub enum ProbeLayer {
     Cuda,
     /// Each device copies and computes right.
     Compute,
-    /// GPUs copy to each other right.
-    Peers,
 }
 
 impl ProbeLayer {
     /// All, bottom up.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 7] = [
         Self::Pci,
         Self::Driver,
         Self::DeviceNodes,
@@ -45,7 +43,6 @@ impl ProbeLayer {
         Self::InstanceType,
         Self::Cuda,
         Self::Compute,
-        Self::Peers,
     ];
 }
 
@@ -59,7 +56,6 @@ impl fmt::Display for ProbeLayer {
             Self::InstanceType => "instance type",
             Self::Cuda => "CUDA",
             Self::Compute => "compute",
-            Self::Peers => "peers",
         })
     }
 }
@@ -101,7 +97,7 @@ pub struct ProbedDevice {
     pub mig_index: Option<u32>,
     /// Place of the GPU on the bus.
     pub pci_address: Option<PciAddress>,
-    /// What CUDA says about it, and its figures; `None` if it did not get there.
+    /// What CUDA says about it; `None` if it has not computed.
     pub work: Option<CudaWork>,
     /// What went wrong.
     pub fault: Option<String>,
@@ -141,8 +137,6 @@ pub struct ProbeDocument {
     pub layers: Vec<LayerResult>,
     /// The devices that NVML lists: a GPU, or each of its MIG devices.
     pub devices: Vec<ProbedDevice>,
-    /// The ways between GPUs.
-    pub peers: Vec<CudaPeer>,
     /// How long it took.
     pub seconds: f64,
 }
@@ -156,6 +150,17 @@ pub struct LayerFault {
     pub why: String,
     /// What to do.
     pub remedy: String,
+}
+
+impl LayerFault {
+    /// A layer that fails, with the compared values and what to do.
+    pub fn new(layer: ProbeLayer, why: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self {
+            layer,
+            why: why.into(),
+            remedy: remedy.into(),
+        }
+    }
 }
 
 /// Collects the layers, bottom up.
@@ -211,15 +216,12 @@ impl Layers {
             },
             passed: fault.is_none(),
             failed_layer: fault.as_ref().map(|fault| fault.layer),
-            why: fault
-                .as_ref()
-                .map_or_else(String::new, |fault| fault.why.clone()),
+            why: (fault.as_ref()).map_or_else(String::new, |fault| fault.why.clone()),
             remedy: fault.map(|fault| fault.remedy),
             driver_version: None,
             cuda_version: None,
             layers: self.results,
             devices: Vec::new(),
-            peers: Vec::new(),
             seconds: 0.0,
         }
     }
@@ -265,119 +267,75 @@ pub fn label(device: &ProbedDevice) -> String {
 pub fn judge(layers: &mut Layers, devices: &mut [ProbedDevice], view: &CudaView) {
     let start = match &view.start {
         Ok(start) => start,
-        Err(fault) => return layers.fail(of_fault(ProbeLayer::Cuda, None, fault)),
+        Err(fault) => {
+            let (why, remedy) = (cuda::why(fault), cuda::remedy(fault));
+            return layers.fail(LayerFault::new(ProbeLayer::Cuda, why, remedy));
+        }
     };
-    if let Some(fault) = other_devices(devices, &start.uuids) {
-        return layers.fail(fault);
+    if let Some(why) = other_devices(devices, &start.uuids) {
+        return layers.fail(LayerFault::new(ProbeLayer::Cuda, why, cuda::OTHER_DEVICES));
     }
-    layers.pass(
-        ProbeLayer::Cuda,
-        format!("CUDA {} starts and lists what NVML lists", start.version),
-    );
-    let mut first = None;
-    let mut wrong = Vec::new();
+    let starts = format!("CUDA {} starts and lists what NVML lists", start.version);
+    layers.pass(ProbeLayer::Cuda, starts);
     for device in &mut *devices {
+        let unknown = CudaFault::Failed {
+            why: "it was not asked".to_owned(),
+        };
         let done = view.devices.iter().find(|done| done.uuid == device.uuid);
-        let result = done.map(|done| &done.result);
-        match result {
-            Some(Ok(work)) => device.work = Some(work.clone()),
-            Some(Err(fault)) => {
+        match done.map_or(Err(&unknown), |done| done.result.as_ref()) {
+            Ok(work) => device.work = Some(work.clone()),
+            Err(fault) => {
                 device.fault = Some(cuda::why(fault));
                 device.remedy = Some(cuda::remedy(fault));
-                wrong.push(label(device));
-                first.get_or_insert_with(|| {
-                    of_fault(ProbeLayer::Compute, Some(&label(device)), fault)
-                });
-            }
-            None => {
-                let fault = CudaFault::new(CudaCause::Failed {
-                    why: "it was not asked".to_owned(),
-                });
-                first.get_or_insert_with(|| {
-                    of_fault(ProbeLayer::Compute, Some(&label(device)), &fault)
-                });
             }
         }
     }
-    if let Some(mut fault) = first {
-        if wrong.len() > 1 {
-            fault.why += &format!("; also {}", wrong[1..].join(", "));
-        }
-        return layers.fail(fault);
-    }
-    layers.pass(
-        ProbeLayer::Compute,
-        format!("{} copied and computed right", devices_for_people(devices)),
+    let mut wrong = devices.iter().filter(|device| device.work.is_none());
+    let Some(first) = wrong.next() else {
+        let right = format!("{} copied and computed right", devices_for_people(devices));
+        return layers.pass(ProbeLayer::Compute, right);
+    };
+    let mut why = format!(
+        "{}: {}",
+        label(first),
+        first.fault.as_deref().unwrap_or_default()
     );
-    match &view.peers {
-        None => layers.skip(ProbeLayer::Peers, "there are no two GPUs"),
-        Some(Err(fault)) => {
-            let names: Vec<String> = (devices.iter())
-                .filter(|device| fault.devices.contains(&device.uuid))
-                .map(label)
-                .collect();
-            let names = (!names.is_empty()).then(|| names.join(" and "));
-            layers.fail(of_fault(ProbeLayer::Peers, names.as_deref(), fault));
-        }
-        Some(Ok(peers)) => {
-            let direct = peers.iter().filter(|peer| peer.gb_s.is_some()).count();
-            if direct == 0 {
-                let why = "no GPU can use another one's memory directly";
-                layers.skip(ProbeLayer::Peers, why);
-            } else {
-                let all = peers.len();
-                let why =
-                    format!("{direct} of {all} ways between GPUs are direct and copied right");
-                layers.pass(ProbeLayer::Peers, why);
-            }
-        }
+    let others: Vec<String> = wrong.map(label).collect();
+    if !others.is_empty() {
+        why += &format!("; also {}", others.join(", "));
     }
-}
-
-fn of_fault(layer: ProbeLayer, device: Option<&str>, fault: &CudaFault) -> LayerFault {
-    let why = cuda::why(fault);
-    LayerFault {
-        layer,
-        why: device.map_or_else(|| why.clone(), |device| format!("{device}: {why}")),
-        remedy: cuda::remedy(fault),
-    }
+    let remedy = first.remedy.clone().unwrap_or_default();
+    layers.fail(LayerFault::new(ProbeLayer::Compute, why, remedy));
 }
 
 /// CUDA and NVML must list the same devices. In MIG mode CUDA lists one device at most, and each
 /// process sees its own: there the devices are compared one by one.
-fn other_devices(devices: &[ProbedDevice], uuids: &[String]) -> Option<LayerFault> {
+fn other_devices(devices: &[ProbedDevice], uuids: &[String]) -> Option<String> {
     if devices.iter().any(|device| device.mig_index.is_some()) {
         return None;
     }
-    let plain = |uuid: &str| uuid.trim_start_matches("GPU-").to_ascii_lowercase();
+    let plain = |uuid: &str| format!("GPU-{}", uuid.trim_start_matches("GPU-").to_lowercase());
     let nvml: BTreeSet<String> = devices.iter().map(|device| plain(&device.uuid)).collect();
     let cuda: BTreeSet<String> = uuids.iter().map(|uuid| plain(uuid)).collect();
-    if nvml == cuda {
-        return None;
-    }
-    let only = |these: &BTreeSet<String>, those: &BTreeSet<String>| {
-        let mut only: Vec<String> = these
-            .difference(those)
-            .map(|uuid| format!("GPU-{uuid}"))
-            .collect();
-        if only.is_empty() {
-            only.push("no other one".to_owned());
-        }
-        only.join(", ")
-    };
-    Some(LayerFault {
-        layer: ProbeLayer::Cuda,
-        why: format!(
+    (nvml != cuda).then(|| {
+        format!(
             "CUDA lists {}, NVML {}; only CUDA: {}; only NVML: {}",
             count(cuda.len()),
             count(nvml.len()),
             only(&cuda, &nvml),
             only(&nvml, &cuda)
-        ),
-        remedy: cuda::remedy(&CudaFault::new(CudaCause::OtherDevices {
-            found: Vec::new(),
-        })),
+        )
     })
+}
+
+/// The UUIDs that are among `these` alone, for people.
+#[must_use]
+pub fn only(these: &BTreeSet<String>, those: &BTreeSet<String>) -> String {
+    let only: Vec<&str> = these.difference(those).map(String::as_str).collect();
+    match only[..] {
+        [] => "no other one".to_owned(),
+        _ => only.join(", "),
+    }
 }
 
 /// How many devices, for people.
@@ -436,19 +394,11 @@ mod tests {
         }
     }
 
-    fn work(uuid: &str) -> CudaWork {
+    fn work() -> CudaWork {
         CudaWork {
-            uuid: uuid.into(),
             name: "H100".into(),
-            pci_address: None,
             compute_capability: "9.0".into(),
             memory_bytes: 80 << 30,
-            multiprocessors: 132,
-            clock_mhz: None,
-            memory_clock_mhz: None,
-            to_device_gb_s: 55.0,
-            from_device_gb_s: 54.0,
-            on_device_gb_s: 1300.0,
             seconds: 0.4,
         }
     }
@@ -464,10 +414,9 @@ mod tests {
             devices: (uuids.iter())
                 .map(|uuid| CudaDevice {
                     uuid: (*uuid).into(),
-                    result: Ok(work(uuid)),
+                    result: Ok(work()),
                 })
                 .collect(),
-            peers: None,
         }
     }
 
@@ -479,20 +428,18 @@ mod tests {
     }
 
     fn returned(call: &str, code: i32) -> CudaFault {
-        CudaFault::in_call(call, CudaCause::Returned { code })
+        CudaFault::Returned {
+            call: call.into(),
+            code,
+        }
     }
 
     #[test]
     fn nothing_above_the_first_layer_that_fails_is_reached() {
         let mut layers = Layers::default();
         layers.pass(ProbeLayer::Pci, "2 GPUs");
-        let fault = |layer, why: &str| LayerFault {
-            layer,
-            why: why.into(),
-            remedy: "mend it".into(),
-        };
-        layers.fail(fault(ProbeLayer::Nvml, "the first"));
-        layers.fail(fault(ProbeLayer::Driver, "the second"));
+        layers.fail(LayerFault::new(ProbeLayer::Nvml, "the first", "mend it"));
+        layers.fail(LayerFault::new(ProbeLayer::Driver, "the second", ""));
         let document = layers.document();
         assert_eq!(document.failed_layer, Some(ProbeLayer::Nvml));
         assert_eq!(
@@ -509,8 +456,6 @@ mod tests {
     fn the_layers_of_cuda_fail_from_below() {
         assert!(judged(&view()).passed);
         let mut broken = view();
-        broken.peers = Some(Err(returned("cuMemcpyPeer", 719)));
-        assert_eq!(judged(&broken).failed_layer, Some(ProbeLayer::Peers));
         broken.devices[1].result = Err(returned("cuCtxSynchronize", 719));
         let document = judged(&broken);
         assert_eq!(document.failed_layer, Some(ProbeLayer::Compute));
@@ -564,10 +509,9 @@ mod tests {
             devices: (uuids.iter())
                 .map(|uuid| CudaDevice {
                     uuid: (*uuid).into(),
-                    result: Ok(work(uuid)),
+                    result: Ok(work()),
                 })
                 .collect(),
-            peers: None,
         };
         let mut layers = Layers::default();
         judge(&mut layers, &mut found, &view);

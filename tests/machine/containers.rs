@@ -111,7 +111,7 @@ pub fn docker(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
                 )
             }
         }
-        ["rmi", "--force", "--", image] | ["image", "rm", "--force", "--", image] => {
+        ["image", "rm", "--force", "--", image] => {
             files.take(&format!("{IMAGES}/{}", image.replace('/', "_")));
             if list(files, IMAGES).is_empty() {
                 files.take("/var/lib/docker");
@@ -120,14 +120,7 @@ pub fn docker(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
         }
         ["ps", "--format={{.Names}}"] => ok(text(files, CONTAINERS).unwrap_or_default()),
         ["rm", "--force", "--", _] => ok(""),
-        [
-            "run",
-            "--rm",
-            "--pull=never",
-            "--network=none",
-            "--runtime=nvidia",
-            ..,
-        ] => {
+        ["run", "--rm", "--network=none", "--runtime=nvidia", ..] => {
             if has_nvidia(&config) {
                 see(files, state)
             } else {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use gpu_bootstrap::host::{
-    Answer, Ask, Clock, CudaCause, CudaDevice, CudaFault, CudaStart, CudaView, CudaWork, Gpu, Http,
-    HttpError, Nvml, NvmlDevice, NvmlView,
+    Answer, Ask, Clock, CudaDevice, CudaFault, CudaStart, CudaView, CudaWork, Gpu, Http, HttpError,
+    Nvml, NvmlDevice, NvmlView,
     fake::{FakeClock, FakeFiles, FakeHttp},
 };
 
@@ -34,18 +34,10 @@ impl Gpu for MachineGpu {
         // Not asked before NVML answers; `tests/probe` has the other faults of CUDA.
         let wrong = lock(&self.state).faults.computes_wrong;
         let plain = |uuid: &String| uuid.trim_start_matches("GPU-").to_owned();
-        let work = |uuid: &String| CudaWork {
-            uuid: uuid.clone(),
+        let work = || CudaWork {
             name: "NVIDIA simulated".to_owned(),
-            pci_address: None,
             compute_capability: "9.0".to_owned(),
             memory_bytes: 80 << 30,
-            multiprocessors: 132,
-            clock_mhz: Some(1980),
-            memory_clock_mhz: Some(2619),
-            to_device_gb_s: 55.0,
-            from_device_gb_s: 54.5,
-            on_device_gb_s: 1200.0,
             seconds: 0.5,
         };
         CudaView {
@@ -57,12 +49,11 @@ impl Gpu for MachineGpu {
                 .map(|(index, uuid)| CudaDevice {
                     uuid: uuid.clone(),
                     result: match wrong && index == 0 {
-                        true => Err(CudaFault::new(CudaCause::WrongResult { at: 7 })),
-                        false => Ok(work(uuid)),
+                        true => Err(CudaFault::WrongResult { at: 7 }),
+                        false => Ok(work()),
                     },
                 })
                 .collect(),
-            peers: None,
         }
     }
 }

@@ -23,8 +23,8 @@ use standin_inventory::inventory::Inventory;
 
 const DRIVER: &str = "535.261.03";
 
-/// How long the tests wait for a call: a busy machine must not look like one that hangs.
-const CALL: Duration = Duration::from_secs(6);
+/// How long the tests wait for a phase: a busy machine must not look like one that hangs.
+const PHASE: Duration = Duration::from_secs(6);
 
 /// A node, and the folder with its library.
 pub struct Node {
@@ -174,8 +174,8 @@ impl Node {
             )],
         };
         let patience = Patience {
-            starting: CALL,
-            call: CALL,
+            starting: PHASE,
+            phase: PHASE,
             whole: Duration::from_secs(50),
         };
         host.gpu = Arc::new(Both {

@@ -7,10 +7,9 @@ use std::{collections::BTreeSet, time::Duration};
 use camino::Utf8Path;
 
 use super::{
-    containerd, docker,
-    error::ProbeError,
+    error::{ProbeError, SEE_CHECK},
+    host,
     job::{Job, Ran},
-    podman,
     root::Root,
 };
 use crate::{
@@ -20,20 +19,12 @@ use crate::{
     model::pattern,
     tools::{
         container_view::{ContainerView, LIBRARIES},
-        probe::ProbeDocument,
+        probe::only,
     },
 };
 
-/// What a proof has found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Proof {
-    /// In words.
-    pub(super) result: String,
-    /// The figures of each device.
-    pub(super) measured: Vec<String>,
-}
-
-/// Runs the probe to its end. Only a folder below `state` stays.
+/// Runs the probe to its end, in a container or on the host. Only a folder below `state` stays. The
+/// result is in words.
 ///
 /// # Errors
 /// See [`ProbeError`].
@@ -42,7 +33,7 @@ pub(super) async fn run(
     state: &Utf8Path,
     probe: &Probe,
     sink: &dyn Sink,
-) -> Result<Proof, ProbeError> {
+) -> Result<String, ProbeError> {
     let Probe::ContainerSeesGpus {
         runtime,
         image,
@@ -55,8 +46,15 @@ pub(super) async fn run(
         pull_timeout_seconds: _,
     } = probe
     else {
-        return Err(ProbeError::OnlyPods);
+        return host::run(host).await;
     };
+    if *runtime == RuntimeKind::Crio {
+        return Err(ProbeError::new(
+            "container-failed",
+            "run a container in CRI-O, which runs pods only",
+            "run a pod with a GPU in the cluster",
+        ));
+    }
     let image = (image.as_ref()).map(|image| image::name(*runtime, image));
     let root = match &command[..] {
         [] => Some(Root::prepare(host, state)?),
@@ -66,17 +64,13 @@ pub(super) async fn run(
     let job = Job {
         host,
         sink,
+        runtime: *runtime,
         root: root.as_ref(),
         image: image.as_deref(),
         command: own.chain(command.iter().map(String::as_str)).collect(),
         limit: Duration::from_secs(*timeout_seconds),
     };
-    let ran = match runtime {
-        RuntimeKind::Docker => docker::run(&job).await?,
-        RuntimeKind::Containerd => containerd::run(&job).await?,
-        RuntimeKind::Podman => podman::run(&job).await?,
-        RuntimeKind::Crio => return Err(ProbeError::OnlyPods),
-    };
+    let ran = job.run().await?;
     let in_image = image
         .as_ref()
         .map_or_else(String::new, |image| format!(" in the image `{image}`"));
@@ -84,10 +78,12 @@ pub(super) async fn run(
         return said(&ran, command, expect.as_deref(), &in_image);
     }
     let view = view(&ran)?;
-    layers(&view, uuids)?;
-    judge(&view, *gpus, driver)?;
-    same(&view, uuids)?;
-    Ok(proof(&view, &in_image))
+    judge(&view, *gpus, driver, uuids)?;
+    let result = match &view.probe {
+        Some(probe) => host::in_words(probe),
+        None => format!("{} GPUs seen, none of them asked to compute", view.gpus()),
+    };
+    Ok(result + &in_image)
 }
 
 /// Removes the container of a probe that was broken off.
@@ -96,54 +92,20 @@ pub(super) async fn run(
 /// When the runtime refuses.
 pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result<(), ProbeError> {
     let Probe::ContainerSeesGpus { runtime, image, .. } = probe else {
+        // Its processes end with this one.
         return Ok(());
     };
     let image = (image.as_ref()).map(|image| image::name(*runtime, image));
     let job = Job {
         host,
         sink,
+        runtime: *runtime,
         root: None,
         image: image.as_deref(),
         command: Vec::new(),
         limit: Duration::ZERO,
     };
-    match runtime {
-        RuntimeKind::Docker => docker::clear(&job).await,
-        RuntimeKind::Containerd => containerd::clear(&job).await,
-        RuntimeKind::Podman => podman::clear(&job).await,
-        RuntimeKind::Crio => Ok(()),
-    }
-}
-
-/// The result of the own probe.
-fn proof(view: &ContainerView, in_image: &str) -> Proof {
-    match &view.probe {
-        Some(probe) => proof_of(probe, in_image),
-        None => Proof {
-            result: format!(
-                "{} GPUs seen{in_image}, none of them asked to compute",
-                view.gpus()
-            ),
-            measured: Vec::new(),
-        },
-    }
-}
-
-/// The result of a probe that passed.
-pub(super) fn proof_of(probe: &ProbeDocument, in_image: &str) -> Proof {
-    let measured = probe.devices.iter().filter_map(|device| {
-        let work = device.work.as_ref()?;
-        Some(format!(
-            "{} to-device={:.1} from-device={:.1} on-device={:.1} GB/s",
-            device.uuid, work.to_device_gb_s, work.from_device_gb_s, work.on_device_gb_s
-        ))
-    });
-    let cuda = (probe.cuda_version.as_ref())
-        .map_or_else(String::new, |version| format!(" with CUDA {version}"));
-    Proof {
-        result: format!("{}{cuda}{in_image}", probe.why),
-        measured: measured.collect(),
-    }
+    job.clear().await
 }
 
 /// What a command of the administrator has said.
@@ -152,103 +114,93 @@ fn said(
     command: &[String],
     expect: Option<&str>,
     in_image: &str,
-) -> Result<Proof, ProbeError> {
+) -> Result<String, ProbeError> {
     let command = format!("`{}`{in_image}", command.join(" "));
-    let output = &ran.output;
-    let lines = || output.stdout.lines().chain(output.stderr.lines());
+    let (out, err) = (&ran.output.stdout, &ran.output.stderr);
     let last = || {
-        let lines = output
-            .stderr
-            .lines()
-            .rev()
-            .chain(output.stdout.lines().rev());
-        let mut lines = lines.filter(|line| !line.trim().is_empty());
-        lines.next().map(|line| line.trim().to_owned())
+        let mut lines = err.lines().rev().chain(out.lines().rev()).map(str::trim);
+        let last = lines.find(|line| !line.is_empty());
+        last.map_or_else(String::new, |line| format!("\n{line}"))
     };
-    if !output.ok() {
-        return Err(ProbeError::Command {
-            command,
-            status: output.status.to_string(),
-            said: last(),
-        });
+    if !ran.output.ok() {
+        return Err(ProbeError::new(
+            "container-failed",
+            format!("{command} {}{}", ran.output.status, last()),
+            "run `gpu-bootstrap probe`: it shows whether the GPUs work on the host; then check that the \
+             image has the program of `validation.command`",
+        ));
     }
     let Some(expect) = expect else {
-        return Ok(Proof {
-            result: format!("{command} succeeded"),
-            measured: Vec::new(),
-        });
+        return Ok(format!("{command} succeeded"));
     };
     let wanted = format!("*{expect}*");
-    match lines().find(|line| pattern::matches(&wanted, line)) {
-        Some(line) => Ok(Proof {
-            result: format!("{command} printed `{}`", line.trim()),
-            measured: Vec::new(),
-        }),
-        None => Err(ProbeError::NotExpected {
-            command,
-            expect: expect.to_owned(),
-            said: last(),
-        }),
+    let mut lines = out.lines().chain(err.lines());
+    match lines.find(|line| pattern::matches(&wanted, line)) {
+        Some(line) => Ok(format!("{command} printed `{}`", line.trim())),
+        None => Err(ProbeError::new(
+            "container-not-expected",
+            format!(
+                "{command} printed no line with `{expect}`; its last line is:{}",
+                last()
+            ),
+            "compare `validation.expect` with the whole output above: a line must contain it, and `*` \
+             stands for any text",
+        )),
     }
 }
 
-fn judge(view: &ContainerView, gpus: usize, driver: &str) -> Result<(), ProbeError> {
-    let missing: Vec<&str> = LIBRARIES
-        .into_iter()
-        .filter(|name| !view.has_library(name, driver))
-        .collect();
-    if view.gpus() == gpus && missing.is_empty() {
-        return Ok(());
+/// Whether a container has the libraries and the devices of the host, and computes on them. Where NVML
+/// has told no UUIDs, what the container sees must do.
+fn judge(
+    view: &ContainerView,
+    gpus: usize,
+    driver: &str,
+    uuids: &[String],
+) -> Result<(), ProbeError> {
+    if let (Some(probe), false) = (&view.probe, uuids.is_empty()) {
+        host::passed(probe, "container", "container-cannot-compute")?;
     }
-    let libraries = if view.libraries.is_empty() {
-        "no driver libraries".to_owned()
-    } else {
-        view.libraries.join(", ")
-    };
-    Err(ProbeError::Blind {
-        seen: format!("{} GPUs and {libraries}", view.gpus()),
-        expected: format!("{gpus} GPUs and {} of {driver}", LIBRARIES.join(", ")),
-    })
-}
-
-/// Whether all layers work there, as far as the container tells.
-fn layers(view: &ContainerView, uuids: &[String]) -> Result<(), ProbeError> {
-    match &view.probe {
-        Some(probe) if !uuids.is_empty() => match probe.failed_layer {
-            None => Ok(()),
-            Some(layer) => Err(ProbeError::Layer {
-                layer,
-                why: probe.why.clone(),
-                remedy: probe.remedy.clone(),
-            }),
-        },
-        _ => Ok(()),
+    let is_there = |name| view.has_library(name, driver);
+    if view.gpus() != gpus || !LIBRARIES.into_iter().all(is_there) {
+        let libraries = match view.libraries.is_empty() {
+            true => "no driver libraries".to_owned(),
+            false => view.libraries.join(", "),
+        };
+        return Err(ProbeError::new(
+            "container-sees-no-gpu",
+            format!(
+                "the container fails at the layer device nodes: it sees {} GPUs and {libraries}, \
+                 expected {gpus} GPUs and {} of {driver}",
+                view.gpus(),
+                LIBRARIES.join(", ")
+            ),
+            "compare `nvidia-ctk cdi list` with `ls /dev/nvidia*`, and look at \
+             `/etc/nvidia-container-runtime/config.toml`",
+        ));
     }
-}
-
-/// Whether the devices there are those of the host.
-fn same(view: &ContainerView, uuids: &[String]) -> Result<(), ProbeError> {
     if uuids.is_empty() {
         return Ok(());
     }
-    let probe = view.probe.as_ref().ok_or(ProbeError::Silent)?;
+    let Some(probe) = &view.probe else {
+        let what = "the container printed no result of the probe";
+        return Err(ProbeError::new("container-cannot-compute", what, SEE_CHECK));
+    };
     let devices = probe.devices.iter();
-    let inside: BTreeSet<&str> = devices.map(|one| one.uuid.as_str()).collect();
-    let outside: BTreeSet<&str> = uuids.iter().map(String::as_str).collect();
+    let inside: BTreeSet<String> = devices.map(|one| one.uuid.clone()).collect();
+    let outside: BTreeSet<String> = uuids.iter().cloned().collect();
     if inside == outside {
         return Ok(());
     }
-    let only = |these: &BTreeSet<&str>, those: &BTreeSet<&str>| {
-        let only: Vec<&str> = these.difference(those).copied().collect();
-        match &only[..] {
-            [] => "no other one".to_owned(),
-            only => only.join(", "),
-        }
-    };
-    Err(ProbeError::OtherDevices {
-        inside: only(&inside, &outside),
-        outside: only(&outside, &inside),
-    })
+    Err(ProbeError::new(
+        "container-has-other-gpus",
+        format!(
+            "the container fails at the layer NVML: only it has {}; only the host has {}",
+            only(&inside, &outside),
+            only(&outside, &inside)
+        ),
+        "make the CDI specification anew (`nvidia-ctk cdi generate`), and check \
+         `NVIDIA_VISIBLE_DEVICES` of the image",
+    ))
 }
 
 /// The last line of the output is what the container sees.
@@ -264,7 +216,7 @@ fn view(ran: &Ran) -> Result<ContainerView, ProbeError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ProbeError, judge, layers, run, same};
+    use super::{judge, run};
     use crate::{
         change::{Probe, Sink, tests::kit::container_probe},
         config::desired::RuntimeKind,
@@ -297,17 +249,16 @@ mod tests {
             ],
             probe: None,
         };
-        assert!(judge(&view, 2, "535.261.03").is_ok());
-        assert!(judge(&view, 8, "535.261.03").is_err());
-        assert!(judge(&view, 2, "535.309.01").is_err());
+        assert!(judge(&view, 2, "535.261.03", &[]).is_ok());
+        assert!(judge(&view, 8, "535.261.03", &[]).is_err());
+        assert!(judge(&view, 2, "535.309.01", &[]).is_err());
         view.libraries.clear();
-        let Err(ProbeError::Blind { seen, expected }) = judge(&view, 2, "535.261.03") else {
-            panic!("must be blind");
-        };
-        assert_eq!(seen, "2 GPUs and no driver libraries");
+        let error = judge(&view, 2, "535.261.03", &[]).expect_err("it has no libraries");
+        assert_eq!(error.reason(), "container-sees-no-gpu");
         assert_eq!(
-            expected,
-            "2 GPUs and libcuda.so, libnvidia-ml.so of 535.261.03"
+            error.to_string(),
+            "the container fails at the layer device nodes: it sees 2 GPUs and no driver libraries, \
+             expected 2 GPUs and libcuda.so, libnvidia-ml.so of 535.261.03"
         );
     }
 
@@ -322,17 +273,22 @@ mod tests {
             fault: None,
             remedy: None,
         };
+        let libraries = ["libcuda.so", "libnvidia-ml.so"].map(|name| format!("/x/{name}.1.2"));
+        let unprobed = ContainerView {
+            libraries: libraries.into(),
+            ..ContainerView::default()
+        };
         let probed = |layers: Layers| ContainerView {
             probe: Some(ProbeDocument {
                 devices: vec![device("GPU-a"), device("MIG-b")],
                 ..layers.document()
             }),
-            ..ContainerView::default()
+            ..unprobed.clone()
         };
         let said = |view: &ContainerView, uuids: &[&str]| {
             let uuids: Vec<String> = uuids.iter().map(|uuid| (*uuid).to_owned()).collect();
-            let result = layers(view, &uuids).and_then(|()| same(view, &uuids));
-            result.map_err(|error| (error.to_string(), error.hint().unwrap_or_default()))
+            judge(view, 0, "1.2", &uuids)
+                .map_err(|error| (error.to_string(), error.hint().unwrap_or_default()))
         };
         let good = probed(Layers::default());
         assert_eq!(said(&good, &["MIG-b", "GPU-a"]), Ok(()));
@@ -342,11 +298,11 @@ mod tests {
             "the container fails at the layer NVML: only it has MIG-b; only the host has GPU-c"
         );
         let mut layers = Layers::default();
-        layers.fail(LayerFault {
-            layer: ProbeLayer::Cuda,
-            why: "`cuInit` returned 803".into(),
-            remedy: "make the specification anew".into(),
-        });
+        layers.fail(LayerFault::new(
+            ProbeLayer::Cuda,
+            "`cuInit` returned 803",
+            "make the specification anew",
+        ));
         let (why, hint) = said(&probed(layers), &["GPU-a"]).expect_err("a layer fails");
         assert_eq!(
             why,
@@ -354,9 +310,8 @@ mod tests {
         );
         assert_eq!(hint, "make the specification anew");
         // NVML has told no UUIDs: what the container sees must do.
-        let blind = ContainerView::default();
-        assert_eq!(said(&blind, &[]), Ok(()));
-        let (why, _) = said(&blind, &["GPU-a"]).expect_err("nothing computed");
+        assert_eq!(said(&unprobed, &[]), Ok(()));
+        let (why, _) = said(&unprobed, &["GPU-a"]).expect_err("nothing computed");
         assert_eq!(why, "the container printed no result of the probe");
     }
 
@@ -397,7 +352,7 @@ mod tests {
             .filter(|cmd| cmd.program == "docker")
             .map(|cmd| cmd.args[0].clone())
             .collect();
-        assert_eq!(verbs, ["import", "rm", "run", "rmi"]);
+        assert_eq!(verbs, ["import", "rm", "run", "image"]);
     }
 
     #[tokio::test]
@@ -501,8 +456,7 @@ mod tests {
             run.ends_with("--entrypoint=nvidia-smi -- registry/x:1 -L"),
             "{run}"
         );
-        ran.map(|proof| proof.result)
-            .map_err(|error| error.to_string())
+        ran.map_err(|error| error.to_string())
     }
 
     #[tokio::test]

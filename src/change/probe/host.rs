@@ -3,10 +3,7 @@
 
 use std::time::Duration;
 
-use super::{
-    container::{Proof, proof_of},
-    error::ProbeError,
-};
+use super::error::{ProbeError, SEE_CHECK};
 use crate::{
     host::{Gpu, Host, Nvml, NvmlView},
     tools::probe::{self, LayerFault, Layers, ProbeDocument, ProbeLayer},
@@ -16,11 +13,11 @@ use crate::{
 /// together. A container has as much time and some seconds to start (`validation.timeout-seconds`).
 pub const WHOLE: Duration = Duration::from_secs(50);
 
-/// Runs the probe.
+/// Runs the probe. The result is in words.
 ///
 /// # Errors
 /// The first layer that fails.
-pub(super) async fn run(host: &Host) -> Result<Proof, ProbeError> {
+pub(super) async fn run(host: &Host) -> Result<String, ProbeError> {
     let begin = host.clock.monotonic();
     let mut layers = Layers::default();
     let document = match host.gpu.survey().await {
@@ -29,22 +26,16 @@ pub(super) async fn run(host: &Host) -> Result<Proof, ProbeError> {
             compute(&*host.gpu, layers, Some(&view), WHOLE.saturating_sub(spent)).await
         }
         _ => {
-            layers.fail(LayerFault {
-                layer: ProbeLayer::Nvml,
-                why: "NVML does not list the GPUs any more".to_owned(),
-                remedy: "run `gpu-bootstrap check`: it names the cause".to_owned(),
-            });
+            layers.fail(LayerFault::new(
+                ProbeLayer::Nvml,
+                "NVML does not list the GPUs any more",
+                SEE_CHECK,
+            ));
             layers.document()
         }
     };
-    match document.failed_layer {
-        None => Ok(proof_of(&document, "")),
-        Some(layer) => Err(ProbeError::OnHost {
-            layer,
-            why: document.why,
-            remedy: document.remedy,
-        }),
-    }
+    passed(&document, "host", "host-cannot-compute")?;
+    Ok(in_words(&document))
 }
 
 /// Asks CUDA, if the layers below work and NVML lists devices.
@@ -54,18 +45,21 @@ pub async fn compute(
     view: Option<&NvmlView>,
     within: Duration,
 ) -> ProbeDocument {
-    let (mut listed, mut driver, mut cuda, mut peers) = (Vec::new(), None, None, Vec::new());
+    let (mut listed, mut driver, mut cuda) = (Vec::new(), None, None);
     if let (false, Some(view)) = (layers.failed(), view) {
         driver = Some(view.driver_version.clone());
         listed = probe::devices(view);
         if listed.is_empty() {
-            layers.fail(no_device());
+            layers.fail(LayerFault::new(
+                ProbeLayer::Cuda,
+                "there is no device on which a program can compute: GPUs in MIG mode have no MIG device",
+                "make MIG devices (`nvidia-smi mig -cgi PROFILE -C`), or end MIG mode",
+            ));
         } else {
             let uuids: Vec<String> = listed.iter().map(|one| one.uuid.clone()).collect();
             let view = gpu.compute(&uuids, within).await;
             probe::judge(&mut layers, &mut listed, &view);
             cuda = view.start.ok().map(|start| start.version);
-            peers = view.peers.and_then(Result::ok).unwrap_or_default();
         }
     }
     let mut document = layers.document();
@@ -75,16 +69,28 @@ pub async fn compute(
     document.driver_version = driver;
     document.cuda_version = cuda;
     document.devices = listed;
-    document.peers = peers;
     document
 }
 
-fn no_device() -> LayerFault {
-    LayerFault {
-        layer: ProbeLayer::Cuda,
-        why:
-            "there is no device on which a program can compute: GPUs in MIG mode have no MIG device"
-                .to_owned(),
-        remedy: "make MIG devices (`nvidia-smi mig -cgi PROFILE -C`), or end MIG mode".to_owned(),
-    }
+/// Fails with the first layer that failed in this place.
+pub(super) fn passed(
+    document: &ProbeDocument,
+    place: &str,
+    reason: &'static str,
+) -> Result<(), ProbeError> {
+    let Some(layer) = document.failed_layer else {
+        return Ok(());
+    };
+    Err(ProbeError::new(
+        reason,
+        format!("the {place} fails at the layer {layer}: {}", document.why),
+        document.remedy.as_deref().unwrap_or(SEE_CHECK),
+    ))
+}
+
+/// The result of a probe that passed, in words.
+pub(super) fn in_words(document: &ProbeDocument) -> String {
+    let cuda = (document.cuda_version.as_ref())
+        .map_or_else(String::new, |version| format!(" with CUDA {version}"));
+    format!("{}{cuda}", document.why)
 }

@@ -2,12 +2,9 @@
 //! function.
 
 mod container;
-mod containerd;
-mod docker;
 mod error;
 pub mod host;
 mod job;
-mod podman;
 mod record;
 mod root;
 
@@ -60,11 +57,7 @@ impl Applier {
         let Change::RunProbe { probe, .. } = change else {
             return Ok(());
         };
-        match probe {
-            // Its processes end with this one.
-            Probe::HostComputes { .. } => Ok(()),
-            Probe::ContainerSeesGpus { .. } => Ok(container::clear(&self.host, probe, sink).await?),
-        }
+        Ok(container::clear(&self.host, probe, sink).await?)
     }
 
     pub(super) async fn capture_probe(
@@ -125,45 +118,32 @@ impl Applier {
         proving: Proving,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        let files = &*self.host.files;
-        if let (
-            Probe::ContainerSeesGpus {
-                runtime,
-                image: Some(image),
-                ..
-            },
-            Proving::Check,
-        ) = (probe, proving)
-            && self.has_image(*runtime, image).await? != Some(true)
-        {
-            return Err(ProbeError::NoImage {
-                image: image.clone(),
-                runtime: runtime.name(),
-            }
-            .into());
-        }
-        // From here on nothing is proven: a proof that fails must not leave the former one.
-        files.remove(record)?;
-        if let (
+        let image = match probe {
             Probe::ContainerSeesGpus {
                 runtime,
                 image: Some(image),
                 pull_timeout_seconds,
                 ..
-            },
-            Proving::Install,
-        ) = (probe, proving)
-        {
-            let limit = Duration::from_secs(*pull_timeout_seconds);
-            self.pull_image(*runtime, image, limit, sink).await?;
-        }
-        let proof = match probe {
-            Probe::HostComputes { .. } => host::run(&self.host).await?,
-            Probe::ContainerSeesGpus { .. } => {
-                container::run(&self.host, &self.state, probe, sink).await?
-            }
+            } => Some((*runtime, image, Duration::from_secs(*pull_timeout_seconds))),
+            _ => None,
         };
-        self.write_record(record, inputs, proof)
+        if let (Some((runtime, image, _)), Proving::Check) = (image, proving)
+            && self.has_image(runtime, image).await? != Some(true)
+        {
+            return Err(ProbeError::new(
+                "image-missing",
+                format!("{} does not have the image `{image}`", runtime.name()),
+                "run `gpu-bootstrap install`, which pulls it: `check` does not",
+            )
+            .into());
+        }
+        // From here on nothing is proven: a proof that fails must not leave the former one.
+        self.host.files.remove(record)?;
+        if let (Some((runtime, image, limit)), Proving::Install) = (image, proving) {
+            self.pull_image(runtime, image, limit, sink).await?;
+        }
+        let result = container::run(&self.host, &self.state, probe, sink).await?;
+        self.write_record(record, inputs, result)
     }
 
     /// Records what a probe on the host has computed, which `check` runs in any case.
@@ -178,14 +158,14 @@ impl Applier {
         let Change::RunProbe { record, inputs, .. } = change else {
             return Ok(());
         };
-        self.write_record(record, inputs, container::proof_of(document, ""))
+        self.write_record(record, inputs, host::in_words(document))
     }
 
     fn write_record(
         &self,
         record: &Utf8Path,
         inputs: &str,
-        proof: container::Proof,
+        result: String,
     ) -> Result<(), ChangeError> {
         let files = &*self.host.files;
         let boot = files.read_text(BOOT_ID.into())?;
@@ -193,8 +173,7 @@ impl Applier {
             inputs: inputs.to_owned(),
             boot: boot.map(|boot| boot.trim().to_owned()),
             at: Some(self.host.clock.now().to_string()),
-            result: Some(proof.result),
-            measured: proof.measured,
+            result: Some(result),
         }
         .text();
         files.write(record, text.as_bytes(), 0o600)?;

@@ -14,8 +14,6 @@ const BOOT: &str = "boot=";
 const AT: &str = "proven-at=";
 /// Begins the line with the result in words.
 const RESULT: &str = "result=";
-/// Begins the line with the figures of a device.
-const MEASURED: &str = "measured=";
 
 /// The record of a proof. Each line is `name=value`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -28,8 +26,6 @@ pub struct ProofRecord {
     pub at: Option<String>,
     /// The result, in words.
     pub result: Option<String>,
-    /// The figures of each device.
-    pub measured: Vec<String>,
 }
 
 impl ProofRecord {
@@ -48,8 +44,6 @@ impl ProofRecord {
                 record.at = Some(at);
             } else if let Some(result) = value(RESULT) {
                 record.result = Some(result);
-            } else if let Some(figures) = value(MEASURED) {
-                record.measured.push(figures);
             } else {
                 record.inputs.push_str(line);
                 record.inputs.push('\n');
@@ -61,16 +55,12 @@ impl ProofRecord {
     /// The text that [`Self::parse`] reads.
     #[must_use]
     pub fn text(&self) -> String {
-        let one = |name, value: &Option<String>| value.clone().map(|value| (name, value));
-        let about = [
-            one(BOOT, &self.boot),
-            one(AT, &self.at),
-            one(RESULT, &self.result),
-        ];
-        let measured = self.measured.iter().map(|line| (MEASURED, line.clone()));
+        let about = [(BOOT, &self.boot), (AT, &self.at), (RESULT, &self.result)];
         let mut text = self.inputs.clone();
-        for (name, value) in about.into_iter().flatten().chain(measured) {
-            text.push_str(&format!("{name}{}\n", value.replace('\n', " ")));
+        for (name, value) in about {
+            if let Some(value) = value {
+                text.push_str(&format!("{name}{}\n", value.replace('\n', " ")));
+            }
         }
         text
     }
@@ -116,10 +106,9 @@ mod tests {
             boot: Some("b1".into()),
             at: Some("2026-11-23T22:00:00Z".into()),
             result: Some("1 GPU computes\nright".into()),
-            measured: vec!["GPU-a to-device=55.0".into()],
         };
         let text = record.text();
-        assert!(text.ends_with("result=1 GPU computes right\nmeasured=GPU-a to-device=55.0\n"));
+        assert!(text.ends_with("result=1 GPU computes right\n"));
         let read = ProofRecord::parse(&text);
         assert_eq!(read.text(), text);
         assert!(read.is_of("driver=580\ndevice=GPU-a\n", true));
@@ -139,7 +128,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_text_is_read_and_what_was_read_stays(
-            text in "((boot=|proven-at=|result=|measured=|device=)?[a-z= ]{0,6}\n){0,8}",
+            text in "((boot=|proven-at=|result=|device=)?[a-z= ]{0,6}\n){0,8}",
         ) {
             let record = ProofRecord::parse(&text);
             proptest::prop_assert_eq!(ProofRecord::parse(&record.text()), record);

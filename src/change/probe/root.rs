@@ -121,9 +121,11 @@ fn beside_libc(libraries: &[Mapped]) -> Vec<(&'static str, Utf8PathBuf)> {
 }
 
 fn unknown(why: &str) -> ProbeError {
-    ProbeError::Unknown {
-        why: why.to_owned(),
-    }
+    ProbeError::new(
+        "proof-not-prepared",
+        format!("find the libraries of this program: {why}"),
+        "check that `/proc` is mounted, then run again",
+    )
 }
 
 /// The library as this process has mapped it.
@@ -142,11 +144,11 @@ fn content(host: &Host, library: &Mapped) -> Result<Vec<u8>, ProbeError> {
         Ok(None) => "it is missing".to_owned(),
         Err(error) => one_line(&error),
     };
-    Err(ProbeError::Replaced {
-        path: path.clone(),
-        link: link.clone(),
-        why,
-    })
+    Err(ProbeError::new(
+        "proof-not-prepared",
+        format!("read `{link}`, the running copy of `{path}`, which was replaced: {why}"),
+        "run `gpu-bootstrap install` again: it starts with the new library",
+    ))
 }
 
 #[cfg(test)]

@@ -34,7 +34,9 @@ async fn a_probe_leaves_its_record_and_no_image() {
         .on("docker", |cmd, _| match cmd.args[0].as_str() {
             "run" => ok(r#"{"devices":["nvidia0","nvidiactl"],
                 "libraries":["/x/libcuda.so.1.2","/x/libnvidia-ml.so.1.2"]}"#),
-            "image" => failed(1, "Error: No such image: gpu-bootstrap/probe:local"),
+            "image" if cmd.args[1] == "inspect" => {
+                failed(1, "Error: No such image: gpu-bootstrap/probe:local")
+            }
             _ => ok(""),
         });
     let undo = machine

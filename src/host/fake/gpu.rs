@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::locked;
-use crate::host::{CudaCause, CudaFault, CudaView, Gpu, Nvml};
+use crate::host::{CudaFault, CudaView, Gpu, Nvml};
 
 /// NVML and CUDA with settable answers; at first the libraries are absent.
 #[derive(Clone)]
@@ -25,13 +25,9 @@ impl Default for FakeGpu {
             answer: Arc::new(Mutex::new(Nvml::NotLoadable {
                 why: "libnvidia-ml.so.1: cannot open shared object file".to_owned(),
             })),
-            cuda: Arc::new(Mutex::new(CudaView {
-                start: Err(CudaFault::new(CudaCause::NotLoadable {
-                    why: "libcuda.so.1: cannot open shared object file".to_owned(),
-                })),
-                devices: Vec::new(),
-                peers: None,
-            })),
+            cuda: Arc::new(Mutex::new(CudaView::without(CudaFault::NotLoadable {
+                why: "libcuda.so.1: cannot open shared object file".to_owned(),
+            }))),
             surveys: Arc::default(),
         }
     }

@@ -60,7 +60,7 @@ impl RealGpu {
         Self::of(exec, Ourselves::of_process(), Patience::default())
     }
 
-    /// Starts another program, and waits for CUDA's calls so long: for tests.
+    /// Starts another program, and waits for CUDA's phases so long: for tests.
     #[must_use]
     pub fn of(exec: Arc<dyn Exec>, program: Ourselves, patience: Patience) -> Self {
         Self {

@@ -15,7 +15,7 @@ use crate::host::read_only::{ReadOnly, Refusing};
 use crate::host::real::RealFiles;
 use crate::host::system::ProcFiles;
 use crate::host::{
-    Cmd, CudaView, Exec, ExecError, FilesError, Gpu, Host, Nvml, Output, ReadFiles, Stat,
+    Cmd, CudaFault, CudaView, Exec, ExecError, FilesError, Gpu, Host, Nvml, Output, ReadFiles, Stat,
 };
 
 /// Why nothing can be changed.
@@ -230,6 +230,10 @@ impl Gpu for Replay {
 
     async fn compute(&self, _: &[String], _: std::time::Duration) -> CudaView {
         let known = self.0.manifest.cuda.clone();
-        known.unwrap_or_else(|| CudaView::not_asked(UNKNOWN))
+        known.unwrap_or_else(|| {
+            CudaView::without(CudaFault::NotAsked {
+                why: UNKNOWN.to_owned(),
+            })
+        })
     }
 }

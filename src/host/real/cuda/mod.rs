@@ -1,140 +1,72 @@
 //! CUDA's driver API, called in child processes: a sick GPU can make a call hang for ever, and MIG
 //! devices are seen one by one only, each by a process of its own.
 //!
-//! A child prints each call before it starts. So the parent knows which call hangs, and ends the
-//! child after the time that the call may take.
+//! A child prints each phase before it starts. So the parent knows which one hangs, and ends the child
+//! after the time that the phase may take.
 
-mod calls;
 mod ffi;
 mod work;
 
 use std::io::Write;
-use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use serde::Serialize;
+use futures_util::future::join_all;
 use serde::de::DeserializeOwned;
-use tokio::time::Instant;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
 
-pub use self::calls::Patience;
-
-use self::calls::Calls;
-use self::ffi::{Cuda, Tracer, Tried};
 use super::ourselves::Ourselves;
-use crate::host::exec::{Status, Stream, tail};
-use crate::host::{
-    CudaCause, CudaDevice, CudaFault, CudaPeer, CudaStart, CudaView, CudaWork, Exec, ExecError,
-};
+use crate::host::exec::{Stream, tail};
+use crate::host::{CudaDevice, CudaFault, CudaStart, CudaView, Exec, ExecError};
 
-/// The hidden subcommand of the children.
-pub const CUDA_WORK: &str = "cuda-work";
+/// The hidden subcommand of the children. With a UUID it computes on that device, else it lists all.
+const CUDA_WORK: &str = "cuda-work";
 
-/// The name that the driver's packages install on every distribution.
-const LIBRARY: &str = "libcuda.so.1";
+/// Begins the line of a phase.
+const PHASE: &str = "phase: ";
+/// Begins the line of a child's answer.
+const ANSWER: &str = "answer: ";
 
-/// Begins the line with a child's answer.
-const ANSWER: char = '=';
-
-/// What a child does.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CudaTask {
-    /// Lists the devices.
-    Start,
-    /// Computes on the device with this UUID.
-    Compute(String),
-    /// Copies between the GPUs with these UUIDs.
-    Peers(Vec<String>),
+/// How long phases may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// Those in which GPUs may have to start: without persistence that takes seconds for each.
+    pub starting: Duration,
+    /// Any other one.
+    pub phase: Duration,
+    /// Everything together.
+    pub whole: Duration,
 }
 
-impl CudaTask {
-    fn args(&self) -> Vec<String> {
-        let mut args = vec![CUDA_WORK.to_owned()];
-        match self {
-            Self::Start => args.push("start".to_owned()),
-            Self::Compute(uuid) => args.extend(["compute".to_owned(), uuid.clone()]),
-            Self::Peers(uuids) => {
-                args.push("peers".to_owned());
-                args.extend(uuids.iter().cloned());
-            }
-        }
-        args
-    }
-
-    /// The task of a command line.
-    #[must_use]
-    pub fn of(word: &str, uuids: &[String]) -> Option<Self> {
-        match (word, uuids) {
-            ("start", []) => Some(Self::Start),
-            ("compute", [uuid]) => Some(Self::Compute(uuid.clone())),
-            ("peers", [_, ..]) => Some(Self::Peers(uuids.to_vec())),
-            _ => None,
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            starting: Duration::from_secs(30),
+            phase: Duration::from_secs(10),
+            whole: Duration::from_secs(50),
         }
     }
 }
 
-/// Does the task in this process, and prints the calls and the answer. It may hang or crash: only the
-/// children behind [`super::RealGpu`] call it.
+/// Does a child's work in this process, and prints the phases and the answer. It may hang or crash:
+/// only the children behind [`super::RealGpu`] call it.
 ///
 /// # Errors
-/// When the answer cannot be printed.
-pub fn cuda_work(task: &CudaTask, out: &mut (dyn Write + Send)) -> std::io::Result<()> {
-    let printed = Printed(Mutex::new(out));
-    let answer = {
-        let work = || {
-            let cuda = Cuda::open(Path::new(LIBRARY), &printed)?;
-            let json = |answer: Result<serde_json::Value, serde_json::Error>| {
-                answer.map_err(|error| {
-                    CudaFault::new(CudaCause::Failed {
-                        why: error.to_string(),
-                    })
-                })
-            };
-            match task {
-                CudaTask::Start => json(serde_json::to_value(work::start(&cuda)?)),
-                CudaTask::Compute(uuid) => json(serde_json::to_value(work::compute(&cuda, uuid)?)),
-                CudaTask::Peers(uuids) => {
-                    let about = |devices: &[&str]| printed.about(devices);
-                    json(serde_json::to_value(work::peers(&cuda, uuids, &about)?))
-                }
-            }
-        };
-        work()
+/// When a line cannot be printed.
+pub fn cuda_work(device: Option<&str>, out: &mut dyn Write) -> std::io::Result<()> {
+    let mut printed = Ok(());
+    let mut phase = |name: &str| {
+        if printed.is_ok() {
+            printed = writeln!(out, "{PHASE}{name}").and_then(|()| out.flush());
+        }
     };
-    let line = serde_json::to_string(&Answer(answer))?;
-    let mut out = printed.0.lock().unwrap_or_else(PoisonError::into_inner);
-    writeln!(out, "{ANSWER}{line}")?;
+    let answer = match device {
+        None => serde_json::to_string(&work::start(&mut phase)),
+        Some(uuid) => serde_json::to_string(&work::compute(uuid, &mut phase)),
+    }?;
+    printed?;
+    writeln!(out, "{ANSWER}{answer}")?;
     out.flush()
-}
-
-/// A child's answer as it is printed.
-#[derive(Serialize)]
-struct Answer<T>(Tried<T>);
-
-/// Prints the calls.
-struct Printed<'o>(Mutex<&'o mut (dyn Write + Send)>);
-
-impl Printed<'_> {
-    fn line(&self, kind: char, rest: &str) {
-        let thread = format!("{:?}", std::thread::current().id());
-        let mut out = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Without a reader the parent is gone, and with it who would be told of the call.
-        let _ = writeln!(out, "{kind}{thread} {rest}").and_then(|()| out.flush());
-    }
-
-    fn about(&self, devices: &[&str]) {
-        self.line(calls::ABOUT, &devices.join(" "));
-    }
-}
-
-impl Tracer for Printed<'_> {
-    fn begins(&self, call: &str) {
-        self.line(calls::BEGINS, call);
-    }
-
-    fn ends(&self) {
-        self.line(calls::ENDS, "");
-    }
 }
 
 /// Starts children and waits for their answers.
@@ -149,104 +81,157 @@ pub(super) struct Asking<'a> {
 impl Asking<'_> {
     /// Everything, bottom up, as far as it works.
     pub(super) async fn view(&self, devices: &[String]) -> CudaView {
-        let start = self.ask::<CudaStart>(&CudaTask::Start).await;
-        let mut view = CudaView {
-            start,
-            devices: Vec::new(),
-            peers: None,
-        };
-        if view.start.is_err() {
-            return view;
+        let start = self.ask::<CudaStart>(None).await;
+        if start.is_err() {
+            return CudaView {
+                start,
+                devices: Vec::new(),
+            };
         }
-        let all = devices.iter().map(|uuid| async move {
-            let result = self.ask::<CudaWork>(&CudaTask::Compute(uuid.clone())).await;
+        let devices = devices.iter().map(|uuid| async move {
             CudaDevice {
                 uuid: uuid.clone(),
-                result: result.map_err(|fault| fault.of([uuid.as_str()])),
+                result: self.ask(Some(uuid)).await,
             }
         });
-        view.devices = together(all).await;
-        let gpus: Vec<String> = (devices.iter())
-            .filter(|uuid| uuid.starts_with("GPU-"))
-            .cloned()
-            .collect();
-        if gpus.len() > 1 && view.devices.iter().all(|device| device.result.is_ok()) {
-            view.peers = Some(self.ask::<Vec<CudaPeer>>(&CudaTask::Peers(gpus)).await);
+        CudaView {
+            start,
+            devices: join_all(devices).await,
         }
-        view
     }
 
     /// One child.
-    async fn ask<T: DeserializeOwned>(&self, task: &CudaTask) -> Tried<T> {
-        let failed = |why: String| CudaFault::new(CudaCause::Failed { why });
+    async fn ask<T: DeserializeOwned>(&self, device: Option<&str>) -> Result<T, CudaFault> {
+        let failed = |why: String| Err(CudaFault::Failed { why });
+        let args = [CUDA_WORK].into_iter().chain(device).map(str::to_owned);
         let left = self.until.saturating_duration_since(Instant::now());
-        // The bounds of single calls come first.
-        let mut cmd = (self.program.command(task.args())).deadline(left + Duration::from_secs(5));
-        // Nothing is left behind: compiled kernels are not kept.
-        cmd = cmd
+        let mut cmd = (self.program.command(args))
+            // The bounds of phases come first.
+            .deadline(left + Duration::from_secs(5))
+            // Nothing is left behind: compiled kernels are not kept.
             .env("CUDA_CACHE_DISABLE", "1")
             .env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
-        if let CudaTask::Compute(uuid) = task {
+        if let Some(uuid) = device {
             cmd = cmd.env("CUDA_VISIBLE_DEVICES", uuid);
         }
-        let calls = Calls::new(self.patience, self.until);
-        let mut note = |stream: Stream, line: &str| {
-            if stream == Stream::Out {
-                calls.note(line);
+        let first = "starting a process for CUDA".to_owned();
+        let (phase, seen) = watch::channel((first, Instant::now()));
+        let mut note = |stream, line: &str| {
+            if let (Stream::Out, Some(name)) = (stream, line.strip_prefix(PHASE)) {
+                phase.send_replace((name.to_owned(), Instant::now()));
             }
         };
         let ran = tokio::select! {
+            // A line that has come in time counts.
+            biased;
             ran = self.exec.run(&cmd, &mut note) => ran,
             // The child is ended with the future that waits for it.
-            hung = calls.overdue() => return Err(hung),
+            hung = overdue(self.patience, self.until, seen) => return Err(hung),
         };
         let output = match ran {
             Ok(output) => output,
-            Err(ExecError::NotAsked { why, .. }) => {
-                return Err(CudaFault::new(CudaCause::NotAsked { why }));
-            }
-            Err(error) => return Err(failed(format!("CUDA could not be asked: {error}"))),
+            Err(ExecError::NotAsked { why, .. }) => return Err(CudaFault::NotAsked { why }),
+            Err(error) => return failed(format!("CUDA could not be asked: {error}")),
         };
         if !output.ok() {
             let said = tail(&output.stderr);
-            let why = match (&output.status, said.is_empty()) {
-                (status, true) => status.to_string(),
-                (status, false) => format!("{status}: {said}"),
-            };
-            let cause = CudaCause::Crashed { why };
-            return Err(match (calls.open(), output.status) {
-                (Some(open), _) => CudaFault { cause, ..open },
-                (None, Status::Signalled(_) | Status::Exited(_)) => CudaFault::new(cause),
+            return Err(CudaFault::Crashed {
+                phase: phase.borrow().0.clone(),
+                why: match said.is_empty() {
+                    true => output.status.to_string(),
+                    false => format!("{}: {said}", output.status),
+                },
             });
         }
         let answer = (output.stdout.lines()).find_map(|line| line.strip_prefix(ANSWER));
-        let answer =
-            answer.ok_or_else(|| failed("the process for CUDA printed no answer".into()))?;
-        serde_json::from_str::<Tried<T>>(answer).unwrap_or_else(|error| {
-            Err(failed(format!(
-                "the process for CUDA printed no answer: {error}"
-            )))
+        serde_json::from_str(answer.unwrap_or_default()).unwrap_or_else(|error| {
+            failed(format!("the process for CUDA printed no answer: {error}"))
         })
     }
 }
 
-/// Waits for all of them at the same time.
-async fn together<F: Future>(all: impl Iterator<Item = F>) -> Vec<F::Output> {
-    let mut waiting: Vec<_> = all.map(|one| (Some(Box::pin(one)), None)).collect();
-    std::future::poll_fn(|cx| {
-        for (future, done) in &mut waiting {
-            if let Some(running) = future
-                && let std::task::Poll::Ready(output) = running.as_mut().poll(cx)
-            {
-                (*future, *done) = (None, Some(output));
+/// Waits until a phase has taken longer than it may. Each phase comes with its begin.
+async fn overdue(
+    patience: Patience,
+    until: Instant,
+    mut seen: watch::Receiver<(String, Instant)>,
+) -> CudaFault {
+    loop {
+        let (phase, since) = seen.borrow_and_update().clone();
+        let bound = match work::STARTING.contains(&phase.as_str()) {
+            true => patience.starting,
+            false => patience.phase,
+        };
+        let next = timeout_at(until.min(since + bound), seen.changed()).await;
+        if !matches!(next, Ok(Ok(()))) {
+            return CudaFault::Hung {
+                phase,
+                after_seconds: since.elapsed().as_secs(),
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Patience = Patience {
+        starting: Duration::from_millis(400),
+        phase: Duration::from_millis(100),
+        whole: Duration::from_secs(60),
+    };
+
+    /// Which phase hangs, and after what time, in a child that goes on as `work` says.
+    async fn hung(whole: Duration, work: impl AsyncFnOnce(&dyn Fn(&str))) -> (String, Duration) {
+        let begin = Instant::now();
+        let (phase, seen) = watch::channel(("before".to_owned(), begin));
+        let child = async {
+            work(&|name| {
+                phase.send_replace((name.to_owned(), Instant::now()));
+            })
+            .await;
+            std::future::pending::<CudaFault>().await
+        };
+        let fault = tokio::select! {
+            biased;
+            fault = child => fault,
+            fault = overdue(SHORT, begin + whole, seen) => fault,
+        };
+        match fault {
+            CudaFault::Hung { phase, .. } => (phase, begin.elapsed()),
+            other => panic!("{other}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn the_phase_that_hangs_is_named() {
+        let (phase, took) = hung(SHORT.whole, async |_| {}).await;
+        assert!(phase == "before" && took >= SHORT.phase, "{phase}");
+        let (phase, took) = hung(SHORT.whole, async |phase| phase("copying")).await;
+        assert!(phase == "copying" && took >= SHORT.phase, "{phase}");
+    }
+
+    #[tokio::test]
+    async fn starting_a_gpu_may_take_longer_and_the_whole_is_bounded() {
+        for starting in work::STARTING {
+            let (phase, took) = hung(SHORT.whole, async |phase| phase(starting)).await;
+            assert!(phase == starting && took >= SHORT.starting, "{took:?}");
+        }
+        let whole = Duration::from_millis(50);
+        let (phase, took) = hung(whole, async |phase| phase("copying")).await;
+        assert!(phase == "copying" && took >= whole, "{phase} {took:?}");
+    }
+
+    #[tokio::test]
+    async fn each_phase_has_time_of_its_own() {
+        let (phase, took) = hung(SHORT.whole, async |phase| {
+            for name in ["a", "b", "c", "d", "e"] {
+                tokio::time::sleep(SHORT.phase / 2).await;
+                phase(name);
             }
-        }
-        if waiting.iter().all(|(future, _)| future.is_none()) {
-            std::task::Poll::Ready(())
-        } else {
-            std::task::Poll::Pending
-        }
-    })
-    .await;
-    waiting.into_iter().filter_map(|(_, done)| done).collect()
+        })
+        .await;
+        assert!(phase == "e" && took >= SHORT.phase * 3, "{phase} {took:?}");
+    }
 }

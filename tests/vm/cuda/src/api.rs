@@ -53,10 +53,6 @@ exports! {
         let device = it.listed(device)?;
         uuid.put(it.uuid_bytes(device)?)
     };
-    cuDeviceGetPCIBusId(text: Text, room: c_int, device: c_int) About::Device(device), |it| {
-        let device = it.listed(device)?;
-        text.put(room, &it.gpu(device).pci_address.to_uppercase())
-    };
     cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) About::Device(device), |it| {
         let device = it.listed(device)?;
         bytes.put((it.gpu(device).memory_mib as usize) << 20)
@@ -67,37 +63,19 @@ exports! {
             let gpu = it.gpu(device);
             let (major, minor) = gpu.capability();
             value.put(match attribute {
-                13 => gpu.clocks.max_sm as c_int * 1000,
-                // Plausible, of no model.
-                16 => 132,
-                36 => gpu.clocks.max_memory as c_int * 1000,
                 75 => major as c_int,
                 76 => minor as c_int,
                 _ => return Err(Code::INVALID_VALUE),
             })
         };
-    cuDeviceCanAccessPeer(can: Out<c_int>, device: c_int, peer: c_int) About::Device(device), |it| {
-        let (device, peer) = (it.listed(device)?, it.listed(peer)?);
-        can.put(c_int::from(it.reaches(device, peer)))
-    };
     cuDevicePrimaryCtxRetain(context: Out<usize>, device: c_int) About::Device(device), |it| {
         let device = it.listed(device)?;
         context.put(it.context(device))
     };
     cuCtxSetCurrent(context: usize) About::None, |it| it.enter(context);
     cuCtxSynchronize() About::Current, |it| it.current().map(|_device| ());
-    cuCtxEnablePeerAccess(peer: usize, flags: c_uint) About::Current, |it| {
-        let peer = it.of_context(peer)?;
-        if flags != 0 {
-            return Err(Code::INVALID_VALUE);
-        }
-        it.open(peer)
-    };
     cuMemAlloc_v2(address: Out<u64>, bytes: usize) About::Current, |it| {
         address.put(it.allocate(bytes)?)
-    };
-    cuMemHostAlloc(address: Out<usize>, bytes: usize, _flags: c_uint) About::Current, |it| {
-        address.put(it.pin(bytes)?)
     };
     cuMemcpyHtoD_v2(to: u64, from: Host, bytes: usize) About::Current, |it| {
         it.current()?;
@@ -116,18 +94,6 @@ exports! {
         it.bytes(to, bytes)?.copy_from_slice(&copy);
         Ok(())
     };
-    cuMemcpyPeer(to: u64, to_context: usize, from: u64, from_context: usize, bytes: usize)
-        About::Current, |it| {
-            let (into, out_of) = (it.of_context(to_context)?, it.of_context(from_context)?);
-            if it.owner(to)? != into || it.owner(from)? != out_of {
-                return Err(Code::INVALID_VALUE);
-            }
-            let wrong = it.gpu(into).cuda.corrupts_peers;
-            let mut copy = it.bytes(from, bytes)?.to_vec();
-            flip(&mut copy, wrong);
-            it.bytes(to, bytes)?.copy_from_slice(&copy);
-            Ok(())
-        };
     cuModuleLoadData(module: Out<usize>, image: Given) About::Current, |it| {
         it.current()?;
         let text = image.text()?;

@@ -15,11 +15,9 @@ impl Code {
     pub const NO_DEVICE: Self = Self(100);
     pub const INVALID_DEVICE: Self = Self(101);
     pub const INVALID_CONTEXT: Self = Self(201);
-    pub const PEER_ACCESS_UNSUPPORTED: Self = Self(217);
     pub const INVALID_PTX: Self = Self(218);
     pub const INVALID_HANDLE: Self = Self(400);
     pub const NOT_FOUND: Self = Self(500);
-    pub const PEER_ACCESS_ALREADY_ENABLED: Self = Self(704);
     pub const UNKNOWN: Self = Self(999);
 }
 

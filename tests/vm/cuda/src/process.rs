@@ -1,7 +1,7 @@
 //! The state of the library in this process: the devices that it lists, its contexts and its memory.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
@@ -44,10 +44,6 @@ pub struct Process {
     /// By address.
     memory: BTreeMap<u64, Block>,
     next: u64,
-    /// Pinned memory of the host, kept for the caller.
-    pinned: Vec<Vec<u64>>,
-    /// The way from one device to the memory of another is open.
-    open: BTreeSet<(usize, usize)>,
 }
 
 /// Gives access to the process; the first call reads the inventory.
@@ -80,8 +76,6 @@ impl Process {
             memory: BTreeMap::new(),
             // No address of the host, so that a mistake is found.
             next: 0x7000_0000_0000_0000,
-            pinned: Vec::new(),
-            open: BTreeSet::new(),
         })
     }
 
@@ -129,10 +123,6 @@ impl Process {
         uuid_bytes(hex).ok_or(Code::UNKNOWN)
     }
 
-    pub fn is_mig(&self, device: usize) -> bool {
-        self.devices[device].mig.is_some()
-    }
-
     /// The handle of the primary context of a device.
     pub fn context(&self, device: usize) -> usize {
         CONTEXT | device
@@ -170,15 +160,6 @@ impl Process {
         Ok(address)
     }
 
-    /// Pinned memory of the host.
-    pub fn pin(&mut self, bytes: usize) -> Answer<usize> {
-        self.current()?;
-        let mut block = vec![0_u64; bytes.div_ceil(8)];
-        let address = block.as_mut_ptr().expose_provenance();
-        self.pinned.push(block);
-        Ok(address)
-    }
-
     /// Memory of a device from an address on.
     pub fn bytes(&mut self, address: u64, count: usize) -> Answer<&mut [u8]> {
         let (begin, block) =
@@ -192,27 +173,6 @@ impl Process {
     pub fn owner(&self, address: u64) -> Answer<usize> {
         let (_, block) = (self.memory.range(..=address).next_back()).ok_or(Code::INVALID_VALUE)?;
         Ok(block.device)
-    }
-
-    /// Whether one device can use the memory of another.
-    pub fn reaches(&self, device: usize, peer: usize) -> bool {
-        let both = [device, peer];
-        device != peer
-            && both
-                .iter()
-                .all(|one| self.gpu(*one).cuda.peers && !self.is_mig(*one))
-    }
-
-    /// Opens the memory of another device to the current one.
-    pub fn open(&mut self, peer: usize) -> Answer {
-        let device = self.current()?;
-        if !self.reaches(device, peer) {
-            return Err(Code::PEER_ACCESS_UNSUPPORTED);
-        }
-        if !self.open.insert((device, peer)) {
-            return Err(Code::PEER_ACCESS_ALREADY_ENABLED);
-        }
-        Ok(())
     }
 }
 

@@ -17,7 +17,7 @@ pub struct CudaFaults {
 }
 
 /// `[gpu.cuda]`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct GpuCuda {
     /// Functions that never return for this GPU.
@@ -30,22 +30,4 @@ pub struct GpuCuda {
     pub computes_wrong: bool,
     /// One bit of what is copied from this GPU to the host is wrong.
     pub corrupts_memory: bool,
-    /// Other GPUs can use its memory, and it theirs.
-    pub peers: bool,
-    /// One bit of what is copied from another GPU to this one is wrong.
-    pub corrupts_peers: bool,
-}
-
-impl Default for GpuCuda {
-    fn default() -> Self {
-        Self {
-            hang: Vec::new(),
-            returns: BTreeMap::new(),
-            uuid: None,
-            computes_wrong: false,
-            corrupts_memory: false,
-            peers: true,
-            corrupts_peers: false,
-        }
-    }
 }
