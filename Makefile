@@ -2,7 +2,7 @@
 
 include tests/vm/vm.mk
 
-.PHONY: test test-all test-long lint format unit ptx release aarch64 deny fuzz update mutants size
+.PHONY: test test-all test-long lint format unit ptx readers release aarch64 deny fuzz update mutants size
 
 # What everybody runs before a commit: format, lint, unit tests, scenarios, and the core of the machine cases. It has a
 # budget of 20 minutes on two slow processors from a clean clone; `make test TIERS="core cluster"` adds a tier.
@@ -11,7 +11,7 @@ test: format unit machines
 # All but what takes hours, before a release: the core, full and cluster tiers with the released program, and simulated
 # runs that are killed at every write of the first machine, where `make test` takes every fifth.
 test-all: export EVERY_MUTATION = 1
-test-all: format unit deny ptx machines-released
+test-all: format unit deny ptx readers machines-released
 
 # The rest.
 test-long: machines-long aarch64
@@ -34,6 +34,11 @@ unit:
 # in .cache) with fixed hashes. It needs Python 3 with venv.
 ptx:
 	tests/ptx/assemble.sh
+
+# Gives what `check` writes for other programs to these programs: `prove`'s parser, junitparser, Prometheus, cmark-gfm and Chromium. It runs
+# as root on Debian, from whose archive they come (tests/readers/run.sh).
+readers: vm
+	tests/readers/run.sh
 
 # The program for x86_64 machines with glibc 2.28 or newer, as an archive with its SHA-256 in target/release-files. It
 # needs Python 3 with venv; cargo-zigbuild and zig come from PyPI with fixed hashes.

@@ -1,8 +1,9 @@
-//! The page about all findings is made from the registry.
+//! The registry of findings: the page about them is made from it, and the inputs of tests show each of them.
 
-use std::{fmt::Write as _, fs, path::Path};
+use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path};
 
 use gpu_bootstrap::model::findings::{Layer, rows};
+use toml::{Table, Value};
 
 /// The page.
 fn page() -> String {
@@ -47,4 +48,119 @@ fn the_page_is_current() {
     }
     let kept = fs::read_to_string(&path).unwrap_or_default();
     assert!(kept == page, "docs/findings.md is stale; run `make update`");
+}
+
+/// What a finding can say of an input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Case {
+    Passes,
+    /// It fails, or warns.
+    Fails,
+    /// What it needs cannot be read, or does not tell.
+    CannotKnow,
+}
+
+use Case::{CannotKnow, Fails, Passes};
+
+/// The cases that a finding cannot have, and why.
+const NEVER: &[(&str, Case, &str)] = &[
+    (
+        "virt.container",
+        Passes,
+        "that a machine is no container is no merit: it is skipped",
+    ),
+    (
+        "virt.container",
+        CannotKnow,
+        "a runtime leaves its marks in a container, and what has none is no container",
+    ),
+    (
+        "virt.vgpu-host",
+        Passes,
+        "a machine that gives no vGPUs away is skipped",
+    ),
+    (
+        "pci.gpu.identity",
+        CannotKnow,
+        "that no table knows a GPU is its warning",
+    ),
+    (
+        "pci.driver-bound",
+        CannotKnow,
+        "`check --lspci` skips it where the text names no drivers; a machine of which the links of drivers cannot be read \
+         ends `check` before",
+    ),
+    (
+        "os.managed",
+        Fails,
+        "that somebody else manages the driver is no fault",
+    ),
+];
+
+/// The findings and verdicts that the inputs of other tests must give: the scenarios, and the trees of `tests/hosts`.
+fn expected() -> BTreeSet<(String, String)> {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let mut files = vec![tests.join("hosts/reports.toml")];
+    for folder in ["scenarios", "hosts/machines"] {
+        let folder = fs::read_dir(tests.join(folder)).expect("a folder of tests");
+        files.extend(folder.map(|entry| entry.expect("a file").path()));
+    }
+    let mut found = BTreeSet::new();
+    for path in files {
+        if path.extension().is_none_or(|extension| extension != "toml") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("an input");
+        let table: Table = (text.parse()).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
+        for key in ["then", "machine", "case"] {
+            // The machine of a scenario is a table, and those of `tests/hosts` are a list.
+            let inputs = table.get(key).and_then(Value::as_array);
+            for input in inputs.into_iter().flatten() {
+                for named in ["findings", "finds"] {
+                    let named = input.get(named).and_then(Value::as_table);
+                    found.extend((named.into_iter().flatten()).map(|(id, verdict)| {
+                        let verdict = verdict.as_str().expect("a verdict");
+                        (id.clone(), verdict.to_owned())
+                    }));
+                }
+                let first = input.get("first").and_then(Value::as_str);
+                found.extend(first.map(|id| (id.to_owned(), "fail".to_owned())));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn each_finding_has_inputs_in_which_it_passes_fails_and_cannot_know() {
+    let expected = expected();
+    let mut wrong = String::new();
+    for row in rows() {
+        let id = row.id.as_str();
+        for case in [Passes, Fails, CannotKnow] {
+            let verdicts: &[&str] = match case {
+                Passes => &["pass"],
+                Fails => &["fail", "warn"],
+                CannotKnow => &["unknown"],
+            };
+            let has = (verdicts.iter())
+                .any(|verdict| expected.contains(&(id.to_owned(), (*verdict).to_owned())));
+            let never = NEVER
+                .iter()
+                .any(|(of, other, _)| *of == id && *other == case);
+            match (has, never) {
+                (false, false) => writeln!(wrong, "{id}: no input for {case:?}"),
+                (true, true) => {
+                    writeln!(wrong, "{id}: an input for {case:?}, which `NEVER` excludes")
+                }
+                _ => Ok(()),
+            }
+            .expect("memory takes it");
+        }
+    }
+    for (id, _, why) in NEVER {
+        let exists = rows().iter().any(|row| row.id.as_str() == *id);
+        assert!(exists && !why.is_empty(), "{id}");
+    }
+    assert!(wrong.is_empty(), "{wrong}");
 }

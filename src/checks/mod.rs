@@ -23,6 +23,7 @@ mod owner;
 mod packages;
 mod pci;
 mod pins;
+mod rdma;
 mod runtime_files;
 mod virt;
 mod words;
@@ -46,6 +47,7 @@ pub fn all() -> Vec<Box<dyn Check>> {
         Box::new(health::Health),
         Box::new(log::Log),
         Box::new(fabric::Fabric),
+        Box::new(rdma::Rdma),
         Box::new(pins::Pins),
         Box::new(runtime_files::RuntimeFiles),
         Box::new(containerd::Containerd),

@@ -96,7 +96,7 @@ pub enum CheckFormat {
     Json,
     /// XML of JUnit: a suite for each layer, a test case for each finding
     Junit,
-    /// TAP 14: a line for each finding
+    /// TAP 13: a line for each finding
     Tap,
     /// A plugin of Nagios and its relatives: exits with 0, 1 (warning), 2 (critical) or 3 (unknown)
     Nagios,

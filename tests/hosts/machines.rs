@@ -125,7 +125,10 @@ impl Machine {
                 link(root, &format!("{folder}/{name}.1"), &target);
             }
         }
-        put(root, "/var/lib/dpkg/status", self.database());
+        const DATABASE: &str = "/var/lib/dpkg/status";
+        if !(self.files.keys()).any(|path| path.starts_with(&format!("{DATABASE}/"))) {
+            put(root, DATABASE, self.database());
+        }
         if let Some(suite) = &self.suite {
             let source =
                 format!("deb http://archive.example/ubuntu {suite} main restricted universe\n");

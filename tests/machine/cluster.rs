@@ -121,6 +121,18 @@ pub fn changes(cmd: &Cmd) -> bool {
     cmd.args.get(2).is_none_or(|verb| verb != "get")
 }
 
+/// Puts the values of one document into another; tables merge.
+fn lay_over(under: &mut Value, over: Value) {
+    match (under, over) {
+        (Value::Object(under), Value::Object(over)) => {
+            for (key, value) in over {
+                lay_over(under.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (under, over) => *under = over,
+    }
+}
+
 /// `kubectl`.
 pub fn kubectl(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
@@ -144,7 +156,12 @@ pub fn kubectl(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
         return failed(1, why);
     };
     match (verb, rest) {
-        (["get", "node", "--output=json"], []) => ok(node.to_string()),
+        (["get", "node", "--output=json"], []) => {
+            let mut shown = node.clone();
+            let over = serde_json::to_value(&state.faults.node).expect("JSON");
+            lay_over(&mut shown, over);
+            ok(shown.to_string())
+        }
         (["label", "node", "--overwrite"], pairs) => {
             let labels = node["metadata"]["labels"].as_object_mut().expect("labels");
             for pair in pairs {

@@ -22,6 +22,7 @@ use crate::{
 
 const DAEMON: &str = "/etc/docker/daemon.json";
 const ROOT: &str = "/etc/containerd/config.toml";
+const CRIO: &str = "/etc/crio/crio.conf.d";
 /// Names of the running containers, one per line.
 const CONTAINERS: &str = "/run/simulated/containers";
 const IMAGES: &str = "/var/lib/docker/simulated-images";
@@ -333,6 +334,21 @@ fn runtimes(config: &mut Table) -> Option<&mut Table> {
         .get_mut("containerd")?
         .get_mut("runtimes")?
         .as_table_mut()
+}
+
+/// `crio`: what its files say together.
+pub fn crio(cmd: &Cmd, files: &FakeFiles) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    assert!(
+        matches!(args[..], ["config"] | ["status", "config"]),
+        "the simulated crio knows no `{}`",
+        cmd.line()
+    );
+    let mut whole = Table::new();
+    for name in list(files, CRIO) {
+        merge(&mut whole, toml_of(files, &format!("{CRIO}/{name}")));
+    }
+    ok(whole.to_string())
 }
 
 /// `nvidia-ctk`.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use gpu_bootstrap::host::{
     Answer, Ask, Clock, CudaDevice, CudaFault, CudaStart, CudaView, CudaWork, Gpu, Http, HttpError,
-    Nvml, NvmlDevice, NvmlView,
+    Nvml, NvmlDevice, NvmlView, ReadFiles,
     fake::{FakeClock, FakeFiles, FakeHttp},
 };
 
@@ -65,6 +65,13 @@ pub fn survey(files: &FakeFiles, state: &State) -> Nvml {
             why: "libnvidia-ml.so.1: cannot open shared object file".to_owned(),
         };
     };
+    // A test may keep the driver's version from being read.
+    if files
+        .read_text("/sys/module/nvidia/version".into())
+        .is_err()
+    {
+        return Nvml::DriverNotLoaded;
+    }
     let Some(loaded) = containers::loaded(files) else {
         return Nvml::DriverNotLoaded;
     };
@@ -103,7 +110,7 @@ pub fn survey(files: &FakeFiles, state: &State) -> Nvml {
                 mig: Some(false),
                 mig_devices: vec![],
                 fabric: crate::fabric::of_gpus(files, state),
-                health: None,
+                health: state.faults.health.clone(),
                 error: None,
             }
         })
@@ -191,7 +198,6 @@ impl Clock for MachineClock {
 
 /// Shows another package manager as the kernel shows it.
 pub fn show_lock(files: &FakeFiles, pid: u32, program: &str) {
-    use gpu_bootstrap::host::ReadFiles;
     const PATH: &str = "/var/lib/dpkg/lock-frontend";
     let inode = files
         .stat(PATH.into())

@@ -265,7 +265,7 @@ impl Machine {
 
     fn programs(&self) {
         type Program = fn(&Cmd, &FakeFiles, &mut State) -> Result<Output, ExecError>;
-        let programs: [(&str, Option<&str>, Program); 22] = [
+        let programs: [(&str, Option<&str>, Program); 23] = [
             ("dpkg", None, |c, f, s| Ok(dpkg::dpkg(c, f, s))),
             ("apt-get", None, apt::apt_get),
             ("apt-cache", None, |c, f, s| {
@@ -305,6 +305,9 @@ impl Machine {
             }),
             ("ctr", Some("/usr/bin/ctr"), |c, f, s| {
                 Ok(containers::ctr(c, f, s))
+            }),
+            ("crio", Some("/usr/bin/crio"), |c, f, _| {
+                Ok(containers::crio(c, f))
             }),
             ("nvidia-ctk", Some("/usr/bin/nvidia-ctk"), |c, f, s| {
                 Ok(containers::nvidia_ctk(c, f, s))
@@ -372,7 +375,7 @@ pub fn changes(cmd: &Cmd) -> bool {
         "dpkg" => cmd.args.iter().any(|arg| arg == "--configure"),
         "ctr" => !cmd.args.iter().any(|arg| arg == "list" || arg == "version"),
         "apt-cache" | "journalctl" | "modinfo" | "lsinitramfs" | "lsinitrd" | "dmesg"
-        | "containerd" | "dockerd" => false,
+        | "containerd" | "dockerd" | "crio" => false,
         _ => true,
     }
 }

@@ -56,6 +56,8 @@ crate::scenarios::scenarios! {
     fewer_gpus: "fewer-gpus"
     fewer_gpus_than_promised: "fewer-gpus-than-promised"
     files_before_their_package: "files-before-their-package"
+    findings_of_a_node: "findings-of-a-node"
+    findings_of_other_runtimes: "findings-of-other-runtimes"
     flavour_refused: "flavour-refused"
     gpu_not_in_branch: "gpu-not-in-branch"
     gpu_of_a_virtual_machine: "gpu-of-a-virtual-machine"

@@ -7,7 +7,8 @@ use std::{
     path::PathBuf,
 };
 
-use gpu_bootstrap::host::fake::{self, Snapshot};
+use gpu_bootstrap::host::fake::{self, Damage, Snapshot};
+use nix::errno::Errno;
 use serde::Deserialize;
 use serde_json::Value;
 use toml::Table;
@@ -59,6 +60,8 @@ pub struct Act {
     pub faults: Option<Faults>,
     /// The holder of the run lock, as its file names it.
     pub busy: Option<String>,
+    /// Paths that cannot be read in this act.
+    pub unreadable: Vec<String>,
     /// The process is killed at its nth change of the machine.
     pub kill_at: Option<u64>,
 
@@ -276,7 +279,13 @@ impl Act {
             machine.stop_at(n);
         }
         let args: Vec<&str> = words.iter().map(String::as_str).collect();
+        for path in &self.unreadable {
+            files.damage(path, Damage::Reads, Errno::EIO);
+        }
         let ran = machine.run(&args);
+        if !self.unreadable.is_empty() {
+            files.repair();
+        }
         assert!(
             self.kill_at.is_none() || ran.exit != 0,
             "it ended before it was to be killed"

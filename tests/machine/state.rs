@@ -5,8 +5,9 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use camino::Utf8Path;
-use gpu_bootstrap::host::{ReadFiles, fake::FakeFiles};
+use gpu_bootstrap::host::{GpuHealth, ReadFiles, fake::FakeFiles};
 use serde::Deserialize;
+use toml::Table;
 
 use crate::archive::Archive;
 
@@ -42,6 +43,8 @@ pub struct Faults {
     pub fabric: bool,
     /// The number of GPUs that the driver does not initialise.
     pub lost_gpus: usize,
+    /// What NVML tells of each GPU's health; it is not asked without it.
+    pub health: Option<GpuHealth>,
     /// Docker does not start.
     pub docker: bool,
     /// Docker ignores the signal to read its configuration again.
@@ -56,6 +59,8 @@ pub struct Faults {
     pub units: Vec<String>,
     /// Why `kubeadm join` fails.
     pub join: Option<JoinFault>,
+    /// What the cluster says of the machine's node, over what it would say.
+    pub node: Table,
 }
 
 /// Why and how often `kubeadm join` fails.

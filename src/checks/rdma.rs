@@ -1,0 +1,215 @@
+//! The ports of adapters that do RDMA: InfiniBand, RoCE and EFA.
+//!
+//! One look cannot judge counters of errors: the limits that others have are rates. Nor does anything on the machine tell how many
+//! ports have a cable, or how fast they are to be. What is told is a link that was there and is gone, and one that is there and
+//! carries nothing.
+
+use async_trait::async_trait;
+use camino::Utf8Path;
+
+use crate::{
+    check::{Check, Finding, Subject, Verdict},
+    host::ReadFiles,
+    model::id::Id,
+    step::StepError,
+};
+
+const PORTS: Id = Id::new("rdma.ports");
+
+/// The adapters; below each `ports/NUMBER` (Linux, `Documentation/ABI/stable/sysfs-class-infiniband`).
+const ADAPTERS: &str = "/sys/class/infiniband";
+
+/// See the module.
+pub struct Rdma;
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Port {
+    /// `mlx5_0/1`, as `rdma link` names it.
+    name: String,
+    /// `ACTIVE`, `INIT`, `DOWN`, ….
+    state: String,
+    /// The other end answers.
+    has_link: bool,
+    /// `InfiniBand`, `Ethernet`, ….
+    layer: String,
+    /// How often a link went down since the counters were reset; 0 where nobody counts.
+    lost: u64,
+}
+
+/// The word of `4: ACTIVE`.
+fn word(text: &str) -> &str {
+    text.rsplit(':').next().unwrap_or_default().trim()
+}
+
+fn detect(files: &dyn ReadFiles) -> Result<Vec<Port>, StepError> {
+    let mut found = Vec::new();
+    for adapter in files.list(Utf8Path::new(ADAPTERS))? {
+        let ports = Utf8Path::new(ADAPTERS).join(&adapter).join("ports");
+        for number in files.list(&ports)? {
+            let folder = ports.join(&number);
+            let text = |name: &str| files.read_text(&folder.join(name));
+            let Some(state) = text("state")? else {
+                return Err(StepError::Unexpected {
+                    what: format!("`{folder}`"),
+                    why: "it has no `state`".to_owned(),
+                });
+            };
+            let lost = text("counters/link_downed")?;
+            found.push(Port {
+                name: format!("{adapter}/{number}"),
+                state: word(&state).to_owned(),
+                has_link: text("phys_state")?.is_some_and(|text| word(&text) == "LinkUp"),
+                layer: (text("link_layer")?.unwrap_or_default().trim()).to_owned(),
+                // A virtual function says `N/A (no PMA)`.
+                lost: lost
+                    .and_then(|count| count.trim().parse().ok())
+                    .unwrap_or_default(),
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// `1 port`, `8 ports`.
+fn of(count: usize) -> String {
+    match count {
+        1 => "1 port".to_owned(),
+        count => format!("{count} ports"),
+    }
+}
+
+fn decide(ports: &[Port]) -> Finding {
+    let say = |status, why: String| Finding::new(PORTS, status, why);
+    let warn = |sick: &[&Port], what: &str, remedy: &str| {
+        let names: Vec<&str> = sick.iter().map(|port| port.name.as_str()).collect();
+        Finding {
+            observed: sick.first().map(|port| port.state.clone()),
+            expected: Some("ACTIVE".to_owned()),
+            remedy: Some(remedy.to_owned()),
+            ..say(
+                Verdict::Warn,
+                format!(
+                    "{what}: {} ({} of {})",
+                    names.join(", "),
+                    sick.len(),
+                    of(ports.len())
+                ),
+            )
+        }
+    };
+    if ports.is_empty() {
+        return say(Verdict::Skip, "there is no adapter for RDMA".to_owned());
+    }
+    let with = |is: fn(&Port) -> bool| ports.iter().filter(|port| is(port)).collect::<Vec<_>>();
+    // A port that never had a link has no cable, which may be right.
+    let gone = with(|port| !port.has_link && port.state == "DOWN" && port.lost > 0);
+    if !gone.is_empty() {
+        return warn(
+            &gone,
+            "the link was there, and is gone",
+            "check the cable and its transceivers, and the port of the switch",
+        );
+    }
+    let idle = with(|port| {
+        port.has_link
+            && port.layer == "InfiniBand"
+            && matches!(port.state.as_str(), "INIT" | "ARMED")
+    });
+    if !idle.is_empty() {
+        return warn(
+            &idle,
+            "no subnet manager has activated the link",
+            "see whether the subnet manager of the fabric runs and knows the port: `sminfo`",
+        );
+    }
+    match with(|port| port.state == "ACTIVE").len() {
+        0 => say(Verdict::Skip, "no port has had a link".to_owned()),
+        active => say(
+            Verdict::Pass,
+            format!("{active} of {} active", of(ports.len())),
+        ),
+    }
+}
+
+#[async_trait]
+impl Check for Rdma {
+    fn ids(&self) -> &[Id] {
+        const { &[PORTS] }
+    }
+
+    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+        Ok(vec![decide(&detect(subject.host.files())?)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{decide, detect};
+    use crate::{check::Verdict, host::fake::FakeFiles};
+
+    /// The files of a port, as the kernel writes them.
+    fn put(
+        files: &FakeFiles,
+        adapter: &str,
+        state: &str,
+        phys_state: &str,
+        layer: &str,
+        lost: &str,
+    ) {
+        let folder = format!("/sys/class/infiniband/{adapter}/ports/1");
+        for (name, text) in [
+            ("state", state),
+            ("phys_state", phys_state),
+            ("link_layer", layer),
+            ("counters/link_downed", lost),
+        ] {
+            files.put(&format!("{folder}/{name}"), format!("{text}\n"));
+        }
+    }
+
+    #[test]
+    fn a_link_that_is_gone_or_carries_nothing_is_told_and_a_free_port_is_not() {
+        use Verdict::{Pass, Skip, Warn};
+        const UP: [&str; 4] = ["4: ACTIVE", "5: LinkUp", "InfiniBand", "3"];
+        const FREE: [&str; 4] = ["1: DOWN", "2: Polling", "InfiniBand", "0"];
+        for (other, status, why) in [
+            (UP, Pass, "2 of 2 ports active"),
+            (FREE, Pass, "1 of 2 ports active"),
+            (
+                ["1: DOWN", "2: Polling", "InfiniBand", "1"],
+                Warn,
+                "the link was there, and is gone: mlx5_1/1 (1 of 2 ports)",
+            ),
+            (
+                ["2: INIT", "5: LinkUp", "InfiniBand", "0"],
+                Warn,
+                "no subnet manager has activated the link: mlx5_1/1 (1 of 2 ports)",
+            ),
+            // RoCE has no subnet manager; a virtual function counts nothing.
+            (
+                ["2: INIT", "5: LinkUp", "Ethernet", "N/A (no PMA)"],
+                Pass,
+                "1 of 2 ports active",
+            ),
+        ] {
+            let files = FakeFiles::new();
+            let [state, phys_state, layer, lost] = UP;
+            put(&files, "mlx5_0", state, phys_state, layer, lost);
+            let [state, phys_state, layer, lost] = other;
+            put(&files, "mlx5_1", state, phys_state, layer, lost);
+            let finding = decide(&detect(&files).unwrap());
+            assert_eq!((finding.status, finding.why.as_str()), (status, why));
+        }
+        let files = FakeFiles::new();
+        assert_eq!(decide(&detect(&files).unwrap()).status, Skip);
+        let [state, phys_state, layer, lost] = FREE;
+        put(&files, "mlx5_0", state, phys_state, layer, lost);
+        let finding = decide(&detect(&files).unwrap());
+        assert_eq!(
+            (finding.status, finding.why.as_str()),
+            (Skip, "no port has had a link")
+        );
+        files.put("/sys/class/infiniband/mlx5_1/ports/1/rate", "");
+        assert!(detect(&files).is_err());
+    }
+}

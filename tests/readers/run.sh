@@ -1,0 +1,64 @@
+#!/bin/sh
+# Gives what `check` writes for other programs to these programs, and compares what they read with its JSON document:
+# tests/readers/run.sh [PROGRAM]. TAP is read by Perl's TAP::Parser, JUnit's XML by junitparser, metrics by promtool and, through
+# node_exporter's textfile collector, by Prometheus, Markdown by cmark-gfm, and the page by Chromium.
+#
+# It runs as root on Debian 12 or newer, and installs what is missing from Debian's archive (some 150 MB). A tool that is missing is a
+# failure. What Chromium draws of a healthy, a broken and an 8-GPU machine is in target/readers/*.png.
+set -eu
+cd "$(dirname "$0")/../.."
+out=target/readers
+mkdir -p "$out/download"
+out=$(cd "$out" && pwd)
+program=$(realpath "${1:-${CARGO_TARGET_DIR:-target}/debug/gpu-bootstrap}")
+
+missing=
+for one in \
+    chromium-headless-shell:/usr/bin/chromium-headless-shell \
+    fonts-dejavu-core:/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf \
+    python3-junitparser:/usr/lib/python3/dist-packages/junitparser \
+    cmark-gfm:/usr/bin/cmark-gfm \
+    perl:/usr/share/perl; do
+    [ -e "${one#*:}" ] || missing="$missing ${one%%:*}"
+done
+apt() { DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@"; }
+if [ -n "$missing" ] || [ ! -e "$out/done" ]; then
+    apt update
+fi
+if [ -n "$missing" ]; then
+    # shellcheck disable=SC2086 # a list of words
+    apt install -y --no-install-recommends $missing
+fi
+# Their packages start services, so they are only unpacked.
+if [ ! -e "$out/done" ]; then
+    rm -rf "$out/root" "$out/download"/*
+    (cd "$out/download" && apt download prometheus prometheus-node-exporter)
+    for package in "$out/download"/*.deb; do
+        dpkg-deb -x "$package" "$out/root"
+    done
+    touch "$out/done"
+fi
+
+# A machine whose system brings the driver: this is what makes it healthy without gpu-bootstrap.
+healthy=$out/healthy
+rm -rf "$healthy"
+put() {
+    mkdir -p "$(dirname "$healthy/$1")"
+    printf '%s\n' "$2" >"$healthy/$1"
+}
+put etc/os-release 'ID=nixos
+VERSION_ID="25.05"'
+put proc/sys/kernel/osrelease 6.12.40
+put proc/sys/kernel/arch x86_64
+put proc/modules 'nvidia 1 0 - Live 0x0'
+put sys/module/nvidia/version 580.95.05
+put run/opengl-driver/lib/libnvidia-ml.so.1 ''
+put run/opengl-driver/lib/libcuda.so.1 ''
+put usr/lib/x ''
+gpu=sys/bus/pci/devices/0000:01:00.0
+put "$gpu/vendor" 0x10de
+put "$gpu/device" 0x26b9
+put "$gpu/class" 0x030200
+ln -s ../../../bus/pci/drivers/nvidia "$healthy/$gpu/driver"
+
+exec /usr/bin/python3 tests/readers/read.py "$program" "$out"
