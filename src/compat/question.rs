@@ -7,7 +7,7 @@ pub use crate::compat::answer::{Answer, Compatibility, DriverAnswer, MeaningAnsw
 pub use crate::compat::asked::DriverOrBranch;
 
 use crate::compat::attempt;
-use crate::compat::gpu::{Board, Knowledge};
+use crate::compat::gpu::Board;
 use crate::compat::matrix::{Fabric, InstanceDriver, InstanceType, Matrix};
 use crate::compat::meanings;
 use crate::compat::names::Meaning;
@@ -386,7 +386,7 @@ fn judge_version(
     let nothing_known = needs
         .boards
         .iter()
-        .any(|b| b.knowledge == Knowledge::Nothing);
+        .any(|board| board.architecture.is_none() && !board.assumed_newer);
     let verdict = if refused.is_empty() {
         if without_code {
             Compatibility::Incompatible

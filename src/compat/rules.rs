@@ -3,7 +3,7 @@
 //! A rule refuses only because of a row. Without a row it says nothing, or that nothing is known; a
 //! missing row is never a reason to refuse.
 
-use crate::compat::gpu::{Board, Knowledge};
+use crate::compat::gpu::Board;
 use crate::compat::kernel;
 use crate::compat::matrix::{ArchitectureRow, BranchRow, Matrix, OpenModules, Support, Toolkit};
 use crate::compat::ruling::{Judgement, Offer, Rule, Ruling, say};
@@ -216,27 +216,25 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
         );
         add(Rule::Vgpu, Judgement::Refuse, text);
     }
-    match board.knowledge {
-        Knowledge::Listed => {}
-        // The last branch rules it out, so the first driver does not matter.
-        _ if board.last_branch().is_some_and(|last| branch > last) => {}
-        Knowledge::ByChip | Knowledge::ByName | Knowledge::ByRange => {
-            let likely = (board.architecture).filter(|row| came_after(matrix, branch, row));
-            let (judgement, but) = match likely {
-                Some(row) => (
-                    Judgement::Caution,
-                    format!("; branch {branch} came after {}", row.title),
-                ),
-                None => (Judgement::Unknown, String::new()),
+    // If the last branch rules it out, the first driver does not matter.
+    let outlived = board.last_branch().is_some_and(|last| branch > last);
+    match (board.architecture, board.assumed_newer) {
+        _ if board.row.is_some() || outlived => {}
+        (Some(row), _) => {
+            let (judgement, but) = if came_after(matrix, branch, row) {
+                let but = format!("; branch {branch} came after {}", row.title);
+                (Judgement::Caution, but)
+            } else {
+                (Judgement::Unknown, String::new())
             };
             let text = format!("{label} has no row, so its first driver is not known{but}");
             add(Rule::UnknownGpu, judgement, text);
         }
-        Knowledge::AssumedNewer => {
+        (None, true) => {
             let text = format!("{label} has no row, so its first driver is not known");
             add(Rule::UnknownGpu, Judgement::Unknown, text);
         }
-        Knowledge::Nothing => {
+        (None, false) => {
             let text = format!(
                 "{label} has no row and is older than the first GPU that the open modules \
                  support; the name of its chip in `pci.ids` would give the architecture"
@@ -300,7 +298,7 @@ fn board_flavour(board: &Board<'_>, flavour: Flavour, said: &mut Vec<Ruling>) {
             format!("{label} runs with the open kernel modules only")
         }
         (SupportedFlavours::Either, Flavour::Proprietary)
-            if board.knowledge == Knowledge::AssumedNewer =>
+            if board.assumed_newer =>
         {
             let text = format!("{label} has no row; newer GPUs run only with the open modules");
             said.push(say(
