@@ -132,25 +132,26 @@ fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Op
         let advice = "install the GRID guest driver that matches the hypervisor's vGPU release";
         return (vec![advice.to_owned()], None);
     }
-    // Each step gives up one thing more than the one before; at "on another kernel" the CUDA versions are back.
+    // Each step gives up one thing more than the one before; at "on another kernel" CUDA and cuDNN are back.
     let mut relaxed = wish.clone();
-    let steps: [(&str, &dyn Fn(&mut Wish)); 7] = [
+    let steps: [(&str, &dyn Fn(&mut Wish)); 8] = [
         ("with another version of the branch", &|one| {
             one.version = None;
         }),
         ("with another branch", &|one| one.branch = None),
         ("with the other kernel modules", &|one| one.flavour = None),
         ("from another repository", &|one| one.candidates = None),
+        ("with another version of cuDNN", &|one| one.cudnn = None),
         ("without the requested CUDA versions", &|one| {
             one.cuda.clear();
         }),
         ("on another kernel", &|one| {
-            one.cuda.clone_from(&wish.cuda);
+            (one.cuda, one.cudnn) = (wish.cuda.clone(), wish.cudnn);
             (one.kernel, one.next_kernel) = (None, None);
         }),
         (
             "without the requested CUDA versions, on another kernel",
-            &|one| one.cuda.clear(),
+            &|one| (one.cuda, one.cudnn) = (Vec::new(), None),
         ),
     ];
     for (how, relax) in steps {

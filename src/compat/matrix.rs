@@ -8,7 +8,7 @@ pub use crate::compat::options::ModuleOption;
 
 use crate::compat::evidence::row;
 use crate::model::gpu::{Architecture, Flavour, SupportedFlavours};
-use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
+use crate::model::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 use crate::model::{capability::ComputeCapability, pci::PciId};
 
 /// The form of the file that this program reads.
@@ -202,7 +202,9 @@ impl BranchKind {
 }
 
 /// Whether a branch still gets fixes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Deserialize, serde::Serialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Support {
     /// It does.
@@ -488,22 +490,22 @@ row! {
 }
 
 row! {
-    /// A cuDNN release for one CUDA major version.
+    /// The packages of a cuDNN version for one CUDA major version.
     Cudnn {
         /// Its version.
-        version: String,
+        version: CudnnVersion,
         /// The CUDA major version.
         cuda_major: u32,
-        /// The oldest CUDA.
+        /// The oldest CUDA that it was released for.
         cuda_min: CudaVersion,
-        /// The newest CUDA.
+        /// The newest CUDA that it was released for.
         cuda_max: CudaVersion,
-        /// The driver; `None` where only a branch was read.
-        min_driver: Option<DriverVersion>,
+        /// The oldest driver.
+        min_driver: DriverVersion,
         /// The lowest compute capability.
-        capability_min: Option<ComputeCapability>,
-        /// The highest compute capability.
-        capability_max: Option<ComputeCapability>,
+        capability_min: ComputeCapability,
+        /// The highest compute capability that existed then.
+        capability_max: ComputeCapability,
     }
 }
 

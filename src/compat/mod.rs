@@ -3,9 +3,11 @@
 pub mod answer;
 pub mod asked;
 mod attempt;
+mod branches;
 mod catalog;
 mod chips;
 pub mod cuda_image;
+mod cudnn;
 mod evidence;
 mod explain;
 pub mod gpu;

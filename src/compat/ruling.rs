@@ -34,6 +34,8 @@ pub enum Rule {
     ForwardCompat,
     /// The architectures that a CUDA version has code for.
     CudaArchitecture,
+    /// The driver, CUDA version and GPUs that a cuDNN needs.
+    Cudnn,
     /// The kernel that the modules are built for.
     Kernel,
     /// Whether a branch still gets fixes.
