@@ -27,7 +27,7 @@ fn rows_for<'m>(
 }
 
 /// The oldest driver with which some packages of a version work.
-pub(super) fn min_driver<'m>(
+pub fn min_driver<'m>(
     matrix: &'m Matrix,
     asked: CudnnVersion,
     cuda: &[CudaVersion],

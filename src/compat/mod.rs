@@ -7,7 +7,7 @@ mod branches;
 mod catalog;
 mod chips;
 pub mod cuda_image;
-mod cudnn;
+pub mod cudnn;
 mod evidence;
 mod explain;
 pub mod gpu;
