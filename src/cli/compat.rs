@@ -75,7 +75,6 @@ pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure>
         cudnn: args.cudnn,
         driver: args.driver.clone(),
         kernel: args.kernel.clone(),
-        os: args.os.clone(),
     };
     let answer = answer(&matrix, &question).map_err(|error| {
         Failure::usage(

@@ -34,8 +34,6 @@ pub struct Question {
     pub cudnn: Option<CudnnVersion>,
     pub driver: Option<DriverOrBranch>,
     pub kernel: Option<KernelVersion>,
-    /// The operating system, such as `debian-12`. No rule reads it.
-    pub os: Option<String>,
 }
 
 /// The bus of a machine.
@@ -58,12 +56,7 @@ pub struct EmptyQuestion;
 /// When the question is empty.
 pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, EmptyQuestion> {
     let Some(name) = &question.gpu else {
-        if *question
-            == (Question {
-                os: question.os.clone(),
-                ..Question::default()
-            })
-        {
+        if *question == Question::default() {
             return Err(EmptyQuestion);
         }
         if question
