@@ -62,7 +62,7 @@ pub(super) fn judge(
         let text = format!("cuDNN {asked} has no row: what is known of {own} is taken for it");
         said.push(say(Rule::Cudnn, judgement, text, &none));
     }
-    // What was not read for exactly this version refuses nothing.
+    // A driver is refused by what was read for exactly this version.
     let refuse = |row: &Cudnn| match row.confidence == Confidence::Verified && own == asked {
         true => Judgement::Refuse,
         false => Judgement::Against,
@@ -156,6 +156,11 @@ fn against(
             add(Judgement::Caution, format!("{range}; {cuda} is newer"));
         }
     }
+    // Support of GPUs that has ended does not come back in a newer version.
+    let ended = match row.confidence {
+        Confidence::Verified => Judgement::Refuse,
+        Confidence::Partial | Confidence::Unverified => Judgement::Against,
+    };
     for board in boards {
         let Some(own) = board.capability else {
             continue;
@@ -166,7 +171,7 @@ fn against(
                 "{what} has no code for {label}: it begins with compute capability {}, and this is {own}",
                 row.capability_min
             );
-            add(refuse, text);
+            add(ended, text);
         } else if own.major > row.capability_max.major {
             let text = format!(
                 "{what} came before {label}: its support matrix ends with compute capability {}, and this is {own}",

@@ -178,6 +178,7 @@ fn cudnn_is_asked_about_like_cuda() {
         ("9.3", "", "12.4", "580", Compatible, "cuDNN 9.3 has no row: what is known of 9.1 is taken for it"),
         ("9.28", "", "13.0", "580", Unknown, "cuDNN 9.28 has no row: what is known of 9.17"),
         ("9.13", "", "13.0", "580", Compatible, "what is known of 9.12"),
+        ("9.28", "V100", "", "580", Incompatible, "it begins with compute capability 7.5"),
         ("6.0", "", "", "580", Unknown, "no row says what cuDNN 6.0 needs"),
         // Which driver it needs.
         ("9.17", "", "13.0", "", Compatible, "needs driver 580.65.06 or newer, as 580.178.04 is"),
