@@ -23,7 +23,7 @@ fn rows_for<'m>(
     cuda: &[CudaVersion],
 ) -> impl Iterator<Item = &'m Cudnn> {
     let all = rows(matrix, asked).into_iter();
-    all.filter(|row| cuda.is_empty() || cuda.iter().any(|one| one.major == row.cuda_major))
+    all.filter(move |row| cuda.is_empty() || cuda.iter().any(|one| one.major == row.cuda_major))
 }
 
 /// The oldest driver with which some packages of a version work.
