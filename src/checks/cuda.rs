@@ -144,17 +144,37 @@ mod tests {
     #[test]
     fn packages_tell_what_they_bring() {
         let cuda = |text: &str| text.parse().expect("a CUDA version");
-        let cudnn = |text: &str, of: &str| Brings::Cudnn(text.parse().expect("a version"), cuda(of));
+        let cudnn =
+            |text: &str, of: &str| Brings::Cudnn(text.parse().expect("a version"), cuda(of));
         for (name, version, wanted) in [
-            ("cuda-nvcc-12-8", "12.8.93-1", Some(Brings::Toolkit(cuda("12.8")))),
-            ("libcudnn9-cuda-12", "9.5.1.17-1", Some(cudnn("9.5", "12.0"))),
-            ("libcudnn8", "8.9.7.29-1+cuda12.2", Some(cudnn("8.9", "12.2"))),
-            ("libcudnn8", "8.9.7.29-1.cuda11.8", Some(cudnn("8.9", "11.8"))),
+            (
+                "cuda-nvcc-12-8",
+                "12.8.93-1",
+                Some(Brings::Toolkit(cuda("12.8"))),
+            ),
+            (
+                "libcudnn9-cuda-12",
+                "9.5.1.17-1",
+                Some(cudnn("9.5", "12.0")),
+            ),
+            (
+                "libcudnn8",
+                "8.9.7.29-1+cuda12.2",
+                Some(cudnn("8.9", "12.2")),
+            ),
+            (
+                "libcudnn8",
+                "8.9.7.29-1.cuda11.8",
+                Some(cudnn("8.9", "11.8")),
+            ),
             ("libcudnn8", "8.9.7.29-1", None),
             ("cuda-nvcc-dev", "1", None),
         ] {
             assert_eq!(brings(name, version), wanted, "{name} {version}");
-            assert!(NAMES.iter().any(|one| pattern::matches(one, name)), "{name}");
+            assert!(
+                NAMES.iter().any(|one| pattern::matches(one, name)),
+                "{name}"
+            );
         }
     }
 
@@ -162,19 +182,54 @@ mod tests {
     fn cuda_and_cudnn_of_the_host_are_compared_with_the_driver() {
         let of = |packages: &[(&str, &str)], driver: &str| {
             let packages = packages.iter();
-            let installed = packages.map(|(name, version)| ((*name).to_owned(), (*version).to_owned()));
-            decide(&matrix(), Ok(installed.collect()), driver.parse().ok().as_ref())
+            let installed =
+                packages.map(|(name, version)| ((*name).to_owned(), (*version).to_owned()));
+            decide(
+                &matrix(),
+                Ok(installed.collect()),
+                driver.parse().ok().as_ref(),
+            )
         };
         let nvcc = ("cuda-nvcc-13-0", "13.0.88-1");
         let cudnn = ("libcudnn9-cuda-12", "9.5.1.17-1");
         for (packages, driver, verdict, words) in [
-            (vec![], "580.178.04", Verdict::Skip, "no package of a CUDA toolkit"),
+            (
+                vec![],
+                "580.178.04",
+                Verdict::Skip,
+                "no package of a CUDA toolkit",
+            ),
             (vec![cudnn], "", Verdict::Skip, "version of a driver"),
-            (vec![cudnn], "525.60.13", Verdict::Pass, "cuDNN 9.5 for CUDA 12 work with 525.60.13"),
-            (vec![cudnn, nvcc], "580.65.06", Verdict::Pass, "cuDNN 9.5 for CUDA 12, CUDA 13.0 work"),
-            (vec![cudnn], "470.256.02", Verdict::Warn, "`libcudnn9-cuda-12`) needs driver 525.60.13"),
-            (vec![cudnn, nvcc], "570.211.01", Verdict::Warn, "CUDA 13.0 (`cuda-nvcc-13-0`) needs driver 580.65.06"),
-            (vec![("libcudnn9-cuda-14", "9.5.1.17-1")], "580.65.06", Verdict::Unknown, "no row says"),
+            (
+                vec![cudnn],
+                "525.60.13",
+                Verdict::Pass,
+                "cuDNN 9.5 for CUDA 12 work with 525.60.13",
+            ),
+            (
+                vec![cudnn, nvcc],
+                "580.65.06",
+                Verdict::Pass,
+                "cuDNN 9.5 for CUDA 12, CUDA 13.0 work",
+            ),
+            (
+                vec![cudnn],
+                "470.256.02",
+                Verdict::Warn,
+                "`libcudnn9-cuda-12`) needs driver 525.60.13",
+            ),
+            (
+                vec![cudnn, nvcc],
+                "570.211.01",
+                Verdict::Warn,
+                "CUDA 13.0 (`cuda-nvcc-13-0`) needs driver 580.65.06",
+            ),
+            (
+                vec![("libcudnn9-cuda-14", "9.5.1.17-1")],
+                "580.65.06",
+                Verdict::Unknown,
+                "no row says",
+            ),
         ] {
             let finding = of(&packages, driver);
             assert_eq!(finding.status, verdict, "{}", finding.why);

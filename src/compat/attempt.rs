@@ -265,9 +265,8 @@ fn picked(matrix: &Matrix, wish: &Wish, needs: &Needs<'_>, best: &Judged) -> Pic
             .iter()
             .filter_map(|cuda| why_cuda(matrix, *cuda, version)),
     );
-    let cudnn = |ruling: &&Ruling| {
-        ruling.rule == Rule::Cudnn && ruling.judgement == Judgement::Note
-    };
+    let cudnn =
+        |ruling: &&Ruling| ruling.rule == Rule::Cudnn && ruling.judgement == Judgement::Note;
     let cudnn = best.rulings.iter().filter(cudnn);
     reasons.extend(cudnn.map(|ruling| ruling.text.clone()));
     reasons.extend(fabric_note);

@@ -366,18 +366,9 @@ mod tests {
             SupportedFlavours::Either,
             Some(ArchitectureEvidence::ChipName),
         );
-        assert_eq!(
-            board("10de:ffff", None),
-            (None, true, either)
-        );
-        assert_eq!(
-            board("10de:0001", None),
-            (None, false, either)
-        );
-        assert_eq!(
-            board("1002:ffff", None),
-            (None, false, either)
-        );
+        assert_eq!(board("10de:ffff", None), (None, true, either));
+        assert_eq!(board("10de:0001", None), (None, false, either));
+        assert_eq!(board("1002:ffff", None), (None, false, either));
         assert_eq!(
             board("10de:1d81", Some("GV100 [TITAN V]")),
             (by_chip, false, SupportedFlavours::Proprietary)

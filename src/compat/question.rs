@@ -46,7 +46,9 @@ pub struct Machine {
 
 /// Nothing was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("answer an empty question: name a GPU, a CUDA version, a cuDNN version, a driver or a kernel")]
+#[error(
+    "answer an empty question: name a GPU, a CUDA version, a cuDNN version, a driver or a kernel"
+)]
 pub struct EmptyQuestion;
 
 /// Answers a question. If the GPU's name has several meanings, all of them are asked: one answer where

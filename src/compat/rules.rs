@@ -52,14 +52,7 @@ pub fn judge(matrix: &Matrix, needs: &Needs<'_>, offer: &Offer) -> Vec<Ruling> {
         let is_told = (said.iter())
             .any(|ruling| of_driver(ruling.rule) && ruling.judgement == Judgement::Refuse);
         let driver = Some(&offer.version).filter(|_| !is_told);
-        cudnn::judge(
-            matrix,
-            asked,
-            &needs.cuda,
-            &needs.boards,
-            driver,
-            &mut said,
-        );
+        cudnn::judge(matrix, asked, &needs.cuda, &needs.boards, driver, &mut said);
     }
     for release in &needs.kernels {
         kernel::judge(matrix, release, needs.arch.as_deref(), offer, &mut said);
@@ -310,9 +303,7 @@ fn board_flavour(board: &Board<'_>, flavour: Flavour, said: &mut Vec<Ruling>) {
         (SupportedFlavours::Open, Flavour::Proprietary) => {
             format!("{label} runs with the open kernel modules only")
         }
-        (SupportedFlavours::Either, Flavour::Proprietary)
-            if board.assumed_newer =>
-        {
+        (SupportedFlavours::Either, Flavour::Proprietary) if board.assumed_newer => {
             let text = format!("{label} has no row; newer GPUs run only with the open modules");
             said.push(say(
                 Rule::BoardFlavour,
