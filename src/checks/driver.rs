@@ -184,6 +184,7 @@ fn rulings(
         kernels: Vec::new(),
         arch: None,
         cuda: Vec::new(),
+        cudnn: None,
     };
     let version = version.clone();
     rules::judge(matrix, &needs, &Offer { version, flavour })

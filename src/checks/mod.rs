@@ -12,6 +12,7 @@ pub mod causes;
 mod cluster;
 mod container;
 mod containerd;
+mod cuda;
 mod driver;
 mod fabric;
 mod health;
@@ -43,6 +44,7 @@ pub fn all() -> Vec<Box<dyn Check>> {
         Box::new(bus::Bus),
         Box::new(packages::Packages),
         Box::new(driver::Driver),
+        Box::new(cuda::Cuda),
         Box::new(libraries::Libraries),
         Box::new(health::Health),
         Box::new(log::Log),

@@ -12,7 +12,7 @@ use crate::{
         gpu::Flavour,
         id::Id,
         pci::{NVIDIA, PciError, PciId},
-        version::{CudaVersion, DriverVersion, KernelVersion},
+        version::{CudaVersion, CudnnVersion, DriverVersion, KernelVersion},
     },
 };
 
@@ -503,6 +503,9 @@ pub struct Compat {
     /// CUDA version of the containers, for example `12.8`
     #[arg(long, value_name = "X.Y", value_parser = compat::asked::cuda)]
     pub cuda: Option<CudaVersion>,
+    /// cuDNN version of the containers, for example `9.1`
+    #[arg(long, value_name = "X.Y", value_parser = compat::asked::cudnn)]
+    pub cudnn: Option<CudnnVersion>,
     /// Driver version or branch, for example `580.65.06` or `580`
     #[arg(long, value_name = "V")]
     pub driver: Option<DriverOrBranch>,

@@ -9,8 +9,12 @@ use super::{
     world::World,
 };
 use crate::{
-    compat::question::{
-        Answer, Compatibility, DriverOrBranch, Machine, MeaningAnswer, Question, answer,
+    compat::{
+        matrix::Support,
+        question::{
+            Answer, BranchAnswer, Compatibility, DriverOrBranch, Machine, MeaningAnswer, Question,
+            answer,
+        },
     },
     config::profile::{DriverRow, Profile},
     exit::Exit,
@@ -68,9 +72,9 @@ pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure>
         gpu: args.gpu.clone(),
         machine,
         cuda: args.cuda,
+        cudnn: args.cudnn,
         driver: args.driver.clone(),
         kernel: args.kernel.clone(),
-        os: args.os.clone(),
     };
     let answer = answer(&matrix, &question).map_err(|error| {
         Failure::usage(
@@ -196,16 +200,76 @@ fn human(answer: &Answer, verbose: bool) -> String {
         answer.module_flavour.map(modules).map(str::to_owned),
     );
     meanings(&mut text, &answer.meanings);
-    if !verbose && !answer.citations.is_empty() {
+    if verbose {
+        for (at, citation) in answer.citations.iter().enumerate() {
+            let name = if at == 0 { "sources" } else { "" };
+            let _ = writeln!(text, "{name:<20} {citation}");
+        }
+    } else if !answer.citations.is_empty() {
         let count = answer.citations.len();
         let _ = writeln!(text, "{:<20} {count} (`-v` names them)", "sources");
-        return text;
     }
-    for (at, citation) in answer.citations.iter().enumerate() {
-        let name = if at == 0 { "sources" } else { "" };
-        let _ = writeln!(text, "{name:<20} {citation}");
-    }
+    branches(&mut text, &answer.branches);
     text
+}
+
+/// A table of branches and CUDA versions.
+fn branches(text: &mut String, branches: &[BranchAnswer]) {
+    if branches.is_empty() {
+        return;
+    }
+    let head = ["branch", "newest driver", "fixes", "CUDA", "kernel modules"].map(str::to_owned);
+    let rows = branches.iter().map(|row| {
+        [
+            row.branch.to_string(),
+            row.newest.to_string(),
+            fixes(row),
+            cuda_of(row),
+            modules(row.module_flavour).to_owned(),
+        ]
+    });
+    let rows: Vec<[String; 5]> = std::iter::once(head).chain(rows).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max();
+    let widths = [0, 1, 2, 3].map(|column| width(column).unwrap_or_default());
+    text.push('\n');
+    for [branch, newest, fixes, cuda, modules] in &rows {
+        let _ = writeln!(
+            text,
+            "{branch:<0$}  {newest:<1$}  {fixes:<2$}  {cuda:<3$}  {modules}",
+            widths[0], widths[1], widths[2], widths[3]
+        );
+    }
+    if branches.iter().any(|row| row.cuda_limited_max.is_some()) {
+        text.push_str(
+            "with limits: by minor-version compatibility, without features that need a newer driver, and without code that \
+             is PTX alone\n",
+        );
+    }
+}
+
+fn fixes(row: &BranchAnswer) -> String {
+    let end = row.end_of_life.as_deref();
+    match (row.support, end) {
+        (Support::Supported, Some(end)) => format!("until {end}"),
+        (Support::Supported, None) => "yes".to_owned(),
+        (Support::Ended, Some(end)) => format!("ended {end}"),
+        (Support::Ended, None) => "ended".to_owned(),
+        (Support::Unknown, _) => "not known".to_owned(),
+    }
+}
+
+fn cuda_of(row: &BranchAnswer) -> String {
+    let whole = row.cuda_min.zip(row.cuda_max);
+    let whole = whole.map(|(first, last)| match first == last {
+        true => first.to_string(),
+        false => format!("{first} to {last}"),
+    });
+    let limited = (row.cuda_limited_max).map(|last| format!("{last} with limits"));
+    let parts: Vec<String> = whole.into_iter().chain(limited).collect();
+    match parts.is_empty() {
+        true => "not known".to_owned(),
+        false => parts.join(", "),
+    }
 }
 
 fn title(verdict: Compatibility) -> &'static str {

@@ -3,8 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::compat::matrix::Support;
 use crate::model::gpu::SupportedFlavours;
-use crate::model::version::{Branch, DriverVersion};
+use crate::model::version::{Branch, CudaVersion, DriverVersion};
 
 /// The schema version of the answer.
 pub const SCHEMA: u32 = 1;
@@ -43,6 +44,9 @@ pub struct Answer {
     /// If the name of the GPU has several meanings with different answers: each of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub meanings: Vec<MeaningAnswer>,
+    /// If nothing but the GPU was named: the branches that drive it, the newest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub branches: Vec<BranchAnswer>,
 }
 
 impl Answer {
@@ -62,6 +66,27 @@ pub struct DriverAnswer {
     pub max_branch: Option<Branch>,
     /// The one to install; `null` where none fits.
     pub recommended: Option<DriverVersion>,
+}
+
+/// A branch that drives the GPU, by its newest version.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct BranchAnswer {
+    pub branch: Branch,
+    /// Its newest version that is known.
+    pub newest: DriverVersion,
+    /// Whether it gets fixes.
+    pub support: Support,
+    /// Until when, as precisely as is known.
+    pub end_of_life: Option<String>,
+    /// The first CUDA version with code for the GPU; `null` where none is known that the branch runs whole.
+    pub cuda_min: Option<CudaVersion>,
+    /// The newest CUDA version with code for the GPU of which the branch runs every feature.
+    pub cuda_max: Option<CudaVersion>,
+    /// The newest one that it runs by minor-version compatibility; `null` where that is none.
+    pub cuda_limited_max: Option<CudaVersion>,
+    /// `open`, `proprietary` or `either`.
+    pub module_flavour: SupportedFlavours,
 }
 
 /// The answer for one or several of the GPUs that a name can mean.

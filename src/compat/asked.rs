@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::model::version::{Branch, CudaVersion, DriverVersion, VersionError};
+use crate::model::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, VersionError};
 
 /// A driver version or a whole branch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,6 +88,18 @@ pub fn cuda(text: &str) -> Result<CudaVersion, VersionError> {
     })
 }
 
+/// Reads a cuDNN version: `9.1`, `cuDNN 9.1.0`, `v8.9.7.29`.
+///
+/// # Errors
+/// When the text has no major and minor number.
+pub fn cudnn(text: &str) -> Result<CudnnVersion, VersionError> {
+    let text = text.trim();
+    let number = text.trim_start_matches(|c: char| c.is_ascii_alphabetic() || " -_".contains(c));
+    number.parse().map_err(|_| VersionError::Cudnn {
+        text: text.to_owned(),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,8 +167,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn cudnn_versions_as_people_type_them() {
+        for (text, version) in [
+            ("9.1", "9.1"),
+            ("cuDNN 9.1.0", "9.1"),
+            ("v8.9.7.29", "8.9"),
+            ("cudnn-9.17", "9.17"),
+        ] {
+            let found = cudnn(text).map(|version| version.to_string());
+            assert_eq!(found.as_deref(), Ok(version), "{text}");
+        }
+        for text in ["", "nine", "9", "cudnn9", "9.1.0.70.1", "9.1-1", "9,1"] {
+            assert!(cudnn(text).is_err(), "{text}");
+        }
+    }
+
     reads_any_text!(
-        "(1.0-|cu|cuda|R|nvidia|[0-9]|-|\\.|.)*",
-        |text| text.parse::<DriverOrBranch>(); cuda(&text)
+        "(1.0-|cu|cuda|cudnn|R|nvidia|[0-9]|-|\\.|.)*",
+        |text| text.parse::<DriverOrBranch>(); cuda(&text); cudnn(&text)
     );
 }

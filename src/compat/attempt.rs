@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::compat::gpu::{Board, Knowledge};
+use crate::compat::gpu::Board;
 use crate::compat::matrix::{
     BranchKind, BranchRow, Fabric, InstanceDriver, Matrix, OpenModules, Support,
 };
@@ -86,7 +86,7 @@ pub(super) fn attempt(matrix: &Matrix, wish: &Wish) -> Result<Pick, Failed> {
             offer,
         })
         .collect();
-    let newer = (needs.boards.iter()).any(|board| board.knowledge == Knowledge::AssumedNewer);
+    let newer = needs.boards.iter().any(|board| board.assumed_newer);
     let best = judged
         .iter()
         .filter(|judged| rules::passes(&judged.rulings))
@@ -242,9 +242,9 @@ pub(super) fn preferred_flavour(matrix: &Matrix, needs: &Needs<'_>, branch: Bran
     {
         return Flavour::Proprietary;
     }
-    let open_wanted = boards.iter().any(|board| {
-        board.modules == SupportedFlavours::Open || board.knowledge == Knowledge::AssumedNewer
-    });
+    let open_wanted = boards
+        .iter()
+        .any(|board| board.modules == SupportedFlavours::Open || board.assumed_newer);
     match rules::branch_flavours(matrix, branch).0 {
         OpenModules::None => Flavour::Proprietary,
         OpenModules::Available if !open_wanted => Flavour::Proprietary,
@@ -265,6 +265,10 @@ fn picked(matrix: &Matrix, wish: &Wish, needs: &Needs<'_>, best: &Judged) -> Pic
             .iter()
             .filter_map(|cuda| why_cuda(matrix, *cuda, version)),
     );
+    let cudnn =
+        |ruling: &&Ruling| ruling.rule == Rule::Cudnn && ruling.judgement == Judgement::Note;
+    let cudnn = best.rulings.iter().filter(cudnn);
+    reasons.extend(cudnn.map(|ruling| ruling.text.clone()));
     reasons.extend(fabric_note);
     let mut warnings: Vec<&Ruling> = best
         .rulings
@@ -350,7 +354,7 @@ fn why_board(board: &Board<'_>) -> String {
     let last = board
         .last_branch()
         .map_or(String::new(), |last| format!(", last branch {last}"));
-    let inferred = board.knowledge.inferred();
+    let inferred = board.inferred();
     format!(
         "{}: {title}{inferred}, first driver {min}{last}",
         board.label
@@ -377,11 +381,7 @@ fn why_flavour(
     if wish.flavour == Some(flavour) {
         return format!("{flavour} kernel modules were requested");
     }
-    if let Some(board) = needs
-        .boards
-        .iter()
-        .find(|b| b.knowledge == Knowledge::AssumedNewer)
-    {
+    if let Some(board) = needs.boards.iter().find(|board| board.assumed_newer) {
         return format!(
             "{flavour} kernel modules: assumed for {}, verified after the module is loaded",
             board.label

@@ -11,16 +11,15 @@ impl DeviceCatalog for Matrix {
         let board = self.board(gpu);
         // Facts hold what is known. What may be assumed about a newer GPU is left to the pick of
         // the driver.
-        let evidence = board.knowledge.evidence();
         GpuDescription {
             name: board
                 .vgpu
                 .map(|profile| profile.name.clone())
                 .or_else(|| board.row.map(|row| row.name.clone())),
             architecture: board.architecture.map(|row| row.name.clone()),
-            architecture_evidence: evidence,
+            architecture_evidence: board.evidence,
             compute_capability: board.capability,
-            module_flavour: evidence.map(|_| board.modules),
+            module_flavour: board.evidence.map(|_| board.modules),
             vgpu: board.vgpu.is_some(),
         }
     }

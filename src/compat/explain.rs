@@ -126,70 +126,41 @@ fn describe(board: &Board<'_>) -> String {
     format!("{} ({modules}{min}{last})", board.label)
 }
 
+/// What a step gives up, for people, and how.
+type Step<'a> = (&'static str, &'a dyn Fn(&mut Wish));
+
 /// Relaxes the wish in steps until a driver fits.
 fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Option<Box<Pick>>) {
     if reasons.iter().any(|reason| reason.rule == Rule::Vgpu) {
         let advice = "install the GRID guest driver that matches the hypervisor's vGPU release";
         return (vec![advice.to_owned()], None);
     }
-    let unpinned = |wish: &Wish| Wish {
-        version: None,
-        branch: None,
-        ..wish.clone()
-    };
-    let steps: [(&str, Wish); 7] = [
-        (
-            "with another version of the branch",
-            Wish {
-                version: None,
-                ..wish.clone()
-            },
-        ),
-        ("with another branch", unpinned(wish)),
-        (
-            "with the other kernel modules",
-            Wish {
-                flavour: None,
-                ..unpinned(wish)
-            },
-        ),
-        (
-            "from another repository",
-            Wish {
-                candidates: None,
-                flavour: None,
-                ..unpinned(wish)
-            },
-        ),
-        (
-            "without the requested CUDA versions",
-            Wish {
-                cuda: Vec::new(),
-                candidates: None,
-                flavour: None,
-                ..unpinned(wish)
-            },
-        ),
-        (
-            "on another kernel",
-            Wish {
-                kernel: None,
-                next_kernel: None,
-                candidates: None,
-                flavour: None,
-                ..unpinned(wish)
-            },
-        ),
+    // Each step gives up one thing more than the one before; at "on another kernel" CUDA and cuDNN are back.
+    let mut relaxed = wish.clone();
+    let steps: [Step<'_>; 8] = [
+        ("with another version of the branch", &|one| {
+            one.version = None;
+        }),
+        ("with another branch", &|one| one.branch = None),
+        ("with the other kernel modules", &|one| one.flavour = None),
+        ("from another repository", &|one| one.candidates = None),
+        ("with another version of cuDNN", &|one| one.cudnn = None),
+        ("without the requested CUDA versions", &|one| {
+            one.cuda.clear();
+        }),
+        ("on another kernel", &|one| {
+            (one.cuda, one.cudnn) = (wish.cuda.clone(), wish.cudnn);
+            (one.kernel, one.next_kernel) = (None, None);
+        }),
         (
             "without the requested CUDA versions, on another kernel",
-            Wish {
-                gpus: wish.gpus.clone(),
-                ..Wish::default()
-            },
+            &|one| (one.cuda, one.cudnn) = (Vec::new(), None),
         ),
     ];
-    for (how, relaxed) in steps {
-        if relaxed == *wish {
+    for (how, relax) in steps {
+        let before = relaxed.clone();
+        relax(&mut relaxed);
+        if relaxed == before {
             continue;
         }
         if let Ok(pick) = attempt(matrix, &relaxed) {
@@ -200,10 +171,7 @@ fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Op
             return (vec![text], Some(Box::new(pick)));
         }
     }
-    let advice = if reasons
-        .iter()
-        .any(|reason| reason.text.starts_with("no branch and flavour"))
-    {
+    let advice = if reasons.iter().any(|reason| reason.rule == Rule::Pair) {
         "use GPUs that exclude each other in different machines"
     } else {
         "set `driver.branch` in the configuration when the GPU is known"

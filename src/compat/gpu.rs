@@ -11,55 +11,17 @@ use crate::model::gpu::{
 use crate::model::pci::PciId;
 use crate::model::version::{Branch, DriverVersion};
 
-/// How well a GPU is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Knowledge {
-    /// It has a row.
-    Listed,
-    /// It has no row, but the name of its chip tells the architecture.
-    ByChip,
-    /// It was asked for by a name of a series of products.
-    ByName,
-    /// It has no row and no known name, but its id lies in a block of one architecture.
-    ByRange,
-    /// It has no row, and its id is newer than the first GPU that only the open modules serve.
-    AssumedNewer,
-    /// Nothing is known about it.
-    Nothing,
-}
-
-impl Knowledge {
-    /// How the architecture is known; `None` if it is not.
-    #[must_use]
-    pub fn evidence(self) -> Option<ArchitectureEvidence> {
-        match self {
-            Self::Listed => Some(ArchitectureEvidence::Listed),
-            Self::ByChip => Some(ArchitectureEvidence::ChipName),
-            Self::ByRange => Some(ArchitectureEvidence::IdRange),
-            Self::ByName | Self::AssumedNewer | Self::Nothing => None,
-        }
-    }
-
-    /// For messages, after the architecture: what it is inferred from.
-    pub(super) fn inferred(self) -> &'static str {
-        match self {
-            Self::ByChip => " by the name of its chip",
-            Self::ByName => " by its name",
-            Self::ByRange => " by the range of its id",
-            Self::Listed | Self::AssumedNewer | Self::Nothing => "",
-        }
-    }
-}
-
 /// What the matrix knows about a GPU.
 #[derive(Debug, Clone)]
 pub struct Board<'m> {
     /// For messages: `H100 SXM5 80GB (10de:2330)`.
     pub label: String,
-    /// How well it is known.
-    pub knowledge: Knowledge,
     pub row: Option<&'m Gpu>,
     pub architecture: Option<&'m ArchitectureRow>,
+    /// How the architecture is known; `None` if it is not, or if a product of it was asked for by name.
+    pub evidence: Option<ArchitectureEvidence>,
+    /// Nothing but its id is known, which is newer than the first GPU that only the open modules serve.
+    pub assumed_newer: bool,
     /// The row of its compute capability; where it is not known, all rows of its architecture.
     pub capabilities: Vec<&'m CapabilityRow>,
     /// Its compute capability, where it is known.
@@ -111,6 +73,16 @@ impl<'m> Board<'m> {
     /// True where the flavour rests on an assumption.
     pub fn is_assumed(&self) -> bool {
         self.row.is_none()
+    }
+
+    /// For messages, after the architecture: what it is inferred from.
+    pub(super) fn inferred(&self) -> &'static str {
+        match (self.evidence, self.architecture) {
+            (Some(ArchitectureEvidence::ChipName), _) => " by the name of its chip",
+            (Some(ArchitectureEvidence::IdRange), _) => " by the range of its id",
+            (None, Some(_)) => " by its name",
+            (Some(ArchitectureEvidence::Listed), _) | (None, None) => "",
+        }
     }
 }
 
@@ -222,9 +194,10 @@ impl Matrix {
     fn listed<'m>(&'m self, row: &'m Gpu) -> Board<'m> {
         Board {
             label: format!("{} ({})", row.name, row.pci_id),
-            knowledge: Knowledge::Listed,
             row: Some(row),
             architecture: self.architecture(&row.architecture),
+            evidence: Some(ArchitectureEvidence::Listed),
+            assumed_newer: false,
             capabilities: self
                 .capability(row.compute_capability)
                 .into_iter()
@@ -239,21 +212,22 @@ impl Matrix {
     fn by_chip(&self, gpu: &GpuIdentity, name: &ChipName) -> Option<Board<'_>> {
         let architecture = self.architecture_of_chip(name)?;
         // A product that was asked for by its name has no id.
-        let (label, knowledge) = if gpu.pci_id.device == 0 {
-            (name.product_or_chip().to_owned(), Knowledge::ByName)
+        let (label, evidence) = if gpu.pci_id.device == 0 {
+            (name.product_or_chip().to_owned(), None)
         } else {
-            (format!("{name} ({})", gpu.pci_id), Knowledge::ByChip)
+            let label = format!("{name} ({})", gpu.pci_id);
+            (label, Some(ArchitectureEvidence::ChipName))
         };
         let capability = self.capability_of_chip(&name.chip);
         let board = self.without_row(label, architecture, capability);
-        Some(Board { knowledge, ..board })
+        Some(Board { evidence, ..board })
     }
 
     fn by_range<'m>(&'m self, gpu: &GpuIdentity, range: &'m ChipRange) -> Option<Board<'m>> {
         let architecture = self.architecture(&range.architecture)?;
         let label = format!("{} GPU {}", architecture.title, gpu.pci_id);
         let mut board = self.without_row(label, architecture, range.compute_capability);
-        board.knowledge = Knowledge::ByRange;
+        board.evidence = Some(ArchitectureEvidence::IdRange);
         let citations = range.citations.iter().map(String::as_str);
         board.citations.extend(citations);
         Some(board)
@@ -279,9 +253,10 @@ impl Matrix {
         };
         Board {
             label,
-            knowledge: Knowledge::Nothing,
             row: None,
             architecture: Some(architecture),
+            evidence: None,
+            assumed_newer: false,
             capability: capability.or(only),
             capabilities,
             modules: architecture.modules,
@@ -292,16 +267,13 @@ impl Matrix {
 
     fn unlisted(&self, gpu: &GpuIdentity) -> Board<'_> {
         let rule = &self.unlisted_gpu;
-        let newer = gpu.pci_id.vendor == rule.open_from.vendor && gpu.pci_id >= rule.open_from;
         Board {
             label: format!("GPU {}", gpu.pci_id),
-            knowledge: if newer {
-                Knowledge::AssumedNewer
-            } else {
-                Knowledge::Nothing
-            },
             row: None,
             architecture: None,
+            evidence: None,
+            assumed_newer: gpu.pci_id.vendor == rule.open_from.vendor
+                && gpu.pci_id >= rule.open_from,
             capabilities: Vec::new(),
             capability: None,
             modules: SupportedFlavours::Either,
@@ -388,36 +360,31 @@ mod tests {
                 chip_name,
             };
             let board = matrix.board(&gpu);
-            (board.knowledge, board.modules)
+            (board.evidence, board.assumed_newer, board.modules)
         };
-        assert_eq!(
-            board("10de:ffff", None),
-            (Knowledge::AssumedNewer, SupportedFlavours::Either)
+        let (either, by_chip) = (
+            SupportedFlavours::Either,
+            Some(ArchitectureEvidence::ChipName),
         );
-        assert_eq!(
-            board("10de:0001", None),
-            (Knowledge::Nothing, SupportedFlavours::Either)
-        );
-        assert_eq!(
-            board("1002:ffff", None),
-            (Knowledge::Nothing, SupportedFlavours::Either)
-        );
+        assert_eq!(board("10de:ffff", None), (None, true, either));
+        assert_eq!(board("10de:0001", None), (None, false, either));
+        assert_eq!(board("1002:ffff", None), (None, false, either));
         assert_eq!(
             board("10de:1d81", Some("GV100 [TITAN V]")),
-            (Knowledge::ByChip, SupportedFlavours::Proprietary)
+            (by_chip, false, SupportedFlavours::Proprietary)
         );
         assert_eq!(
             board("10de:2bff", Some("GB202")),
-            (Knowledge::ByChip, SupportedFlavours::Open)
+            (by_chip, false, SupportedFlavours::Open)
         );
         assert_eq!(
             board("10de:2330", Some("GV100")),
-            (Knowledge::Listed, SupportedFlavours::Either)
+            (Some(ArchitectureEvidence::Listed), false, either)
         );
         // A name that tells nothing leaves the id.
         assert_eq!(
             board("10de:2786", Some("Device 2786")),
-            (Knowledge::ByRange, SupportedFlavours::Either)
+            (Some(ArchitectureEvidence::IdRange), false, either)
         );
     }
 
@@ -452,7 +419,7 @@ mod tests {
             let found = board.capability.map(|version| version.to_string());
             assert_eq!(found.as_deref(), capability, "{id}");
             assert_eq!(
-                board.knowledge.evidence().is_some(),
+                board.evidence.is_some(),
                 found.is_some() || architecture.is_some(),
                 "{id}"
             );

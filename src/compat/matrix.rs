@@ -8,7 +8,7 @@ pub use crate::compat::options::ModuleOption;
 
 use crate::compat::evidence::row;
 use crate::model::gpu::{Architecture, Flavour, SupportedFlavours};
-use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
+use crate::model::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 use crate::model::{capability::ComputeCapability, pci::PciId};
 
 /// The form of the file that this program reads.
@@ -68,9 +68,6 @@ pub struct Matrix {
     /// Subsystems that vGPU guests see.
     #[serde(rename = "vgpu", default)]
     pub vgpus: Vec<Vgpu>,
-    /// vGPU software releases.
-    #[serde(rename = "vgpu-release", default)]
-    pub vgpu_releases: Vec<VgpuRelease>,
     /// First versions with the fixes of NVIDIA's security bulletins about drivers.
     #[serde(rename = "driver-floor", default)]
     pub driver_floors: Vec<DriverFloor>,
@@ -98,9 +95,6 @@ pub struct Matrix {
     /// Options of kernel modules that boards or instance types need.
     #[serde(rename = "module-option", default)]
     pub module_options: Vec<ModuleOption>,
-    /// Remarks; no rule reads them.
-    #[serde(rename = "note", default)]
-    pub notes: Vec<Note>,
 }
 
 /// A document or a file that rows were read from.
@@ -208,7 +202,9 @@ impl BranchKind {
 }
 
 /// Whether a branch still gets fixes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Deserialize, serde::Serialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Support {
     /// It does.
@@ -240,13 +236,9 @@ row! {
         branch: Branch,
         /// What NVIDIA calls it.
         kind: BranchKind,
-        /// Its first version.
-        first_version: DriverVersion,
-        /// When that came out, as precisely as is known.
-        first_date: String,
         /// The newest version known.
         newest_version: DriverVersion,
-        /// When that came out.
+        /// When that came out, as precisely as is known.
         newest_date: Option<String>,
         /// When fixes end.
         end_of_life: Option<String>,
@@ -256,8 +248,6 @@ row! {
         default_from: Option<jiff::civil::Date>,
         /// The CUDA version that the driver API reports.
         max_cuda: CudaVersion,
-        /// The oldest architecture it drives.
-        oldest_architecture: Architecture,
         /// The newest architecture that its newest version drives.
         newest_architecture: Architecture,
         /// What it offers of the open modules.
@@ -272,12 +262,8 @@ row! {
     Toolkit {
         /// Its version.
         version: CudaVersion,
-        /// As the release notes call it.
-        release: String,
         /// The driver for every feature; `None` where it was not read.
         min_driver: Option<DriverVersion>,
-        /// The driver in its installer.
-        bundled_driver: Option<DriverVersion>,
         /// Architectures, as `uname -m` names them.
         arches: Vec<String>,
     }
@@ -310,26 +296,14 @@ row! {
         cuda: CudaVersion,
         /// The branches that it works on.
         branches: Vec<Branch>,
-        /// How that is known.
-        evidence: String,
     }
 }
 
 row! {
     /// Which boards forward compatibility is for.
     ForwardCompatPolicy {
-        /// Classes of boards.
-        gpu_classes: Vec<String>,
         /// Brands that it is not for, as names of boards begin.
         excluded: Vec<String>,
-        /// Brands as NVML numbers them.
-        nvml_brands: Vec<u32>,
-        /// The rule.
-        rule: String,
-        /// The rule of older packages.
-        rule_before_elf_note: String,
-        /// Where the package carries its own list.
-        elf_note: String,
     }
 }
 
@@ -339,22 +313,6 @@ row! {
         /// From this device id on, the open modules are assumed.
         open_from: PciId,
     }
-}
-
-/// How a board is built in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Form {
-    /// A card.
-    Pcie,
-    /// A module on a baseboard.
-    Sxm,
-    /// A laptop module.
-    Mxm,
-    /// One with a Grace CPU.
-    Superchip,
-    /// Part of a system on a chip.
-    Soc,
 }
 
 row! {
@@ -369,22 +327,10 @@ row! {
         /// What else it is called.
         #[serde(default)]
         aliases: Vec<String>,
-        /// The chip, as `pci.ids` names it.
-        chip: String,
         /// The architecture's name.
         architecture: Architecture,
         /// Its compute capability.
         compute_capability: ComputeCapability,
-        /// Its memory in GB, as it is sold.
-        memory_gb: Option<u32>,
-        /// How far the memory can be trusted.
-        memory_confidence: Option<Confidence>,
-        /// How it is built in.
-        form: Form,
-        /// Whether it can be partitioned.
-        mig: bool,
-        /// How far that can be trusted.
-        mig_confidence: Option<Confidence>,
         /// What the full board needs; a slice without a visible NVSwitch needs nothing.
         fabric: Fabric,
         /// The modules that it runs with.
@@ -409,8 +355,6 @@ row! {
         pci_id: Option<PciId>,
         /// What it is.
         name: String,
-        /// Boards that it connects.
-        boards: String,
         /// False for a device that looks like one.
         is_switch: bool,
     }
@@ -447,16 +391,6 @@ row! {
         pci_id: PciId,
         /// Its profiles.
         profiles: Vec<VgpuProfile>,
-    }
-}
-
-row! {
-    /// A release of the vGPU software.
-    VgpuRelease {
-        /// Its number.
-        release: String,
-        /// The branch of its drivers.
-        branch: Branch,
     }
 }
 
@@ -556,22 +490,22 @@ row! {
 }
 
 row! {
-    /// A cuDNN release for one CUDA major version.
+    /// The packages of a cuDNN version for one CUDA major version.
     Cudnn {
         /// Its version.
-        version: String,
+        version: CudnnVersion,
         /// The CUDA major version.
         cuda_major: u32,
-        /// The oldest CUDA.
+        /// The oldest CUDA that it was released for.
         cuda_min: CudaVersion,
-        /// The newest CUDA.
+        /// The newest CUDA that it was released for.
         cuda_max: CudaVersion,
-        /// The driver; `None` where only a branch was read.
-        min_driver: Option<DriverVersion>,
+        /// The oldest driver.
+        min_driver: DriverVersion,
         /// The lowest compute capability.
-        capability_min: Option<ComputeCapability>,
-        /// The highest compute capability.
-        capability_max: Option<ComputeCapability>,
+        capability_min: ComputeCapability,
+        /// The highest compute capability that existed then.
+        capability_max: ComputeCapability,
     }
 }
 
@@ -609,20 +543,5 @@ row! {
         driver: InstanceDriver,
         /// What its GPUs need to work together.
         fabric: Fabric,
-        /// No longer offered.
-        #[serde(default)]
-        retired: bool,
-    }
-}
-
-row! {
-    /// A fact without a rule.
-    Note {
-        /// What it is about.
-        topic: String,
-        /// In a word.
-        key: String,
-        /// In full.
-        text: String,
     }
 }

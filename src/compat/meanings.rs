@@ -7,15 +7,11 @@ use crate::compat::answer::{Answer, Compatibility, DriverAnswer, MeaningAnswer, 
 /// Joins the answers for the meanings of a name; each has its label.
 pub(super) fn together(name: &str, answers: Vec<(String, Answer)>) -> Answer {
     let mut groups: Vec<(Vec<String>, Answer)> = Vec::new();
-    let same = |one: &Answer, other: &Answer| {
-        (one.verdict, &one.why, &one.driver, one.module_flavour)
-            == (
-                other.verdict,
-                &other.why,
-                &other.driver,
-                other.module_flavour,
-            )
+    let told = |answer: &Answer| Answer {
+        citations: Vec::new(),
+        ..answer.clone()
     };
+    let same = |one: &Answer, other: &Answer| told(one) == told(other);
     let mut labels: Vec<String> = Vec::new();
     for (label, answer) in answers {
         if !labels.contains(&label) {
@@ -65,6 +61,8 @@ pub(super) fn together(name: &str, answers: Vec<(String, Answer)>) -> Answer {
     };
     let module_flavour = (first.module_flavour)
         .filter(|flavour| all(&|answer| answer.module_flavour == Some(*flavour)));
+    let branches = first.branches.iter();
+    let branches = branches.filter(|row| all(&|answer| answer.branches.contains(row)));
     let differ =
         (!agree).then(|| format!("their answers differ: name one of them instead of `{name}`"));
     let mut seen = BTreeSet::new();
@@ -81,6 +79,7 @@ pub(super) fn together(name: &str, answers: Vec<(String, Answer)>) -> Answer {
         driver,
         module_flavour,
         citations: citations.collect(),
+        branches: branches.cloned().collect(),
         meanings: (groups.iter())
             .map(|(gpus, answer)| MeaningAnswer {
                 gpus: gpus.clone(),

@@ -3,11 +3,15 @@
 
 use std::collections::BTreeSet;
 
-pub use crate::compat::answer::{Answer, Compatibility, DriverAnswer, MeaningAnswer, SCHEMA};
+pub use crate::compat::answer::{
+    Answer, BranchAnswer, Compatibility, DriverAnswer, MeaningAnswer, SCHEMA,
+};
 pub use crate::compat::asked::DriverOrBranch;
 
 use crate::compat::attempt;
-use crate::compat::gpu::{Board, Knowledge};
+use crate::compat::branches;
+use crate::compat::cudnn;
+use crate::compat::gpu::Board;
 use crate::compat::matrix::{Fabric, InstanceDriver, InstanceType, Matrix};
 use crate::compat::meanings;
 use crate::compat::names::Meaning;
@@ -15,7 +19,7 @@ use crate::compat::pick::{Wish, pick};
 use crate::compat::rules;
 use crate::compat::ruling::{self, Judgement, Offer, Rule, Ruling};
 use crate::model::gpu::{Flavour, GpuIdentity, SupportedFlavours};
-use crate::model::version::{CudaVersion, DriverVersion, KernelVersion};
+use crate::model::version::{CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 
 /// A question. Every field is optional, but one of them must be set.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -26,10 +30,10 @@ pub struct Question {
     pub machine: Option<Machine>,
     /// The CUDA version that containers bring.
     pub cuda: Option<CudaVersion>,
+    /// The cuDNN that containers bring.
+    pub cudnn: Option<CudnnVersion>,
     pub driver: Option<DriverOrBranch>,
     pub kernel: Option<KernelVersion>,
-    /// The operating system, such as `debian-12`. No rule reads it.
-    pub os: Option<String>,
 }
 
 /// The bus of a machine.
@@ -42,7 +46,9 @@ pub struct Machine {
 
 /// Nothing was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("answer an empty question: name a GPU, a CUDA version, a driver or a kernel")]
+#[error(
+    "answer an empty question: name a GPU, a CUDA version, a cuDNN version, a driver or a kernel"
+)]
 pub struct EmptyQuestion;
 
 /// Answers a question. If the GPU's name has several meanings, all of them are asked: one answer where
@@ -52,12 +58,7 @@ pub struct EmptyQuestion;
 /// When the question is empty.
 pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, EmptyQuestion> {
     let Some(name) = &question.gpu else {
-        if *question
-            == (Question {
-                os: question.os.clone(),
-                ..Question::default()
-            })
-        {
+        if *question == Question::default() {
             return Err(EmptyQuestion);
         }
         if question
@@ -123,11 +124,17 @@ fn of_one(
         },
         kernel: question.kernel.clone(),
         cuda: question.cuda.iter().copied().collect(),
+        cudnn: question.cudnn,
         arch: instance.map(|row| row.arch.clone()),
         instance: instance.map(|row| (row.provider.clone(), row.name.clone())),
         ..Wish::default()
     };
     let needs = wish.needs(matrix);
+    let names_a_gpu_alone = question.driver.is_none()
+        && question.cuda.is_none()
+        && question.cudnn.is_none()
+        && question.kernel.is_none()
+        && attempt::other_driver(matrix, &wish).is_none();
     let Reasons {
         verdict,
         mut why,
@@ -167,6 +174,11 @@ fn of_one(
             .flatten(),
         citations: cite(matrix, &citations),
         meanings: Vec::new(),
+        branches: if names_a_gpu_alone {
+            branches::driving(matrix, &needs)
+        } else {
+            Vec::new()
+        },
     }
 }
 
@@ -386,7 +398,7 @@ fn judge_version(
     let nothing_known = needs
         .boards
         .iter()
-        .any(|b| b.knowledge == Knowledge::Nothing);
+        .any(|board| board.architecture.is_none() && !board.assumed_newer);
     let verdict = if refused.is_empty() {
         if without_code {
             Compatibility::Incompatible
@@ -429,14 +441,17 @@ fn silent(needs: &rules::Needs<'_>, version: &DriverVersion, rulings: &[Ruling])
     })
 }
 
-/// The oldest driver that the GPU and the CUDA version allow.
+/// The oldest driver that the GPU, the CUDA version and cuDNN allow.
 fn oldest_driver(matrix: &Matrix, needs: &rules::Needs<'_>) -> Option<DriverVersion> {
     let boards = needs.boards.iter().filter_map(|board| board.min_driver());
     let cuda = needs
         .cuda
         .iter()
         .filter_map(|cuda| rules::cuda_minimum(matrix, *cuda).0);
-    boards.chain(cuda).max().cloned()
+    let cudnn = needs
+        .cudnn
+        .and_then(|asked| cudnn::min_driver(matrix, asked, &needs.cuda));
+    boards.chain(cuda).chain(cudnn).max().cloned()
 }
 
 /// Citations as people can look them up.

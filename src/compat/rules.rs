@@ -3,13 +3,14 @@
 //! A rule refuses only because of a row. Without a row it says nothing, or that nothing is known; a
 //! missing row is never a reason to refuse.
 
-use crate::compat::gpu::{Board, Knowledge};
+use crate::compat::cudnn;
+use crate::compat::gpu::Board;
 use crate::compat::kernel;
-use crate::compat::matrix::{ArchitectureRow, BranchRow, Matrix, OpenModules, Support, Toolkit};
+use crate::compat::matrix::{BranchRow, Matrix, OpenModules, Support, Toolkit};
 use crate::compat::ruling::{Judgement, Offer, Rule, Ruling, say};
 use crate::compat::security;
 use crate::model::gpu::{Architecture, Flavour, SupportedFlavours};
-use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
+use crate::model::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 
 /// What a driver must serve.
 #[derive(Debug, Clone)]
@@ -22,6 +23,8 @@ pub struct Needs<'m> {
     pub arch: Option<String>,
     /// The CUDA versions that containers bring.
     pub cuda: Vec<CudaVersion>,
+    /// The cuDNN that containers bring.
+    pub cudnn: Option<CudnnVersion>,
 }
 
 /// All rulings about an offer.
@@ -43,6 +46,13 @@ pub fn judge(matrix: &Matrix, needs: &Needs<'_>, offer: &Offer) -> Vec<Ruling> {
     for cuda in &needs.cuda {
         cuda_driver(matrix, *cuda, offer, &needs.boards, &mut said);
         cuda_architecture(matrix, *cuda, &needs.boards, &mut said);
+    }
+    if let Some(asked) = needs.cudnn {
+        let of_driver = |rule| matches!(rule, Rule::CudaDriver | Rule::ForwardCompat);
+        let is_told = (said.iter())
+            .any(|ruling| of_driver(ruling.rule) && ruling.judgement == Judgement::Refuse);
+        let driver = Some(&offer.version).filter(|_| !is_told);
+        cudnn::judge(matrix, asked, &needs.cuda, &needs.boards, driver, &mut said);
     }
     for release in &needs.kernels {
         kernel::judge(matrix, release, needs.arch.as_deref(), offer, &mut said);
@@ -108,11 +118,6 @@ pub(super) fn neighbours(
         older.max_by_key(|row| row.branch),
         newer.min_by_key(|row| row.branch),
     )
-}
-
-/// Whether a branch came after an architecture, so that it has known its boards from its start.
-pub(super) fn came_after(matrix: &Matrix, branch: Branch, row: &ArchitectureRow) -> bool {
-    matches!(drives(matrix, branch, &row.name), Drives::Likely)
 }
 
 /// What a branch does with an architecture that has no first driver of its own.
@@ -216,27 +221,26 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
         );
         add(Rule::Vgpu, Judgement::Refuse, text);
     }
-    match board.knowledge {
-        Knowledge::Listed => {}
-        // The last branch rules it out, so the first driver does not matter.
-        _ if board.last_branch().is_some_and(|last| branch > last) => {}
-        Knowledge::ByChip | Knowledge::ByName | Knowledge::ByRange => {
-            let likely = (board.architecture).filter(|row| came_after(matrix, branch, row));
-            let (judgement, but) = match likely {
-                Some(row) => (
-                    Judgement::Caution,
-                    format!("; branch {branch} came after {}", row.title),
-                ),
-                None => (Judgement::Unknown, String::new()),
+    // If the last branch rules it out, the first driver does not matter.
+    let outlived = board.last_branch().is_some_and(|last| branch > last);
+    match (board.architecture, board.assumed_newer) {
+        _ if board.row.is_some() || outlived => {}
+        (Some(row), _) => {
+            // A branch that came later has known the boards of the architecture from its start.
+            let (judgement, but) = if let Drives::Likely = drives(matrix, branch, &row.name) {
+                let but = format!("; branch {branch} came after {}", row.title);
+                (Judgement::Caution, but)
+            } else {
+                (Judgement::Unknown, String::new())
             };
             let text = format!("{label} has no row, so its first driver is not known{but}");
             add(Rule::UnknownGpu, judgement, text);
         }
-        Knowledge::AssumedNewer => {
+        (None, true) => {
             let text = format!("{label} has no row, so its first driver is not known");
             add(Rule::UnknownGpu, Judgement::Unknown, text);
         }
-        Knowledge::Nothing => {
+        (None, false) => {
             let text = format!(
                 "{label} has no row and is older than the first GPU that the open modules \
                  support; the name of its chip in `pci.ids` would give the architecture"
@@ -299,9 +303,7 @@ fn board_flavour(board: &Board<'_>, flavour: Flavour, said: &mut Vec<Ruling>) {
         (SupportedFlavours::Open, Flavour::Proprietary) => {
             format!("{label} runs with the open kernel modules only")
         }
-        (SupportedFlavours::Either, Flavour::Proprietary)
-            if board.knowledge == Knowledge::AssumedNewer =>
-        {
+        (SupportedFlavours::Either, Flavour::Proprietary) if board.assumed_newer => {
             let text = format!("{label} has no row; newer GPUs run only with the open modules");
             said.push(say(
                 Rule::BoardFlavour,

@@ -1,18 +1,10 @@
 //! What a rule of the matrix says about a driver.
 
-use std::fmt;
-
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
 use crate::model::gpu::Flavour;
 use crate::model::version::DriverVersion;
 
-/// The stable name of a rule.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
-#[serde(rename_all = "kebab-case")]
+/// Which rule it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
     /// A vGPU guest needs the GRID driver.
     Vgpu,
@@ -42,6 +34,8 @@ pub enum Rule {
     ForwardCompat,
     /// The architectures that a CUDA version has code for.
     CudaArchitecture,
+    /// The driver, CUDA version and GPUs that a cuDNN needs.
+    Cudnn,
     /// The kernel that the modules are built for.
     Kernel,
     /// Whether a branch still gets fixes.
@@ -52,32 +46,6 @@ pub enum Rule {
     Wish,
     /// The versions that the repository has.
     Offered,
-}
-
-impl fmt::Display for Rule {
-    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        to.pad(match self {
-            Self::Vgpu => "vgpu",
-            Self::UnknownGpu => "unknown-gpu",
-            Self::UnknownBranch => "unknown-branch",
-            Self::MinDriver => "min-driver",
-            Self::Listed => "listed",
-            Self::AdvisedDriver => "advised-driver",
-            Self::LastBranch => "last-branch",
-            Self::NewestArchitecture => "newest-architecture",
-            Self::BoardFlavour => "board-flavour",
-            Self::BranchFlavour => "branch-flavour",
-            Self::Pair => "pair",
-            Self::CudaDriver => "cuda-driver",
-            Self::ForwardCompat => "forward-compat",
-            Self::CudaArchitecture => "cuda-architecture",
-            Self::Kernel => "kernel",
-            Self::Support => "support",
-            Self::Security => "security",
-            Self::Wish => "wish",
-            Self::Offered => "offered",
-        })
-    }
 }
 
 /// How a rule judges.

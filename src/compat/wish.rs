@@ -7,7 +7,7 @@ use crate::compat::matrix::Matrix;
 use crate::compat::rules::Needs;
 use crate::facts::{Facts, GpuFact};
 use crate::model::gpu::{Flavour, GpuIdentity};
-use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
+use crate::model::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 
 /// A machine, and constraints on the driver. Every field is optional.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -34,6 +34,8 @@ pub struct Wish {
     pub flavour: Option<Flavour>,
     /// The CUDA versions that containers bring.
     pub cuda: Vec<CudaVersion>,
+    /// The cuDNN that containers bring.
+    pub cudnn: Option<CudnnVersion>,
     /// The versions that the repository has; `None` where they are not known.
     pub candidates: Option<Vec<DriverVersion>>,
 }
@@ -66,6 +68,7 @@ impl Wish {
             kernels: kernels.into_iter().cloned().collect(),
             arch: self.arch.clone(),
             cuda: self.cuda.clone(),
+            cudnn: self.cudnn,
         }
     }
 }

@@ -421,6 +421,7 @@ impl<'a> DriverInputs<'a> {
             version: self.config.version.clone(),
             flavour: self.config.flavour,
             cuda: self.config.cuda.clone().unwrap_or_default(),
+            cudnn: None,
             candidates: None,
             arch: facts.arch,
         }

@@ -24,6 +24,9 @@ pub enum VersionError {
     /// Not a CUDA version.
     #[error("`{text}` is not a CUDA version such as `12.4` or `12.4.1`")]
     Cuda { text: String },
+    /// Not a cuDNN version.
+    #[error("`{text}` is not a cuDNN version such as `9.1` or `9.1.0.70`")]
+    Cudnn { text: String },
     /// Not a kernel release.
     #[error("`{text}` is not a Linux kernel release such as `6.1.0-44-amd64`")]
     Kernel { text: String },
@@ -243,6 +246,41 @@ as_text!(
     CudaVersion,
     "CUDA version, such as 12.4 or 12.4.1",
     r"^[0-9]+\.[0-9]+(\.[0-9]+)?$"
+);
+
+/// A version of cuDNN. What it needs does not differ between releases of one minor version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CudnnVersion {
+    /// 9 of `9.1.0.70`.
+    pub major: u32,
+    /// 1 of `9.1.0.70`.
+    pub minor: u32,
+}
+
+impl FromStr for CudnnVersion {
+    type Err = VersionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts = text.split('.').map(parse_number);
+        match parts.collect::<Option<Vec<u32>>>().as_deref() {
+            Some(&[major, minor, ref rest @ ..]) if rest.len() <= 2 => Ok(Self { major, minor }),
+            _ => Err(VersionError::Cudnn {
+                text: text.to_owned(),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for CudnnVersion {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{}.{}", self.major, self.minor)
+    }
+}
+
+as_text!(
+    CudnnVersion,
+    "cuDNN version, such as 9.1",
+    r"^[0-9]+(\.[0-9]+){1,3}$"
 );
 
 /// A kernel release as printed by `uname -r`. It is ordered by its leading mainline numbers, then

@@ -8,6 +8,7 @@ mod pick;
 mod properties;
 mod question;
 mod released;
+mod sound;
 mod wish;
 
 use std::sync::LazyLock;

@@ -193,7 +193,7 @@ fn builds(
 fn versions(matrix: &Matrix) -> Vec<DriverVersion> {
     let mut all: BTreeSet<DriverVersion> = BTreeSet::new();
     for row in &matrix.branches {
-        all.extend([row.first_version.clone(), row.newest_version.clone()]);
+        all.insert(row.newest_version.clone());
     }
     all.extend(
         matrix

@@ -140,17 +140,249 @@ fn gpus_that_share_no_modules_get_no_flavour() {
     }
 }
 
-#[test]
-fn an_empty_question_is_an_error_and_an_unknown_name_is_not() {
-    let os = Question {
-        os: Some("debian-12".to_owned()),
+/// The verdict about a cuDNN version, and all that is said.
+fn cudnn(version: &str, gpu: &str, cuda: &str, driver: &str) -> (Compatibility, String) {
+    let question = Question {
+        cudnn: version.parse().ok(),
+        gpu: (!gpu.is_empty()).then(|| gpu.to_owned()),
+        cuda: cuda.parse().ok(),
+        driver: driver.parse().ok(),
         ..Question::default()
     };
+    assert!(question.cudnn.is_some(), "{version}");
+    let answer = question::answer(matrix(), &question).unwrap();
+    (answer.verdict, answer.why.join("; "))
+}
+
+#[test]
+fn cudnn_is_asked_about_like_cuda() {
+    use Compatibility::{Compatible, Incompatible, NeedsForwardCompat, Unknown};
+    for (version, gpu, cuda, driver, want, why) in [
+        // One of its packages is enough.
+        (
+            "9.5",
+            "",
+            "",
+            "470.256.02",
+            Compatible,
+            "for CUDA 11 (released for 11.0 to 11.8) needs driver 450.80.02",
+        ),
+        (
+            "9.5",
+            "",
+            "",
+            "470.256.02",
+            Compatible,
+            "cuDNN 9.5 for CUDA 12 needs driver 525.60.13 or newer; 470.256.02 is older",
+        ),
+        (
+            "9.5",
+            "",
+            "12.4",
+            "470.256.02",
+            NeedsForwardCompat,
+            "cuda-compat-12-4",
+        ),
+        (
+            "9.5",
+            "",
+            "12.0",
+            "525.60.13",
+            Compatible,
+            "as 525.60.13 is",
+        ),
+        (
+            "9.5",
+            "",
+            "",
+            "418.226.00",
+            Incompatible,
+            "418.226.00 is older",
+        ),
+        (
+            "9.5",
+            "",
+            "10.2",
+            "",
+            Incompatible,
+            "packages for CUDA 12 and 11, and none for 10.2",
+        ),
+        (
+            "9.5",
+            "",
+            "12.9",
+            "580",
+            Compatible,
+            "released for 12.0 to 12.6; 12.9 is newer",
+        ),
+        (
+            "9.10",
+            "",
+            "11.4",
+            "580",
+            Unknown,
+            "was released for 11.8; 11.4 is older",
+        ),
+        // GPUs.
+        (
+            "9.17",
+            "V100",
+            "",
+            "580",
+            Incompatible,
+            "it begins with compute capability 7.5, and this is 7.0",
+        ),
+        (
+            "9.10",
+            "V100",
+            "",
+            "580",
+            Compatible,
+            "cuDNN 9.10 for CUDA 12",
+        ),
+        (
+            "9.0",
+            "B200",
+            "12.8",
+            "580",
+            Unknown,
+            "ends with compute capability 9.0, and this is 10.0",
+        ),
+        (
+            "9.17",
+            "10de:2e12",
+            "13.0",
+            "580",
+            Compatible,
+            "needs driver 580.65.06 or newer",
+        ),
+        // What was not read refuses nothing, and says so.
+        (
+            "9.1",
+            "",
+            "",
+            "580",
+            Compatible,
+            "not all of this is verified",
+        ),
+        ("9.1", "", "", "418.226.00", Unknown, "418.226.00 is older"),
+        (
+            "9.3",
+            "",
+            "12.4",
+            "580",
+            Compatible,
+            "cuDNN 9.3 has no row: what is known of 9.1 is taken for it",
+        ),
+        (
+            "9.28",
+            "",
+            "13.0",
+            "580",
+            Unknown,
+            "cuDNN 9.28 has no row: what is known of 9.17",
+        ),
+        (
+            "9.13",
+            "",
+            "13.0",
+            "580",
+            Compatible,
+            "what is known of 9.12",
+        ),
+        (
+            "9.28",
+            "V100",
+            "",
+            "580",
+            Incompatible,
+            "it begins with compute capability 7.5",
+        ),
+        (
+            "6.0",
+            "",
+            "",
+            "580",
+            Unknown,
+            "no row says what cuDNN 6.0 needs",
+        ),
+        // Which driver it needs.
+        (
+            "9.17",
+            "",
+            "13.0",
+            "",
+            Compatible,
+            "needs driver 580.65.06 or newer, as 580.178.04 is",
+        ),
+        (
+            "9.17",
+            "V100",
+            "",
+            "",
+            Incompatible,
+            "would work with another version of cuDNN",
+        ),
+    ] {
+        let (verdict, said) = cudnn(version, gpu, cuda, driver);
+        assert_eq!(verdict, want, "{version} {gpu} {cuda} {driver}: {said}");
+        assert!(
+            said.contains(why),
+            "{version} {gpu} {cuda} {driver}: {said}"
+        );
+    }
+    let question = Question {
+        cudnn: "9.17".parse().ok(),
+        cuda: "13.0".parse().ok(),
+        ..Question::default()
+    };
+    let answer = question::answer(matrix(), &question).unwrap();
+    assert_eq!(answer.driver.min, "580.65.06".parse().ok());
+    assert!(answer.citations.iter().any(|one| one.contains("cuDNN")));
+}
+
+/// The branch's line of the table: its CUDA versions and its kernel modules.
+fn line_of(answer: &question::Answer, branch: u32) -> Option<String> {
+    let row = answer.branches.iter().find(|row| row.branch.0 == branch)?;
+    let of = |version: Option<gpu_bootstrap::model::version::CudaVersion>| {
+        version.map_or_else(|| "-".to_owned(), |version| version.to_string())
+    };
+    let (min, max, limited) = (of(row.cuda_min), of(row.cuda_max), of(row.cuda_limited_max));
+    Some(format!("{min} {max} {limited} {:?}", row.module_flavour))
+}
+
+#[test]
+fn a_gpu_alone_gets_the_branches_that_drive_it() {
+    for (name, branch, line) in [
+        ("H100 PCIe", 535, Some("11.8 12.2 12.9 Either")),
+        ("H100 PCIe", 470, None),
+        ("V100", 580, Some("9.0 12.9 - Proprietary")),
+        ("V100", 595, None),
+        ("B200", 570, Some("12.8 12.8 12.9 Open")),
+        ("B200", 535, None),
+        // The branches that all boards of the name share.
+        ("H100", 580, Some("11.8 13.0 13.5 Either")),
+        ("p5.48xlarge", 580, Some("11.8 13.0 13.5 Either")),
+        // A part of a GPU, and a GPU of which nothing is known.
+        ("g6f.xlarge", 580, None),
+        ("10de:ffff", 580, None),
+    ] {
+        let answer = ask(name, "", "", "");
+        assert_eq!(line_of(&answer, branch).as_deref(), line, "{name} {branch}");
+        let newest_first = |pair: &[question::BranchAnswer]| pair[0].branch > pair[1].branch;
+        assert!(answer.branches.windows(2).all(newest_first), "{name}");
+    }
+    for (cuda, driver) in [("12.8", ""), ("", "580")] {
+        assert!(ask("H100 PCIe", cuda, driver, "").branches.is_empty());
+    }
+}
+
+#[test]
+fn an_empty_question_is_an_error_and_an_unknown_name_is_not() {
     assert_eq!(
         question::answer(matrix(), &Question::default()),
         Err(EmptyQuestion)
     );
-    assert_eq!(question::answer(matrix(), &os), Err(EmptyQuestion));
     let answer = ask("H300X", "12.4", "580", "");
     assert_eq!(answer.verdict, Compatibility::Unknown);
     assert!(answer.why[0].contains("H300X"), "{:?}", answer.why);
