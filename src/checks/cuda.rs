@@ -48,10 +48,15 @@ fn brings(name: &str, version: &str) -> Option<Brings> {
 fn needs(matrix: &Matrix, brings: Brings) -> (Option<&DriverVersion>, String) {
     match brings {
         Brings::Toolkit(cuda) => (rules::cuda_minimum(matrix, cuda).0, format!("CUDA {cuda}")),
-        Brings::Cudnn(version, cuda) => (
-            cudnn::min_driver(matrix, version, &[cuda]),
-            format!("cuDNN {version} for CUDA {}", cuda.major),
-        ),
+        Brings::Cudnn(version, cuda) => {
+            let of_cudnn = cudnn::min_driver(matrix, version, &[cuda]);
+            // Before CUDA 11 each minor version needs a driver of its own.
+            let of_cuda = (cuda.major < 11).then(|| rules::cuda_minimum(matrix, cuda).0);
+            (
+                of_cudnn.max(of_cuda.flatten()),
+                format!("cuDNN {version} for CUDA {}", cuda.major),
+            )
+        }
     }
 }
 
@@ -102,7 +107,7 @@ fn decide(
             ..say(
                 Verdict::Warn,
                 format!(
-                    "{} or newer, and {driver} is older: programs on the host that use them fail",
+                    "{} or newer, and {driver} is older: programs on the host that use them fail, unless `cuda-compat` helps them",
                     told.join(", ")
                 ),
             )
@@ -223,6 +228,12 @@ mod tests {
                 "570.211.01",
                 Verdict::Warn,
                 "CUDA 13.0 (`cuda-nvcc-13-0`) needs driver 580.65.06",
+            ),
+            (
+                vec![("libcudnn7", "7.6.5.32-1+cuda10.2")],
+                "418.39",
+                Verdict::Warn,
+                "needs driver 440.33",
             ),
             (
                 vec![("libcudnn9-cuda-14", "9.5.1.17-1")],

@@ -67,8 +67,18 @@ pub(super) fn judge(
         true => Judgement::Refuse,
         false => Judgement::Against,
     };
+    // What an older version did not know yet, the one that was asked about may.
+    let newer = match own == asked {
+        true => Judgement::Against,
+        false => Judgement::Unknown,
+    };
     let judged: Vec<(&Cudnn, Vec<Ruling>)> = rows_for(matrix, asked, cuda)
-        .map(|row| (row, against(row, refuse(row), cuda, boards, driver)))
+        .map(|row| {
+            (
+                row,
+                against(row, (refuse(row), newer), cuda, boards, driver),
+            )
+        })
         .collect();
     let worst = |rulings: &[Ruling]| rulings.iter().map(|ruling| ruling.judgement).max();
     let Some(best) = judged.iter().map(|(_, rulings)| worst(rulings)).min() else {
@@ -129,10 +139,10 @@ fn range(row: &Cudnn) -> String {
     }
 }
 
-/// What is against the packages of a row.
+/// What is against the packages of a row; `refuse` judges a driver that is too old, and `newer` a GPU that came later.
 fn against(
     row: &Cudnn,
-    refuse: Judgement,
+    (refuse, newer): (Judgement, Judgement),
     cuda: &[CudaVersion],
     boards: &[Board<'_>],
     driver: Option<&DriverVersion>,
@@ -177,7 +187,7 @@ fn against(
                 "{what} came before {label}: its support matrix ends with compute capability {}, and this is {own}",
                 row.capability_max
             );
-            add(Judgement::Against, text);
+            add(newer, text);
         }
     }
     found

@@ -64,6 +64,8 @@ pub fn cuda_work(device: Option<&str>, out: &mut dyn Write) -> std::io::Result<(
         None => serde_json::to_string(&work::start(&mut phase)),
         Some(uuid) => serde_json::to_string(&work::compute(uuid, &mut phase)),
     }?;
+    // The end of the process closes the devices: without persistence the driver stops the GPUs then.
+    phase(work::END);
     printed?;
     writeln!(out, "{ANSWER}{answer}")?;
     out.flush()

@@ -10,8 +10,9 @@ use crate::host::{CudaFault, CudaStart, CudaWork};
 /// Is told what comes next.
 pub(super) type Phase<'p> = dyn FnMut(&str) + 'p;
 
-/// The phases in which the driver may have to start the GPUs.
-pub(super) const STARTING: [&str; 2] = [INIT, CONTEXT];
+/// The phases in which the driver may have to start or stop the GPUs.
+pub(super) const STARTING: [&str; 3] = [INIT, CONTEXT, END];
+pub(super) const END: &str = "ending the process";
 const INIT: &str = "starting CUDA (`cuInit`)";
 const CONTEXT: &str = "making a context (`cuDevicePrimaryCtxRetain`)";
 
