@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Draws what a command prints as an SVG that plays once: recording.py TITLE FROM TO <LINES >PICTURE.
+"""Draws what `vm demo` prints as an SVG that plays once: vm demo | recording.py TITLE FROM TO >PICTURE.
 
-Standard input is the command's output while it runs, so each line has its time. The picture begins with the first line that
-has FROM, and ends with the first one after it that has TO. Waits are shortened to a second and a half."""
+Each line has the time at which it comes. The picture begins with the first line that has FROM, and ends with the first one after
+it that has TO. It has the commands of the program and what they print, without the test's own scripts. Waits are shortened
+to a second and a half."""
 
 import html
 import sys
@@ -26,6 +27,17 @@ def recorded(lines, first, last):
             if last in text:
                 return kept
     raise SystemExit(f"recording.py: no line has {first if begin is None else last!r}")
+
+
+def of_program(lines):
+    """Returns headings, the program's commands, and what they print, as a terminal shows them."""
+    for seconds, text in lines:
+        if text.startswith("  | "):
+            yield seconds, text[4:]
+        elif text.startswith("  # gpu-bootstrap "):
+            yield seconds, "$ " + text[4:]
+        elif not text.startswith("  # "):
+            yield seconds, text
 
 
 def shortened(lines):
@@ -78,4 +90,4 @@ if __name__ == "__main__":
     if len(sys.argv) != 4:
         raise SystemExit(__doc__)
     title, first, last = sys.argv[1:]
-    print("\n".join(drawn(title, shortened(recorded(sys.stdin, first, last)))))
+    print("\n".join(drawn(title, shortened(of_program(recorded(sys.stdin, first, last))))))

@@ -8,11 +8,16 @@ RELEASED = $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu/release/gpu
 # Tiers of cases, see tests/vm/README.md.
 TIERS ?= core
 
-.PHONY: bench demo machines machines-released machines-long vm
+.PHONY: bench demo recording machines machines-released machines-long vm
 
 # The product's main job on a disposable machine, in two boots.
 demo: vm
 	$(VM) demo
+
+# The demonstration's two boots as a picture that plays once.
+recording: vm
+	$(VM) demo | tests/vm/recording.py 'gpu-bootstrap install, in two boots' '== install --image' 'ready: ' >target/install.svg
+	mv target/install.svg docs/install.svg
 
 # The cases of the tiers, with a program compiled without optimisations.
 machines: vm
