@@ -15,7 +15,9 @@ LONGEST_WAIT = 1.5  # seconds
 
 
 def recorded(lines, first, last):
-    """Returns (seconds since the first line, text) for each line between the two that are named."""
+    """Returns (seconds since the first line, text) for each line between the two that are named.
+
+    It reads to the end: the demonstration goes on, and must be able to print."""
     kept, begin = [], None
     for line in lines:
         now = time.monotonic()
@@ -25,6 +27,8 @@ def recorded(lines, first, last):
         if begin is not None:
             kept.append((now - begin, text))
             if last in text:
+                for _ in lines:
+                    pass
                 return kept
     raise SystemExit(f"recording.py: no line has {first if begin is None else last!r}")
 
