@@ -9,9 +9,12 @@ include tests/vm/vm.mk
 test: format unit machines
 
 # All but what takes hours, before a release: the core, full and cluster tiers with the released program, and simulated
-# runs that are killed at every write of the first machine, where `make test` takes every fifth.
+# runs that are killed at every write of the first machine, where `make test` takes every fifth. The released program is
+# built beside the unit tests, because the last minutes of its build use one processor.
 test-all: export EVERY_MUTATION = 1
-test-all: format unit deny ptx readers machines-released
+test-all: format
+	$(MAKE) --jobs 2 unit release
+	$(MAKE) deny ptx readers machines-released
 
 # The rest.
 test-long: machines-long aarch64
