@@ -67,11 +67,7 @@ impl Report for EngineError {
                 other => other,
             },
             Self::Lock(error) if error.disk().is_some() => Exit::Blocked,
-            Self::Lock(FilesError::Io { source, .. })
-                if source.kind() == std::io::ErrorKind::PermissionDenied =>
-            {
-                Exit::NotPermitted
-            }
+            Self::Lock(error) if error.is_denied() => Exit::NotPermitted,
             Self::Lock(_) => Exit::Internal,
             Self::Busy { .. } => Exit::Busy,
             Self::RebootFirst { .. } => Exit::RebootRequired,
@@ -114,5 +110,44 @@ impl Report for EngineError {
                     .to_owned()
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error, ErrorKind};
+
+    use super::*;
+    use crate::host::files::{Disk, Room};
+
+    #[test]
+    fn a_lock_that_only_root_may_take_is_no_bug() {
+        let lock = |kind, disk| {
+            EngineError::Lock(FilesError::Io {
+                verb: "lock",
+                path: "/run/lock".into(),
+                source: Error::from(kind),
+                disk,
+            })
+        };
+        let denied = lock(ErrorKind::PermissionDenied, None);
+        assert_eq!(denied.exit(), Exit::NotPermitted);
+        assert_eq!(denied.hint().as_deref(), Some("run it as root"));
+        let other = lock(ErrorKind::NotFound, None);
+        assert_eq!((other.exit(), other.reason()), (Exit::Internal, "run-lock"));
+        assert_ne!(other.hint().as_deref(), Some("run it as root"));
+        let full = Disk {
+            mount: "/run".into(),
+            room: Room {
+                total: 1,
+                free: 0,
+                read_only: false,
+            },
+        };
+        let full = lock(ErrorKind::StorageFull, Some(Box::new(full)));
+        assert_eq!(
+            (full.exit(), full.reason()),
+            (Exit::Blocked, "no-disk-space")
+        );
     }
 }

@@ -93,3 +93,36 @@ impl Session {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_is_replaced_by_another_version_or_by_its_removal() {
+        let wish = |name: &str, version: Option<&str>| PackageWish {
+            name: name.to_owned(),
+            version: version.map(str::to_owned),
+        };
+        let proven = Proven {
+            seq: 1,
+            settings: vec![],
+            driver: vec![wish("nvidia-driver", Some("580.95.05-1"))],
+        };
+        let replaced = |packages: &[PackageWish], removing: &[&str]| {
+            let change = Change::InstallPackages {
+                packages: packages.to_vec(),
+                removing: removing.iter().map(ToString::to_string).collect(),
+            };
+            replaces(&change, Manager::Apt, &proven)
+        };
+        assert!(!replaced(
+            &[wish("nvidia-driver", Some("580.95.05-1"))],
+            &[]
+        ));
+        assert!(!replaced(&[wish("nvidia-driver", None)], &[]));
+        assert!(!replaced(&[wish("docker.io", Some("1"))], &["podman"]));
+        assert!(replaced(&[wish("nvidia-driver", Some("590.44.01-1"))], &[]));
+        assert!(replaced(&[], &["nvidia-driver"]));
+    }
+}

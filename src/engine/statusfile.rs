@@ -280,7 +280,11 @@ mod tests {
             why: "nouveau holds the GPU".to_owned(),
             automatic: true,
         };
-        let waiting = ended(vec![start(), step(Outcome::NotRun), reboot, finish(8)]);
+        let events = |outcome, exit| vec![start(), step(outcome), reboot.clone(), finish(exit)];
+        let waiting = ended(events(Outcome::NotRun, 8));
         assert_eq!(waiting.state, RunState::RebootAwaited);
+        // A reboot mends no fault.
+        let failed = ended(events(Outcome::Failed, 6));
+        assert_eq!(failed.state, RunState::Failed);
     }
 }

@@ -182,3 +182,36 @@ impl Verbs for NoVerbs {
 fn boxed(error: impl Report) -> Failure {
     Box::new(error)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Quiet;
+
+    impl Sink for Quiet {
+        fn line(&self, _: &str) {}
+        fn progress(&self, _: u64, _: Option<u64>, _: &str) {}
+        fn retry(&self, _: &str, _: f64) {}
+        fn note(&self, _: &str) {}
+    }
+
+    #[tokio::test]
+    async fn a_change_of_check_is_a_bug() {
+        let undo = Undo::Nothing { why: String::new() };
+        let (change, none) = (Change::RefreshRepositories, BTreeSet::new());
+        let refused = [
+            NoVerbs.preview(&change).await.err(),
+            NoVerbs.rehearse(&change).await.err(),
+            NoVerbs.capture(&change).await.err(),
+            NoVerbs.apply(&change, undo.clone(), &Quiet).await.err(),
+            NoVerbs.reconcile(&undo, &Quiet).await.err(),
+            NoVerbs.revert(&undo, &Quiet).await.err(),
+            NoVerbs.withdraw(&undo, &none, &none, &Quiet).await.err(),
+        ];
+        for error in refused {
+            let error = error.expect("check only looks");
+            assert_eq!((error.exit(), error.reason()), (Exit::Internal, "bug"));
+        }
+    }
+}

@@ -322,11 +322,7 @@ impl JournalError {
 impl Report for JournalError {
     fn exit(&self) -> Exit {
         match self.files() {
-            Some(FilesError::Io { source, .. })
-                if source.kind() == std::io::ErrorKind::PermissionDenied =>
-            {
-                Exit::NotPermitted
-            }
+            Some(error) if error.is_denied() => Exit::NotPermitted,
             // A change that cannot be recorded is not made: the filesystem, an owner or a folder in a file's place is no bug.
             Some(_) => Exit::Blocked,
             None if matches!(self, Self::SecretInName { .. }) => Exit::Config,
@@ -401,14 +397,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_in_the_place_of_the_journal_blocks_the_run() {
-        let error = JournalError::Files(FilesError::Io {
-            verb: "append to",
-            path: "/var/lib/gpu-bootstrap/journal.jsonl".into(),
-            source: std::io::ErrorKind::IsADirectory.into(),
-            disk: None,
-        });
-        assert_eq!(error.exit(), Exit::Blocked);
-        assert_eq!(error.reason(), "journal-unavailable");
+    fn a_folder_in_the_place_of_the_journal_blocks_the_run_and_only_root_may_write_it() {
+        use std::io::ErrorKind;
+
+        for (kind, exit, hint) in [
+            (ErrorKind::IsADirectory, Exit::Blocked, "writable"),
+            (
+                ErrorKind::PermissionDenied,
+                Exit::NotPermitted,
+                "run it as root",
+            ),
+        ] {
+            let error = JournalError::Files(FilesError::Io {
+                verb: "append to",
+                path: "/var/lib/gpu-bootstrap/journal.jsonl".into(),
+                source: kind.into(),
+                disk: None,
+            });
+            assert_eq!(
+                (error.exit(), error.reason()),
+                (exit, "journal-unavailable")
+            );
+            let told = error.hint().unwrap_or_default();
+            assert!(told.contains(hint), "{told}");
+        }
     }
 }

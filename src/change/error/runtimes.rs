@@ -81,3 +81,65 @@ impl Report for RuntimeError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_done_is_told_for_each_failure() {
+        let refused = || RuntimeError::Refused {
+            runtime: "Docker",
+            why: "no such key".into(),
+        };
+        let silent = || RuntimeError::Silent {
+            runtime: "Docker",
+            seconds: 30,
+            why: "no answer".into(),
+        };
+        let put_back = |source: RuntimeError| RuntimeError::PutBack {
+            runtime: "Docker",
+            unit: "docker.service".into(),
+            source: Box::new(ChangeError::Runtime(source)),
+        };
+        let rows = [
+            (refused(), "configuration-refused", "was not restarted"),
+            (silent(), "runtime-silent", ""),
+            (
+                RuntimeError::NoCri {
+                    runtime: "containerd",
+                    status: "error".into(),
+                },
+                "cri-failed",
+                "",
+            ),
+            // What helps against its cause comes first.
+            (
+                put_back(refused()),
+                "configuration-put-back",
+                "was not restarted",
+            ),
+            (
+                put_back(silent()),
+                "configuration-put-back",
+                "`journalctl --unit=docker.service`",
+            ),
+            (
+                RuntimeError::NotPutBack {
+                    runtime: "Docker",
+                    unit: "docker.service".into(),
+                    source: Box::new(ChangeError::Runtime(silent())),
+                    then: "no answer".into(),
+                },
+                "configuration-not-put-back",
+                "until `systemctl restart docker.service` succeeds",
+            ),
+        ];
+        for (error, reason, hint) in rows {
+            assert_eq!((error.exit(), error.reason()), (Exit::StepFailed, reason));
+            let told = error.hint();
+            assert_eq!(told.is_some(), !hint.is_empty(), "{error}: {told:?}");
+            assert!(told.unwrap_or_default().contains(hint), "{error}");
+        }
+    }
+}

@@ -269,8 +269,8 @@ impl Applier {
     ) -> Result<Option<UnitState>, ChangeError> {
         let query = systemctl::show(unit);
         match self.host.reader().query(&query).await {
-            Ok(output) if output.ok() => Ok(systemctl::parse_show(&output.stdout)),
-            Ok(_) | Err(ExecError::NotFound { .. }) => Ok(None),
+            Ok(output) => Ok(systemctl::parse_show(&output.stdout)),
+            Err(ExecError::NotFound { .. }) => Ok(None),
             Err(source) => Err(ChangeError::Tool {
                 what: format!("ask for the state of `{unit}`"),
                 source,

@@ -337,8 +337,9 @@ fn has_only_accepted_keys(
     entry: &SourceEntry,
     by_root: bool,
 ) -> Result<bool, FilesError> {
-    let one_file = |path: &&str| path.starts_with('/') && !path.contains([' ', ',', '\n']);
-    let Some(path) = entry.signed_by.as_deref().filter(one_file) else {
+    // Several keyrings, and a key in the entry itself, are no path of a file.
+    let is_path = |path: &&str| path.starts_with('/');
+    let Some(path) = entry.signed_by.as_deref().filter(is_path) else {
         return Ok(false);
     };
     if by_root && unusable(files, Utf8Path::new(path))?.is_some() {

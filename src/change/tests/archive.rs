@@ -434,7 +434,10 @@ impl Archive {
     /// Writes the files of a package, and runs its script.
     fn unpack(&self, name: &str, offered: &Offered, files: &FakeFiles) {
         (offered.script)(files);
-        if let Some(path) = offered.conffile {
+        // A file that is there is the administrator's.
+        if let Some(path) = offered.conffile
+            && files.stat(path.into()).unwrap().is_none()
+        {
             files.put(path, "a default\n");
         }
         let owned = [offered.conffile.unwrap_or_default(), offered.owns];

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     change::{Change, Reverted, Undo},
-    host::ReadFiles,
+    host::{ReadFiles, fake::Mutation},
 };
 
 // rpm removes a package with its configuration, or leaves a copy that it does not remember.
@@ -33,6 +33,7 @@ with_each_manager! {
     an_unchanged_mark_keeps_no_package
     packages_of_which_others_need_some_are_removed_but_for_these
     marks_are_restored_only_on_packages_that_are_still_manual
+    a_file_that_was_there_comes_back_after_a_removal_that_was_cut_off
 }
 
 /// Docker's script, and at the same time a script of the administrator.
@@ -173,6 +174,29 @@ async fn configuration_of_an_earlier_installation_stays(kind: Kind) {
     );
     let installed = apt.installed.lock().unwrap();
     assert!(installed["docker.io"].gone && !installed.contains_key("runc"));
+}
+
+async fn a_file_that_was_there_comes_back_after_a_removal_that_was_cut_off(kind: Kind) {
+    let (machine, apt) = docker(kind);
+    let files = &machine.fakes.files;
+    files.put("/etc/default/docker", "theirs\n");
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
+    // The process dies after the removal, before the file is back.
+    let (packages, tree) = (apt.installed.clone(), files.clone());
+    files.before_mutations(move |_, mutation| {
+        let removed = !packages.lock().unwrap().contains_key("docker.io");
+        if removed && matches!(mutation, Mutation::File(_, path) if path == "/etc/default/docker") {
+            tree.kill_at(1);
+        }
+        Ok(())
+    });
+    (machine.applier.revert(&undo, &machine.sink).await).unwrap_err();
+    assert!(files.killed());
+    files.revive();
+    files.before_mutations(|_, _| Ok(()));
+    let restarted = machine.restarted();
+    restarted.revert(&undo, &machine.sink).await.unwrap();
+    assert_eq!(files.text("/etc/default/docker"), "theirs\n");
 }
 
 async fn packages_of_which_others_need_some_are_removed_but_for_these(kind: Kind) {

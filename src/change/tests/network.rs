@@ -96,3 +96,24 @@ async fn lists_damaged_by_a_power_cut_are_downloaded_again() {
         ]
     );
 }
+
+/// Its words name the server alone, and a proxy of the package manager's own settings counts before `packages.proxy`.
+#[tokio::test]
+async fn a_proxy_of_somebody_is_named_where_the_network_fails() {
+    let machine = TestMachine::new();
+    let apt = Archive::on(&machine);
+    let settings = "/etc/apt/apt.conf.d/90proxy";
+    let line = "Acquire::http::Proxy \"http://proxy.example.org:3128\";";
+    (machine.fakes.files).put(settings, line);
+    *apt.faults.lock().unwrap() = vec![SILENT; 10];
+    let error = machine
+        .apply(&Change::RefreshRepositories)
+        .await
+        .unwrap_err();
+    let hint = error.hint().unwrap_or_default();
+    assert_eq!(error.reason(), "network");
+    assert!(
+        hint.contains(settings) && hint.contains("; otherwise "),
+        "{hint}"
+    );
+}

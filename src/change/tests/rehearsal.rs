@@ -2,13 +2,14 @@
 
 use super::{
     archive::{Kind, Offered},
-    packages::{docker, install},
+    packages::{docker, install, wish},
     with_each_manager,
 };
-use crate::{error::Report, exit::Exit};
+use crate::{change::packages::Wanted, error::Report, exit::Exit};
 
 with_each_manager! {
     what_the_plan_does_not_approve_is_refused_before_the_first_change
+    a_kernel_that_another_step_asks_for_is_no_kernel_that_nobody_wants
 }
 
 /// Of any package, also where no driver comes and nothing is replaced.
@@ -42,4 +43,26 @@ async fn what_the_plan_does_not_approve_is_refused_before_the_first_change(kind:
     archive.write(&machine.fakes.files);
     machine.applier.policy.may_remove = vec!["podman".into()];
     machine.applier.rehearse(&change).await.unwrap();
+}
+
+/// The steps' packages come in one transaction, and each part is simulated alone first.
+async fn a_kernel_that_another_step_asks_for_is_no_kernel_that_nobody_wants(kind: Kind) {
+    let (mut machine, archive) = docker(kind);
+    archive.offer("linux-image", Offered::new("6.1", &[]));
+    archive.offer("dkms", Offered::new("3", &["linux-image"]));
+    machine.applier.policy.guard.kernels = vec!["linux-image".into()];
+    let change = install(&["dkms"]);
+    let error = machine.applier.rehearse(&change).await.unwrap_err();
+    assert_eq!(
+        (error.exit(), error.reason()),
+        (Exit::Blocked, "new-kernel")
+    );
+    machine.applier = machine.restarted().wanting(Wanted {
+        packages: vec![wish("linux-image", None)],
+        repositories: vec![],
+    });
+    machine.applier.policy.guard.kernels = vec!["linux-image".into()];
+    machine.applier.rehearse(&change).await.unwrap();
+    let told = machine.applier.preview(&change).await.unwrap();
+    assert!(told.unwrap().contains("a part of the transaction"));
 }

@@ -42,6 +42,22 @@ async fn what_cannot_be_remembered_as_proven_is_said_with_the_reason() {
 }
 
 #[tokio::test]
+async fn a_driver_is_remembered_again_only_after_a_later_change() {
+    let rig = proven();
+    rig.fakes.files.put(DATABASE, "");
+    let proven_at = async || {
+        rig.install().await.unwrap();
+        let lines = Journal::read(&rig.fakes.host()).unwrap().lines;
+        fold(&lines).proven.expect("a driver").seq
+    };
+    let first = proven_at().await;
+    assert_eq!(proven_at().await, first);
+    // The further change is made once more.
+    rig.fakes.files.take("/other");
+    assert!(proven_at().await > first);
+}
+
+#[tokio::test]
 async fn a_driver_is_proven_although_something_on_top_of_it_failed() {
     let rig = proven();
     rig.fakes.files.put(DATABASE, "");

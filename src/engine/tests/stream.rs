@@ -6,6 +6,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use super::kit::{Rig, file, packages};
@@ -169,6 +170,30 @@ fn only_output_and_progress_are_dropped_for_a_slow_subscriber() {
     assert_eq!(count("kept"), 500);
     assert!(count("\"output\"") < 600, "{}", count("\"output\""));
     assert!(count("\"progress\"") < 5, "{}", count("\"progress\""));
+}
+
+/// What was delivered leaves room for what comes.
+#[test]
+fn no_line_is_dropped_while_fewer_wait_than_may() {
+    let (host, _) = fake::host();
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let go = Arc::new(AtomicBool::new(true));
+    let slow = Slow(Arc::clone(&go), Keeps(Arc::clone(&kept)));
+    let (stream, reporter) =
+        events::start("r", host.clock, &Secrets::default(), vec![Box::new(slow)]).unwrap();
+    for round in 0..5 {
+        go.store(false, Ordering::Release);
+        for at in 0..500 {
+            stream.emit(output(at));
+        }
+        go.store(true, Ordering::Release);
+        let end = Instant::now() + Duration::from_secs(60);
+        while kept.lock().unwrap().len() < (round + 1) * 500 {
+            assert!(Instant::now() < end, "lines of round {round} were dropped");
+            std::thread::yield_now();
+        }
+    }
+    reporter.finish();
 }
 
 #[tokio::test]

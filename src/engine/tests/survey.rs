@@ -211,6 +211,27 @@ async fn steps_and_checks_are_one_list() {
     assert_eq!(rig.fakes.files.mutations(), 0);
 }
 
+/// A person must remove the obstacle, also when the other fault is mended. Validation shows what others cause.
+#[tokio::test]
+async fn no_other_fault_explains_what_a_person_must_remove() {
+    let rig = Rig::new([
+        file("driver.module", "/m", "x"),
+        file("toolkit.packages", "/t", "x"),
+        fixed("cdi", blocked("somebody's file")),
+        fixed("validation.devices", blocked("no device")),
+    ]);
+    let report = rig.check().await;
+    let because = |id: &str| {
+        let found = report.findings.iter().find(|one| one.id.as_str() == id);
+        found.expect("the finding").because.clone()
+    };
+    assert_eq!(because("cdi"), None);
+    assert_eq!(
+        because("validation.devices"),
+        Some(Id::new("driver.module"))
+    );
+}
+
 #[tokio::test]
 async fn a_step_that_panics_while_it_looks_is_unknown_and_no_less() {
     let rig = Rig::new([
