@@ -47,6 +47,7 @@ crate::scenarios::scenarios! {
     driver_flavour_and_back: "driver-flavour-and-back"
     driver_goes_back: "driver-goes-back"
     driver_goes_back_after_another_failure: "driver-goes-back-after-another-failure"
+    driver_goes_back_below_a_floor: "driver-goes-back-below-a-floor"
     driver_goes_back_in_a_boot: "driver-goes-back-in-a-boot"
     driver_library_mismatch: "driver-library-mismatch"
     driver_source_and_back: "driver-source-and-back"
