@@ -146,6 +146,7 @@ crate::scenarios::scenarios! {
     setting_withdrawn: "setting-withdrawn"
     settings_of_others: "settings-of-others"
     settings_of_others_read_by_others: "settings-of-others-read-by-others"
+    source_malformed: "source-malformed"
     state_folder_lost: "state-folder-lost"
     state_of_others: "state-of-others"
     token_of_the_servers: "token-of-the-servers"
