@@ -129,6 +129,7 @@ impl Applier {
             Change::InstallPackages { packages, removing } => {
                 Some(self.preview_install(packages, removing).await?)
             }
+            Change::RefreshRepositories => self.preview_refresh()?,
             Change::HoldPackages { patterns } => Some(self.preview_hold(patterns).await?),
             Change::RepairPackages => Some(self.preview_repair().await?),
             Change::ConfigureRuntime { settings } => self.preview_runtime(settings)?,

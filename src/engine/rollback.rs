@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     change::Undo,
+    compat::security,
     config::{
         desired::{Desired, DriverWish, Existing, ModuleWay, PackageWish},
         values::Build,
@@ -27,7 +28,7 @@ use crate::{
     facts::detection::{carries_driver, is_driver_part},
     host::Host,
     journal::{GoingBack, Journal, Proven, Receipt, Record, Standing, fold},
-    model::id::StepId,
+    model::{id::StepId, version::DriverVersion},
     steps::{self, promise::Promise},
     tools::packages::Fault,
 };
@@ -415,8 +416,19 @@ impl Session {
             notes,
             format!("the driver {from} has failed its proof ({why}); {ending}"),
         );
+        if let Some(why) = self.lacks_fixes(to).filter(|_| proven) {
+            self.tools.note(notes, why);
+        }
         (ledger.journal.append(Record::WentBack { proven })).map_err(EngineError::Unfinished)?;
         Ok(if proven { Exit::StepFailed } else { exit })
+    }
+
+    /// The security fixes that the driver before lacks. It comes back all the same: a node without a working GPU is worse.
+    fn lacks_fixes(&self, version: &str) -> Option<String> {
+        let matrix = self.inner.matrix.get()?;
+        // A driver whose version was not known is "before".
+        let version: DriverVersion = version.parse().ok()?;
+        security::of_driver(matrix, &version).map(|lacking| lacking.why)
     }
 
     /// Whether no repository offers the proven driver any more, nor another of its branch: waiting does not

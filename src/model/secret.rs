@@ -418,7 +418,7 @@ mod tests {
         to.write_all(hostile.as_bytes()).unwrap();
         drop(to);
         let text = String::from_utf8(text).unwrap();
-        let clean = "\u{1b}[32mready\u{1b}[0m /run/x\u{fffd}[2J\u{fffd}]0;title\u{fffd}\u{fffd}2J\u{fffd}\u{fffd}\tend\n";
+        let clean = "\u{fffd}[32mready\u{fffd}[0m /run/x\u{fffd}[2J\u{fffd}]0;title\u{fffd}\u{fffd}2J\u{fffd}\u{fffd}\tend\n";
         assert_eq!(text, clean);
     }
 

@@ -1,7 +1,11 @@
 //! Text that people write and read: the known word that is nearest to a mistyped one, sizes, and
 //! types that are shown as text.
 
-use std::{io::Read as _, sync::LazyLock};
+use std::{
+    hash::{BuildHasher as _, Hasher as _, RandomState},
+    io::Read as _,
+    sync::LazyLock,
+};
 
 use flate2::read::DeflateDecoder;
 use serde::de::DeserializeOwned;
@@ -17,42 +21,42 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, candidate)| candidate)
 }
 
-/// The colour codes (ECMA-48) that this program writes, the last of which ends each.
-pub const COLOURS: [&str; 7] = [
-    "\u{1b}[32m",
-    "\u{1b}[31;1m",
-    "\u{1b}[33m",
-    "\u{1b}[36m",
-    "\u{1b}[2m",
-    "\u{1b}[1m",
-    "\u{1b}[0m",
-];
+/// How a colour code (ECMA-48) of this program begins until it is written. Each process has a number of its own, so that no text of
+/// others can carry it: in root's terminal, a name or a line of others in green would look like a verdict.
+#[must_use]
+pub fn colour_mark() -> &'static str {
+    static MARK: LazyLock<String> = LazyLock::new(|| {
+        let own = RandomState::new().build_hasher().finish();
+        format!("\u{1b}[{own};")
+    });
+    &MARK
+}
 
-/// A text whose control characters are replaced, except for line feeds, tabs and the program's own colours; `None` if it has no
-/// others. Names and lines of others would move the cursor, clear the screen or set the title of root's terminal.
+/// A text whose control characters are replaced, except for line feeds and tabs; marks of the program's own colours become colour
+/// codes. `None` if it has neither. Names and lines of others would move the cursor, clear the screen or set the title
+/// of root's terminal.
 #[must_use]
 pub fn without_controls(text: &str) -> Option<String> {
     let is_control = |c: char| c.is_control() && c != '\n' && c != '\t';
     if !text.contains(is_control) {
         return None;
     }
-    let (mut clean, mut rest, mut found) = (String::with_capacity(text.len()), text, false);
+    let (mut clean, mut rest) = (String::with_capacity(text.len()), text);
     while let Some(at) = rest.find(is_control) {
         clean.push_str(&rest[..at]);
         rest = &rest[at..];
-        if let Some(colour) = COLOURS.into_iter().find(|colour| rest.starts_with(colour)) {
-            clean.push_str(colour);
-            rest = &rest[colour.len()..];
+        if let Some(code) = rest.strip_prefix(colour_mark()) {
+            clean.push_str("\u{1b}[");
+            rest = code;
             continue;
         }
-        found = true;
         clean.push('\u{fffd}');
         let mut letters = rest.chars();
         letters.next();
         rest = letters.as_str();
     }
     clean.push_str(rest);
-    found.then_some(clean)
+    Some(clean)
 }
 
 /// A number of bytes for people.

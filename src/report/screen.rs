@@ -90,7 +90,7 @@ impl<T: TermLike> TermLike for Screen<T> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::{Arc, Mutex};
 
     use indicatif::{MultiProgress, ProgressBar};
@@ -99,7 +99,7 @@ mod tests {
 
     /// What is on a terminal, and whether it is there.
     #[derive(Debug, Clone, Default)]
-    struct Fake(Arc<(Mutex<String>, AtomicBool)>);
+    pub(in crate::report) struct Fake(Arc<(Mutex<String>, AtomicBool)>);
 
     impl Fake {
         fn write(&self, text: &str) -> io::Result<()> {
@@ -110,7 +110,7 @@ mod tests {
             Ok(())
         }
 
-        fn shows(&self, text: &str) -> bool {
+        pub(in crate::report) fn shows(&self, text: &str) -> bool {
             self.0.0.lock().unwrap().contains(text)
         }
     }

@@ -3,7 +3,7 @@
 
 use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm, core::display_width, wrap};
 
-use crate::{check::Verdict, event::Outcome, model::text::COLOURS};
+use crate::{check::Verdict, event::Outcome, model::text::colour_mark};
 
 /// The width of a terminal that does not tell its own.
 pub const WIDTH: usize = 80;
@@ -83,17 +83,17 @@ impl Style {
         if !self.colour {
             return text.to_owned();
         }
-        // The writer lets no other codes pass.
-        let [good, bad, doubt, hint, faint, strong, end] = COLOURS;
-        let begin = match ink {
-            Ink::Good => good,
-            Ink::Bad => bad,
-            Ink::Doubt => doubt,
-            Ink::Hint => hint,
-            Ink::Faint => faint,
-            Ink::Strong => strong,
+        let code = match ink {
+            Ink::Good => "32",
+            Ink::Bad => "31;1",
+            Ink::Doubt => "33",
+            Ink::Hint => "36",
+            Ink::Faint => "2",
+            Ink::Strong => "1",
         };
-        format!("{begin}{text}{end}")
+        // The writer makes codes of the marks, and lets no other codes pass.
+        let mark = colour_mark();
+        format!("{mark}{code}m{text}{mark}0m")
     }
 
     /// A word in a column: padded first, because colour codes have no width.

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     event::{Envelope, Event, Outcome, StepTitle, Subscriber},
-    model::id::StepId,
+    model::{id::StepId, text::without_controls},
 };
 
 /// The interval between two frames of a spinner.
@@ -163,7 +163,8 @@ impl Terminal {
 
     /// Prints a text that stays, above the bars.
     fn print(&self, head: &str, text: &str) -> io::Result<()> {
-        self.bars.println(self.style.hanging(head, text))
+        let text = self.style.hanging(head, text);
+        self.bars.println(without_controls(&text).unwrap_or(text))
     }
 }
 

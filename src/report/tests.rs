@@ -1,6 +1,12 @@
 //! The exact texts of the reports.
 
-use super::{Style, document, error, human, lines::JsonLines, plain::Plain, terminal};
+use super::{
+    Style, document, error, human,
+    lines::JsonLines,
+    plain::Plain,
+    screen::{self, tests::Fake},
+    terminal,
+};
 use crate::{
     check::{Finding, Verdict},
     engine::{ChangeReport, Mode, Reboot, RunReport, StepReport},
@@ -51,7 +57,9 @@ fn report(mode: Mode, exit: Exit, steps: Vec<StepReport>) -> RunReport {
 
 fn text(write: impl FnOnce(&mut dyn std::io::Write) -> std::io::Result<()>) -> String {
     let mut text = Vec::new();
-    write(&mut text).unwrap();
+    let mut to = Hiding::new(&mut text, &Secrets::default());
+    write(&mut to).unwrap();
+    drop(to);
     String::from_utf8(text).unwrap()
 }
 
@@ -543,6 +551,26 @@ fn events_as_json_lines_read_back() {
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
     assert_eq!(read, events());
+}
+
+#[test]
+fn no_text_of_others_is_in_a_colour_of_its_own() {
+    const HOSTILE: &str = "x\u{1b}[0m\u{1b}[32mready\u{1b}[0m";
+    let mut report = checked();
+    report.findings[1].why = HOSTILE.to_owned();
+    let shown = text(|to| human::check(to, &report, HERE, Style::new(true)));
+    let clean = "\u{1b}[31;1mnot ready: x\u{fffd}[0m\u{fffd}[32mready\u{fffd}[0m\u{1b}[0m\n";
+    assert!(shown.starts_with(clean), "{shown:?}");
+    let fake = Fake::default();
+    let mut view = terminal::Terminal::on(screen::target(fake.clone()), Style::new(true));
+    let mut events = events();
+    for envelope in &mut events {
+        if let Event::Note { message } = &mut envelope.event {
+            *message = HOSTILE.to_owned();
+        }
+        view.event(envelope).unwrap();
+    }
+    assert!(fake.shows("\u{1b}[33mnote:\u{1b}[0m x [0m [32mready [0m"));
 }
 
 #[test]

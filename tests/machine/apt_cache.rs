@@ -48,7 +48,7 @@ fn policy(files: &FakeFiles, name: &str) -> String {
         };
         said.push_str(&format!(
             "{mark}{} {}\n        {} {} Packages\n",
-            offer.version, offer.priority, offer.priority, offer.repo
+            offer.version, offer.priority, offer.rank, offer.repo
         ));
     }
     if let Some(now) = &now

@@ -169,6 +169,8 @@ pub struct Offered {
     pub version: String,
     pub repo: String,
     pub priority: i32,
+    /// The priority of its repository, whatever the records for the package say.
+    pub rank: i32,
 }
 
 /// The directory of the lists.
@@ -372,14 +374,17 @@ pub fn offers(files: &FakeFiles, name: &str) -> Vec<Offered> {
         for paragraph in paragraphs {
             if field(paragraph, "Package").as_deref() == Some(name) {
                 let version = field(paragraph, "Version").expect("a version in a list");
-                let priority = preferences
-                    .iter()
-                    .find(|p| p.of(name, &version, &url))
-                    .map_or(500, |p| p.priority);
+                let of_it: Vec<&Preference> = (preferences.iter())
+                    .filter(|p| p.of(name, &version, &url))
+                    .collect();
+                let priority = of_it.first().map_or(500, |p| p.priority);
+                let general = of_it.iter().find(|p| p.is_general());
+                let rank = general.map_or(500, |p| p.priority);
                 found.push(Offered {
                     version,
                     repo: repo.clone(),
                     priority,
+                    rank,
                 });
             }
         }
@@ -437,12 +442,14 @@ pub fn candidate(files: &FakeFiles, name: &str, installed: Option<&str>) -> Opti
                 version: now.to_owned(),
                 repo: "installed".into(),
                 priority: 100,
+                rank: 100,
             })
         }
         (Some(now), None) => Some(Offered {
             version: now.to_owned(),
             repo: "installed".into(),
             priority: 100,
+            rank: 100,
         }),
         (_, best) => best,
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::{
     change::{Applier, ChangeError, Sink},
     config::desired::{Desired, PackageWish, Repository},
-    tools::packages::{SourceEntry, SourceFailure, TransactionRequest},
+    tools::packages::{Refusal, SourceEntry, SourceFailure, TransactionRequest},
 };
 
 /// Whether the package lists were downloaded in this run, and no repository was added since.
@@ -103,6 +103,19 @@ impl Applier {
         let needed = (estimate.downloads.iter())
             .any(|(address, _)| failed.iter().any(|entry| entry.is_at(address)));
         Ok((!needed).then_some(failures))
+    }
+
+    /// New lists are not known before they are downloaded. That the package manager does not read its sources at all is.
+    pub(in crate::change) fn preview_refresh(&self) -> Result<Option<String>, ChangeError> {
+        let flaws = self.backend.source_flaws(&*self.host.files)?;
+        let worst = flaws.into_iter().find(|flaw| flaw.follows == Refusal::All);
+        match worst {
+            None => Ok(None),
+            Some(flaw) => Err(ChangeError::Unreadable {
+                what: format!("let {} read its sources", self.backend.name()),
+                why: flaw.why,
+            }),
+        }
     }
 
     /// Downloads the package lists, unless they are fresh.

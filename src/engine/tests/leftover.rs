@@ -2,9 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::kit::{FileVerbs, Rig, file, outcomes, packages, why};
+use super::kit::{
+    FileVerbs, Rig, Small, WANTS, exists, file, install, needs, outcomes, packages, satisfied,
+    step, why,
+};
 use crate::{
-    change::{Sink, Undo, packages::Withdrawn},
+    change::{Change, Lock, Sink, Undo, packages::Withdrawn},
     check::Verdict,
     config::desired::Restart,
     engine::{Failure, RunReport, Verbs, status},
@@ -255,42 +258,78 @@ async fn a_journal_that_cannot_be_read_is_told_and_stops_neither_check_nor_plan(
     }
 }
 
+/// A step that installs a daemon and enables its unit.
+fn daemon(id: &'static str, package: &'static str, unit: &'static str) -> Small {
+    let step = step(id, move |host| {
+        let there = [format!("/packages/{package}"), format!("{WANTS}/{unit}")];
+        if there.iter().all(|path| exists(host, path)) {
+            return satisfied("it is enabled");
+        }
+        needs(vec![
+            Change::RefreshRepositories,
+            install(&[package]),
+            Change::EnableUnit {
+                unit: unit.to_owned(),
+                start: true,
+            },
+        ])
+    });
+    step.locks(&[Lock::Packages])
+}
+
 /// Only consent stops containers, and a shorter `runtime.use` in the settings of a fleet is none.
 #[tokio::test]
 async fn a_runtime_stays_while_its_containers_run() {
-    let mut rig = Rig::new([
-        packages("driver", &["driver"]),
-        packages("runtime.docker", &["docker"]),
-        file("other", "/etc/other", "new"),
-    ]);
-    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
-    rig.steps[1].withdraw();
-    rig.wanted = vec!["driver"];
-    rig.fakes.exec.on("docker", |_, _| ok("web\ndb\n"));
-    let purged = |rig: &Rig| rig.log().contains(&"purge docker".to_owned());
-    rig.log();
-    let told = |report: &RunReport| {
-        report
-            .notes
-            .join("\n")
-            .contains("runs the containers web, db")
-    };
-    let planned = rig.plan().await;
-    assert!(told(&planned), "{:?}", planned.notes);
-    let report = rig.install().await.unwrap();
-    assert_eq!(report.exit, Exit::Partial);
-    assert!(told(&report) && report.left.len() == 1, "{report:?}");
-    assert!(!purged(&rig));
-    // A daemon that runs and says nothing may run some; one that does not run stops with none.
-    for (active, stays) in [("active", true), ("inactive", false)] {
-        let state = format!("LoadState=loaded\nActiveState={active}\nUnitFileState=enabled\n");
-        (rig.fakes.exec).on("docker", |_, _| {
-            failed(1, "Cannot connect to the Docker daemon")
-        });
-        (rig.fakes.exec).on("systemctl", move |_, _| ok(state.clone()));
+    const LINES: &str = "web\ndb\n";
+    const TASKS: &str = "TASK    PID    STATUS\nweb     7      RUNNING\ndb      8      PAUSED\n";
+    for (id, name, unit, client, says) in [
+        (
+            "runtime.docker",
+            "docker",
+            "docker.service",
+            "docker",
+            LINES,
+        ),
+        (
+            "runtime.containerd",
+            "containerd",
+            "containerd.service",
+            "ctr",
+            TASKS,
+        ),
+        ("runtime.crio", "crio", "crio.service", "crictl", LINES),
+    ] {
+        let mut rig = Rig::new([
+            packages("driver", &["driver"]),
+            daemon(id, name, unit),
+            file("other", "/etc/other", "new"),
+        ]);
+        assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+        rig.steps[1].withdraw();
+        rig.wanted = vec!["driver"];
+        rig.fakes.exec.on(client, move |_, _| ok(says));
+        rig.log();
+        let words = format!("{name} runs the containers web, db");
+        let told = |report: &RunReport| report.notes.join("\n").contains(&words);
+        let planned = rig.plan().await;
+        assert!(told(&planned), "{:?}", planned.notes);
         let report = rig.install().await.unwrap();
-        assert_eq!(report.exit == Exit::Partial, stays, "{active}: {report:?}");
-        assert_eq!(purged(&rig), !stays, "{active}");
+        assert_eq!(report.exit, Exit::Partial);
+        assert!(told(&report) && report.left.len() == 1, "{report:?}");
+        assert!(rig.log().is_empty(), "{name}: its unit stays, too");
+        // A daemon that runs and says nothing may run some; one that does not run stops with none.
+        for (active, stays) in [("active", true), ("inactive", false)] {
+            let state = format!("LoadState=loaded\nActiveState={active}\nUnitFileState=enabled\n");
+            (rig.fakes.exec).on(client, |_, _| failed(1, "Cannot connect to the daemon"));
+            (rig.fakes.exec).on("systemctl", move |_, _| ok(state.clone()));
+            let report = rig.install().await.unwrap();
+            assert_eq!(report.exit == Exit::Partial, stays, "{active}: {report:?}");
+            let undone = match stays {
+                true => Vec::new(),
+                false => vec![format!("disable {unit}"), format!("purge {name}")],
+            };
+            assert_eq!(rig.log(), undone, "{active}");
+        }
     }
 }
 

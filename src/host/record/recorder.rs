@@ -5,7 +5,10 @@ use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use std::{fs, io};
+use std::{
+    fs,
+    io::{self, Write as _},
+};
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -143,7 +146,8 @@ impl Recording {
         // One that was there may be readable to others.
         fs::set_permissions(&self.folder, Permissions::from_mode(0o700))
             .map_err(failed("set the mode of", &self.folder))?;
-        RealFiles.create_folder(&files, 0o755)?;
+        // All that follows is below a folder that was not there before: no link can be on the way.
+        fs::create_dir(&files).map_err(failed("create the folder", &files))?;
         for path in &state.folders {
             let place = below(&files, path);
             fs::create_dir_all(&place).map_err(failed("create the folder", &place))?;
@@ -152,11 +156,11 @@ impl Recording {
             .filter(|path| !state.contents.contains_key(*path) && !state.left_out.contains(*path));
         for path in unread {
             let place = below(&files, path);
-            put(&place, |place| fs::write(place, "")).map_err(failed("write", &place))?;
+            put(&place, |place| create(place, b"")).map_err(failed("write", &place))?;
         }
         for (path, content) in &state.contents {
             let place = below(&files, path);
-            put(&place, |place| fs::write(place, content)).map_err(failed("write", &place))?;
+            put(&place, |place| create(place, content)).map_err(failed("write", &place))?;
         }
         for (path, target) in &state.links {
             let place = below(&files, path);
@@ -206,6 +210,11 @@ fn put(place: &Utf8Path, make: impl FnOnce(&Utf8Path) -> io::Result<()>) -> io::
         fs::create_dir_all(parent)?;
     }
     make(place)
+}
+
+/// Writes a file that is not there yet; a link in its place is not followed.
+fn create(place: &Utf8Path, content: &[u8]) -> io::Result<()> {
+    fs::File::create_new(place)?.write_all(content)
 }
 
 /// Processes and memory, of which only what is asked for is recorded.

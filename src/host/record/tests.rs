@@ -193,6 +193,19 @@ fn a_recording_overwrites_nothing() {
     ));
 }
 
+#[test]
+fn a_recording_is_written_through_no_link() {
+    let (keep, folder) = folder();
+    let (host, _fakes) = machine();
+    let (recorded, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
+    assert!(recorded.files.read("/etc/os-release".into()).is_ok());
+    let elsewhere = keep.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, folder.join("files")).unwrap();
+    recording.finish().unwrap_err();
+    assert_eq!(std::fs::read_dir(&elsewhere).unwrap().count(), 0);
+}
+
 #[tokio::test]
 async fn a_secret_of_the_run_is_left_out_also_if_it_was_learned_after_it_was_read() {
     const TOKEN: &str = "abcdef-0123456789";

@@ -119,6 +119,11 @@ pub fn hint(fault: Fault) -> Option<&'static str> {
         Fault::Interrupted => {
             "rpm's database is damaged: run `rpm --rebuilddb`, then `gpu-bootstrap install` again"
         }
+        Fault::Network => {
+            "check name resolution, proxy (`packages.proxy`) and firewall for the addresses above; a \
+             repository that this machine does not need can be switched off (`dnf config-manager \
+             --set-disabled NAME`)"
+        }
         Fault::Certificate => {
             "install the certificate authority of the mirror, or of a proxy that inspects TLS \
              (`update-ca-trust`), and check the machine's clock"
