@@ -23,6 +23,10 @@ pub(super) fn hold_lock(files: &FakeFiles) {
     }
     files.put("/proc/locks", lines);
     files.put("/proc/812/comm", "unattended-upgr\n");
+    files.put(
+        "/proc/812/cmdline",
+        "/usr/bin/python3\0/usr/bin/unattended-upgrade\0",
+    );
 }
 
 /// It has finished.
@@ -33,6 +37,7 @@ pub(super) fn release_lock(files: &FakeFiles) {
         LOCKS[1],
         LOCKS[2],
         "/proc/812/comm",
+        "/proc/812/cmdline",
         "/proc/812/fd/5",
         "/proc/812/fd/6",
         "/proc/812/fd/7",

@@ -263,6 +263,28 @@ async fn what_the_clouds_refuse_is_told_apart() {
     }
 }
 
+#[test]
+fn an_answer_that_cannot_be_used_is_no_silence() {
+    let url = || "https://example.org".to_owned();
+    let silent = HttpError::Transport {
+        url: url(),
+        why: "timed out".into(),
+    };
+    let large = HttpError::TooLarge {
+        url: url(),
+        limit: LARGEST,
+    };
+    let busy = |status| HttpError::Status { url: url(), status };
+    for (error, fault) in [
+        (silent, TokenFault::Unreachable),
+        (busy(503), TokenFault::Unreachable),
+        (busy(400), TokenFault::Refused),
+        (large, TokenFault::Form),
+    ] {
+        assert_eq!(failed(error).0, fault);
+    }
+}
+
 #[tokio::test]
 async fn what_is_not_there_yet_is_asked_again_within_a_bound() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap();
