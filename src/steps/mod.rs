@@ -158,7 +158,10 @@ pub fn all() -> Vec<Box<dyn Step>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{DRIVER_MODULE, DRIVER_PACKAGES, HEADERS, KERNEL_RELEASE, REPOSITORIES, all};
+    use super::{
+        CHECK_TIMER, DRIVER_MODULE, DRIVER_PACKAGES, HEADERS, KERNEL_RELEASE, PREFLIGHT,
+        REPOSITORIES, all,
+    };
     use crate::{
         change::Lock,
         model::{findings, id::Id},
@@ -177,6 +180,21 @@ mod tests {
                     step.id()
                 );
             }
+        }
+    }
+
+    /// The timer of `check` tells of a blocked preflight, too.
+    #[test]
+    fn each_step_comes_after_the_preflight() {
+        let mut waiting = vec![PREFLIGHT];
+        for step in all() {
+            let waits = step.after().iter().any(|name| waiting.contains(name));
+            assert!(
+                waits || [PREFLIGHT, CHECK_TIMER].contains(&step.id()),
+                "{}",
+                step.id()
+            );
+            waiting.push(step.id());
         }
     }
 
