@@ -159,8 +159,10 @@ pub fn all() -> Vec<Box<dyn Step>> {
 #[cfg(test)]
 mod tests {
     use super::{
-        CHECK_TIMER, DRIVER_MODULE, DRIVER_PACKAGES, HEADERS, KERNEL_RELEASE, PREFLIGHT,
-        REPOSITORIES, all,
+        CHECK_TIMER, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_MODULE, DRIVER_PACKAGES, HEADERS,
+        KERNEL_DENY, KERNEL_RELEASE, PACKAGES_HOLD, PREFLIGHT, REPOSITORIES,
+        RUNTIME_CONTAINERD_NVIDIA, RUNTIME_DOCKER, RUNTIME_DOCKER_NVIDIA, TOOLKIT_PACKAGES,
+        VALIDATION_CONTAINER, VALIDATION_IMAGE, all,
     };
     use crate::{
         change::Lock,
@@ -206,7 +208,18 @@ mod tests {
             (KERNEL_RELEASE, &[Lock::Packages, Lock::Modules]),
             (HEADERS, &[Lock::Packages]),
             (DRIVER_PACKAGES, &[Lock::Packages, Lock::Modules]),
+            (KERNEL_DENY, &[Lock::Modules]),
             (DRIVER_MODULE, &[Lock::Modules]),
+            (DRIVER_FABRIC, &[Lock::Modules]),
+            (TOOLKIT_PACKAGES, &[Lock::Packages]),
+            (CLUSTER_PACKAGES, &[Lock::Packages]),
+            (PACKAGES_HOLD, &[Lock::Packages]),
+            (RUNTIME_DOCKER, &[Lock::Packages, Lock::Containers]),
+            // A daemon that restarts breaks off a pull, and ends a container.
+            (RUNTIME_DOCKER_NVIDIA, &[Lock::Containers]),
+            (RUNTIME_CONTAINERD_NVIDIA, &[Lock::Containers]),
+            (VALIDATION_IMAGE, &[Lock::Containers]),
+            (VALIDATION_CONTAINER, &[Lock::Containers]),
         ] {
             let all = all();
             let found = all.iter().find(|one| one.id() == step);
