@@ -327,7 +327,36 @@ fn last_number(text: &str) -> (std::ops::Range<usize>, &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::counts_on;
+    use super::{Matrix, Offer, counts_on, reports};
+    use crate::{compat::matrix::KernelReport, model::gpu::Flavour};
+
+    #[test]
+    fn a_report_is_about_the_kernels_of_its_series_or_of_its_release() {
+        let mut matrix = Matrix::builtin().expect("a matrix");
+        let row = matrix.kernel_reports[0].clone();
+        let offer = Offer {
+            version: row.last_driver.clone(),
+            flavour: Flavour::Open,
+        };
+        for (named, kernel, concerned) in [
+            ("6.1", "6.1.0-44-amd64", true),
+            ("6.1", "6.12.57+deb13-amd64", false),
+            ("6.1.0-44-", "6.1.0-44-amd64", true),
+            ("6.1.0-44-", "6.1.0-45-amd64", false),
+        ] {
+            matrix.kernel_reports = vec![KernelReport {
+                kernel: named.parse().expect("a kernel"),
+                or_later: false,
+                first_driver: None,
+                modules: None,
+                ..row.clone()
+            }];
+            let mut said = Vec::new();
+            let kernel = kernel.parse().expect("a kernel");
+            reports(&matrix, &kernel, &offer, &mut said);
+            assert_eq!(!said.is_empty(), concerned, "{named} {kernel}");
+        }
+    }
 
     #[test]
     fn a_vendors_later_releases_count_on() {

@@ -429,10 +429,10 @@ impl Step for Devices {
 mod tests {
     use super::{DevicesState, decide};
     use crate::{
-        host::{Nvml, NvmlView},
+        host::{Nvml, NvmlView, fake},
         step::Assessment,
         steps::{
-            fixtures::{desired, facts, nvml_device},
+            fixtures::{self as machine, desired, facts, nvml_device},
             promise::Promise,
         },
     };
@@ -517,6 +517,23 @@ mod tests {
             "{}",
             why(&nodes)
         );
+    }
+
+    /// NVML may see GPUs that the container was not given.
+    #[tokio::test]
+    async fn a_container_has_the_gpus_that_have_a_node_there() {
+        let (host, fakes) = fake::host();
+        let look = async || {
+            fakes.gpu.set(good().nvml);
+            let state = machine::state(&host, facts());
+            let found = DevicesState::of_container(host.reader().files(), &state).await;
+            let found = found.expect("readable");
+            (found.gpus(), found.nvml().clone())
+        };
+        assert_eq!(look().await, (0, Nvml::NoDevices));
+        fakes.files.put_device("/dev/nvidia1", 195, 1);
+        fakes.files.put_device("/dev/nvidiactl", 195, 255);
+        assert_eq!(look().await, (1, good().nvml));
     }
 
     #[test]

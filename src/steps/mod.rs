@@ -158,7 +158,12 @@ pub fn all() -> Vec<Box<dyn Step>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{DRIVER_MODULE, DRIVER_PACKAGES, HEADERS, KERNEL_RELEASE, REPOSITORIES, all};
+    use super::{
+        CHECK_TIMER, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_MODULE, DRIVER_PACKAGES, HEADERS,
+        KERNEL_DENY, KERNEL_RELEASE, PACKAGES_HOLD, PREFLIGHT, REPOSITORIES,
+        RUNTIME_CONTAINERD_NVIDIA, RUNTIME_DOCKER, RUNTIME_DOCKER_NVIDIA, TOOLKIT_PACKAGES,
+        VALIDATION_CONTAINER, VALIDATION_IMAGE, all,
+    };
     use crate::{
         change::Lock,
         model::{findings, id::Id},
@@ -180,6 +185,21 @@ mod tests {
         }
     }
 
+    /// The timer of `check` tells of a blocked preflight, too.
+    #[test]
+    fn each_step_comes_after_the_preflight() {
+        let mut waiting = vec![PREFLIGHT];
+        for step in all() {
+            let waits = step.after().iter().any(|name| waiting.contains(name));
+            assert!(
+                waits || [PREFLIGHT, CHECK_TIMER].contains(&step.id()),
+                "{}",
+                step.id()
+            );
+            waiting.push(step.id());
+        }
+    }
+
     /// A package of the driver builds modules, while another step may load or unload them.
     #[test]
     fn who_changes_something_that_others_change_holds_its_lock() {
@@ -188,7 +208,18 @@ mod tests {
             (KERNEL_RELEASE, &[Lock::Packages, Lock::Modules]),
             (HEADERS, &[Lock::Packages]),
             (DRIVER_PACKAGES, &[Lock::Packages, Lock::Modules]),
+            (KERNEL_DENY, &[Lock::Modules]),
             (DRIVER_MODULE, &[Lock::Modules]),
+            (DRIVER_FABRIC, &[Lock::Modules]),
+            (TOOLKIT_PACKAGES, &[Lock::Packages]),
+            (CLUSTER_PACKAGES, &[Lock::Packages]),
+            (PACKAGES_HOLD, &[Lock::Packages]),
+            (RUNTIME_DOCKER, &[Lock::Packages, Lock::Containers]),
+            // A daemon that restarts breaks off a pull, and ends a container.
+            (RUNTIME_DOCKER_NVIDIA, &[Lock::Containers]),
+            (RUNTIME_CONTAINERD_NVIDIA, &[Lock::Containers]),
+            (VALIDATION_IMAGE, &[Lock::Containers]),
+            (VALIDATION_CONTAINER, &[Lock::Containers]),
         ] {
             let all = all();
             let found = all.iter().find(|one| one.id() == step);

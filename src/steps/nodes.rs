@@ -224,10 +224,10 @@ impl Step for Nodes {
 
 #[cfg(test)]
 mod tests {
-    use super::{NodesState, decide, rule, unit};
+    use super::{Nodes, NodesState, UNIT, decide, rule, unit};
     use crate::{
         change::Change,
-        step::Assessment,
+        step::{Assessment, Step},
         steps::fixtures::{desired, facts},
     };
 
@@ -277,7 +277,13 @@ mod tests {
 
     #[test]
     fn in_an_image_the_unit_waits_for_the_first_boot() {
-        let (mut want, facts) = (desired(), facts());
+        let (mut want, mut facts) = (desired(), facts());
+        // The machine that makes an image has no GPU, as a rule.
+        facts.gpus.clear();
+        assert!(matches!(
+            decide(&NodesState::default(), &want, &facts),
+            Assessment::NotApplicable { .. }
+        ));
         want.image = true;
         let bare = decide(&NodesState::default(), &want, &facts);
         let Assessment::Needs { changes, .. } = bare else {
@@ -304,5 +310,20 @@ mod tests {
             decide(&made(), &want, &facts),
             Assessment::NotApplicable { .. }
         ));
+    }
+
+    #[test]
+    fn what_was_made_is_wanted_as_long_as_the_toolkit_is() {
+        let unit = Change::EnableUnit {
+            unit: UNIT.to_owned(),
+            start: true,
+        };
+        let mut want = desired();
+        assert!(Nodes.wants(&unit, &want));
+        want.toolkit = None;
+        assert!(!Nodes.wants(&unit, &want));
+        // Without a driver nobody knows whether a toolkit is wanted.
+        want.driver = None;
+        assert!(Nodes.wants(&unit, &want));
     }
 }

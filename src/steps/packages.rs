@@ -181,3 +181,43 @@ pub(super) async fn lower_bounds(
     let output = cx.host.query(&query).await?.success(query.cmd())?;
     Ok(transactions.parse_lower_bounds(&output.stdout))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        host::fake,
+        steps::fixtures::{self, desired, facts},
+    };
+
+    #[tokio::test]
+    async fn a_package_of_a_foreign_architecture_does_not_stand_for_the_native_one() {
+        let (host, fakes) = fake::host();
+        let status: String = [
+            ("dpkg", "amd64", "1.21"),
+            ("libnvidia-ml1", "amd64", "535.2-1"),
+            ("libnvidia-ml1", "i386", "525.1-1"),
+        ]
+        .map(|(name, architecture, version)| {
+            format!(
+                "Package: {name}\nStatus: install ok installed\nArchitecture: {architecture}\n\
+                 Version: {version}\n\n"
+            )
+        })
+        .concat();
+        fakes.files.put("/var/lib/dpkg/status", status);
+        let (facts, want) = (facts(), desired());
+        let state = fixtures::state(&host, facts.clone());
+        let cx = Cx {
+            host: host.reader(),
+            facts: &facts,
+            state: &state,
+            desired: &want,
+            matrix: None,
+        };
+        let found = installed(&cx).await.expect("readable");
+        let library = &found["libnvidia-ml1"];
+        assert_eq!(library.version, "535.2-1");
+        assert!(library.further.is_empty(), "{:?}", library.further);
+    }
+}

@@ -148,7 +148,7 @@ impl Step for PrebuiltModules {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::steps::fixtures;
+    use crate::{host::fake, steps::fixtures};
 
     const SOURCE: &str = "https://modules.example/gpu";
 
@@ -224,6 +224,33 @@ mod tests {
             .pop();
         assert_ne!(written(&want), content);
         assert!(matches!(answer(&there, &want), Assessment::Needs { .. }));
+    }
+
+    #[test]
+    fn what_is_told_of_the_last_build_is_of_the_running_kernel_and_of_the_driver() {
+        let (host, fakes) = fake::host();
+        for (module, kernel, said) in [
+            ("nvidia", "6.1.0-44-amd64", "took nvidia from /srv/modules"),
+            ("nvidia", "6.1.0-45-amd64", "found none for 6.1.0-45-amd64"),
+            ("zfs", "6.1.0-44-amd64", "knows no zfs"),
+        ] {
+            let folder = format!("/var/lib/dkms/{module}/535.261.03/{kernel}/x86_64");
+            let file = format!("{folder}/module/{module}.ko");
+            fakes.files.put(&file, "a module");
+            let log = format!("a compiler\n{}{said}\n", prebuilt::SAYS);
+            fakes.files.put(&format!("{folder}/log/make.log"), log);
+        }
+        let (facts, want) = (fixtures::facts(), wanted());
+        let state = fixtures::state(&host, facts.clone());
+        let cx = Cx {
+            host: host.reader(),
+            facts: &facts,
+            state: &state,
+            desired: &want,
+            matrix: None,
+        };
+        let found = detect(&cx, "nvidia").expect("readable");
+        assert_eq!(found.said.as_deref(), Some("took nvidia from /srv/modules"));
     }
 
     #[test]

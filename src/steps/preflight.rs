@@ -66,7 +66,6 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
         files.room(Utf8Path::new(ROOT))?,
         files.room(Utf8Path::new(BOOT))?,
     );
-    let want = &cx.desired.preflight;
     let mut paths = PACKAGES.to_vec();
     let downloads = packages::backend(cx).downloads();
     paths.extend(downloads.map(Utf8Path::as_str));
@@ -75,44 +74,39 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
         .skip(1)
         .map(|filesystem| (filesystem.mount.into_string(), filesystem.room))
         .collect();
-    let short =
-        is_short(root, &others, want.min_free_root_bytes) || boot.free < want.min_free_boot_bytes;
-    let (to_come, here) = if short {
-        let installed = packages::installed(cx).await?;
-        let wished = wished(&installed, cx.desired, adopts(cx).await);
-        (
-            !compare(cx.desired.packages.manager, &wished, &installed).all_met(),
-            here(
-                packages::backend(cx),
-                files,
-                packages::database(cx).await?,
-                &wished,
-                &cx.desired.pins,
-            )?,
-        )
-    } else {
-        (true, 0)
-    };
     let mut read_only = Vec::new();
     for path in WRITTEN {
         if files.room(Utf8Path::new(path))?.read_only {
             read_only.push(path);
         }
     }
-    Ok(PreflightState {
+    let mut state = PreflightState {
         root,
         boot,
         read_only,
         others,
-        to_come,
-        here,
+        to_come: true,
+        here: 0,
         now: cx.host.now().as_second(),
         last_package_run: match packages::backend(cx).last_run() {
             Some(path) => files.stat(path)?.map(|stat| stat.mtime),
             None => None,
         },
         half_done: packages::half_done(cx).await?,
-    })
+    };
+    if !short(&state, cx.desired).is_empty() {
+        let installed = packages::installed(cx).await?;
+        let wished = wished(&installed, cx.desired, adopts(cx).await);
+        state.to_come = !compare(cx.desired.packages.manager, &wished, &installed).all_met();
+        state.here = here(
+            packages::backend(cx),
+            files,
+            packages::database(cx).await?,
+            &wished,
+            &cx.desired.pins,
+        )?;
+    }
+    Ok(state)
 }
 
 /// The space that every filesystem of packages needs, as long as anything is to come.
@@ -120,22 +114,48 @@ fn least(most: u64) -> u64 {
     most / LEAST_PART
 }
 
-/// The free space of all filesystems on which packages are put.
-fn together(root: Room, others: &[(String, Room)]) -> u64 {
-    (others.iter()).fold(root.free, |sum, (_, room)| sum.saturating_add(room.free))
-}
-
-/// Whether the filesystems lack space for packages. How much goes where is known only when the
+/// The filesystems that lack space for packages, for people. How much goes where is known only when the
 /// package manager has simulated it; then the exact sizes are compared.
-fn is_short(root: Room, others: &[(String, Room)], wanted: u64) -> bool {
-    let of_each = if others.is_empty() {
-        wanted
+fn short(state: &PreflightState, desired: &Desired) -> Vec<String> {
+    let want = &desired.preflight;
+    // The bound is for all that comes. What has come of it, before a run was cut off, needs no
+    // more room; what is left keeps some for unpacking and building.
+    let most = want.min_free_root_bytes;
+    let left = most.saturating_sub(state.here).max(least(most));
+    let of_each = if state.others.is_empty() {
+        left
     } else {
-        least(wanted)
+        least(most)
     };
-    together(root, others) < wanted
-        || root.free < of_each
-        || others.iter().any(|(_, room)| room.free < of_each)
+    let mut short = Vec::new();
+    let rooms = [(ROOT, state.root, of_each)].into_iter();
+    let others = (state.others.iter()).map(|(mount, room)| (mount.as_str(), *room, of_each));
+    let boot = [(BOOT, state.boot, want.min_free_boot_bytes)];
+    for (path, room, least) in rooms.chain(others).chain(boot) {
+        if room.free < least {
+            short.push(format!(
+                "`{path}` has {} free, {} are wanted",
+                bytes(room.free),
+                bytes(least)
+            ));
+        }
+    }
+    let together = (state.others.iter()).fold(state.root.free, |sum, (_, room)| {
+        sum.saturating_add(room.free)
+    });
+    if short.is_empty() && together < left {
+        let mounts = state.others.iter().map(|(mount, _)| mount.as_str());
+        let names: Vec<String> = ([ROOT].into_iter().chain(mounts))
+            .map(|mount| format!("`{mount}`"))
+            .collect();
+        short.push(format!(
+            "{} together have {} free, {} are wanted",
+            names.join(", "),
+            bytes(together),
+            bytes(left)
+        ));
+    }
+    short
 }
 
 /// All packages that are wanted on this machine.
@@ -210,44 +230,9 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
             passes: false,
         });
     }
-    // The bound is for all that comes. What has come of it, before a run was cut off, needs no
-    // more room; what is left keeps some for unpacking and building.
-    let most = want.min_free_root_bytes;
-    let left = most.saturating_sub(state.here).max(least(most));
-    let of_each = if state.others.is_empty() {
-        left
-    } else {
-        least(most)
-    };
-    let mut short = Vec::new();
-    let rooms = [(ROOT, state.root, of_each)].into_iter();
-    let others = (state.others.iter()).map(|(mount, room)| (mount.as_str(), *room, of_each));
-    let boot = [(BOOT, state.boot, want.min_free_boot_bytes)];
-    for (path, room, least) in rooms.chain(others).chain(boot) {
-        if room.free < least {
-            short.push(format!(
-                "`{path}` has {} free, {} are wanted",
-                bytes(room.free),
-                bytes(least)
-            ));
-        }
-    }
-    let together = together(state.root, &state.others);
-    if short.is_empty() && together < left {
-        let mounts = state.others.iter().map(|(mount, _)| mount.as_str());
-        let names: Vec<String> = ([ROOT].into_iter().chain(mounts))
-            .map(|mount| format!("`{mount}`"))
-            .collect();
-        short.push(format!(
-            "{} together have {} free, {} are wanted",
-            names.join(", "),
-            bytes(together),
-            bytes(left)
-        ));
-    }
     let clean = desired.packages.manager.backend().commands().clean;
     found.extend(
-        (short.into_iter().filter(|_| state.to_come)).map(|why| Obstacle {
+        (short(state, desired).into_iter().filter(|_| state.to_come)).map(|why| Obstacle {
             why,
             hint: format!(
                 "free some room (old kernels, package cache: `{clean}`) or enlarge the disk"
@@ -320,6 +305,7 @@ mod tests {
     use super::{Packages, PreflightState, bytes, compare, decide, here, wished};
     use crate::{
         change::Change,
+        config::desired::Desired,
         host::{fake, files::Room},
         step::Assessment,
         steps::{
@@ -468,6 +454,25 @@ mod tests {
             })
             .collect();
         assert!(!to_come(&complete));
+        // A driver that is kept brings nothing, and neither do headers that nothing is compiled with.
+        let mut packaged = desired();
+        if let Some(driver) = &mut packaged.driver {
+            driver.dkms = None;
+        }
+        let names = |want: &Desired, adopts| -> Vec<String> {
+            let all = wished(&Packages::new(), want, adopts).into_iter();
+            all.map(|wish| wish.name).collect()
+        };
+        let has = |names: &[String], name: &str| names.iter().any(|one| one == name);
+        let (headers, driver) = ("linux-headers-6.1.0-44-amd64", "nvidia-smi");
+        for (names, with_headers, with_driver) in [
+            (names(&want, false), true, true),
+            (names(&want, true), false, false),
+            (names(&packaged, false), false, true),
+        ] {
+            let found = (has(&names, headers), has(&names, driver));
+            assert_eq!(found, (with_headers, with_driver), "{names:?}");
+        }
     }
 
     #[test]

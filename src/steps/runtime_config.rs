@@ -271,7 +271,7 @@ mod tests {
     use super::{Broken, Cx, Effective, RuntimeConfig, RuntimeState, decide, drop_in, wish};
     use crate::{
         change::Change,
-        config::desired::{Daemon, Restart, RuntimeKind, RuntimeWish},
+        config::desired::{Daemon, Desired, Restart, RuntimeKind, RuntimeWish},
         host::fake,
         model::document::{FileSettings, Setting},
         step::{Assessment, Step},
@@ -545,16 +545,17 @@ mod tests {
         let (facts, matrix) = (fixtures::facts(), fixtures::matrix());
         let state = fixtures::state(&host, facts.clone());
         let want = desired();
-        let wanted = || {
+        let answer = |daemon, want: &Desired| {
             let cx = Cx {
                 host: host.reader(),
                 facts: &facts,
                 state: &state,
-                desired: &want,
+                desired: want,
                 matrix: Some(&matrix),
             };
-            drop_in(&cx, Daemon::Containerd).expect("readable")
+            drop_in(&cx, daemon).expect("readable")
         };
+        let wanted = || answer(Daemon::Containerd, &want);
         assert_eq!(wanted(), None);
         fakes
             .files
@@ -563,6 +564,13 @@ mod tests {
             panic!("must be written");
         };
         assert!(content.contains("\nExecStartPre=-/"), "{content}");
+        // Without the toolkit nothing of ours could get lost; nor could it in the file of Docker.
+        let without = Desired {
+            toolkit: None,
+            ..desired()
+        };
+        assert_eq!(answer(Daemon::Containerd, &without), None);
+        assert_eq!(answer(Daemon::Docker, &want), None);
         fakes.files.put(path.as_str(), content);
         assert_eq!(wanted(), None);
     }

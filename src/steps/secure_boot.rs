@@ -279,7 +279,7 @@ mod tests {
     use super::{Key, SecureBootState, State, decide};
     use crate::{
         change::Change,
-        config::desired::{Desired, SigningKey},
+        config::desired::{Desired, OtherSource, SigningKey},
         facts::Facts,
         step::Assessment,
         steps::fixtures::{desired, facts},
@@ -304,6 +304,29 @@ mod tests {
             let answer = decide(&nothing, &facts, &want);
             let is_blocked = matches!(answer, Assessment::Blocked { .. });
             assert_eq!(is_blocked, blocked, "{state:?}, dkms {dkms}");
+        }
+    }
+
+    #[test]
+    fn who_is_blocked_hears_where_signed_modules_are() {
+        let (mut facts, mut want) = (facts(), desired());
+        facts.secure_boot = State::Enabled;
+        let mut hint = |source: Option<(&str, bool)>| {
+            want.driver.as_mut().expect("a driver").alternative =
+                source.map(|(name, compiled)| OtherSource {
+                    source: name.to_owned(),
+                    compiled,
+                });
+            match decide(&SecureBootState::default(), &facts, &want) {
+                Assessment::Blocked { hint, .. } => hint,
+                other => panic!("{other:?}"),
+            }
+        };
+        let told = hint(Some(("archive", false)));
+        assert!(told.contains("`driver.source = \"archive\"`"), "{told}");
+        // What another source compiles has no signature, either.
+        for told in [hint(Some(("nvidia", true))), hint(None)] {
+            assert!(told.contains("AlmaLinux 9"), "{told}");
         }
     }
 

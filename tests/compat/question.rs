@@ -240,6 +240,23 @@ fn cudnn_is_asked_about_like_cuda() {
             Compatible,
             "cuDNN 9.10 for CUDA 12",
         ),
+        // The first and the last compute capability of a row belong to it.
+        (
+            "9.17",
+            "T4",
+            "13.0",
+            "580",
+            Compatible,
+            "needs driver 580.65.06 or newer",
+        ),
+        (
+            "9.5",
+            "H100",
+            "12.6",
+            "580",
+            Compatible,
+            "needs driver 525.60.13 or newer",
+        ),
         (
             "9.0",
             "B200",

@@ -111,8 +111,57 @@ fn place(cloud: &Cloud) -> Labels {
 
 #[cfg(test)]
 mod tests {
-    use super::place;
-    use crate::facts::Cloud;
+    use super::{join::fixtures::with, joined, kubeadm, nodeadm, place};
+    use crate::{
+        config::desired::JoinMethod,
+        facts::Cloud,
+        host::fake,
+        step::Cx,
+        steps::fixtures::{facts, matrix, state},
+    };
+
+    #[tokio::test]
+    async fn a_kubeconfig_that_nodeadm_writes_early_counts_when_the_kubelet_runs() {
+        let command = || JoinMethod::Command {
+            command: vec!["/usr/local/sbin/join".to_owned()],
+            environment_file: None,
+            joined_file: "/etc/joined".into(),
+            leave_command: vec![],
+        };
+        for (method, kubeconfig, active, is_member) in [
+            (JoinMethod::Eks, nodeadm::KUBECONFIG, "inactive", false),
+            (JoinMethod::Eks, nodeadm::KUBECONFIG, "active", true),
+            (command(), nodeadm::KUBECONFIG, "inactive", false),
+            // The kubelet gets this one when the node has joined, and may have failed since.
+            (command(), kubeadm::KUBELET_CONF, "inactive", true),
+            (JoinMethod::Managed, nodeadm::KUBECONFIG, "inactive", true),
+        ] {
+            let (host, fakes) = fake::host();
+            let text = "clusters: [{name: a, cluster: {server: 'https://10.0.0.1:6443'}}]\n";
+            fakes.files.put(kubeconfig, text);
+            fakes.exec.on("systemctl", move |_, _| {
+                fake::ok(format!(
+                    "LoadState=loaded\nActiveState={active}\nUnitFileState=enabled\nResult=success\n"
+                ))
+            });
+            let (facts, matrix, want) = (facts(), matrix(), with(method));
+            let state = state(&host, facts.clone());
+            let cx = Cx {
+                host: host.reader(),
+                facts: &facts,
+                state: &state,
+                desired: &want,
+                matrix: Some(&matrix),
+            };
+            let wish = want.cluster.as_ref().expect("a cluster");
+            let found = joined(&cx, wish).await.expect("readable");
+            assert_eq!(
+                found.is_some(),
+                is_member,
+                "{kubeconfig} {active}: {wish:?}"
+            );
+        }
+    }
 
     #[test]
     fn the_scheduler_learns_where_a_machine_is() {

@@ -263,6 +263,38 @@ mod tests {
         assert!(admission_.startup_taint.is_none() && admission_.labels.len() == 1);
     }
 
+    /// Node Feature Discovery labels the node by it.
+    #[test]
+    fn the_file_for_node_feature_discovery_says_what_is_wanted() {
+        let ready = Node {
+            ready: true,
+            ..Node::default()
+        };
+        for (found, is_right) in [(None, false), (Some("old"), false), (Some("new"), true)] {
+            let state = NodeState::Joined {
+                name: "gpu-1".parse().expect("a name"),
+                says: Registered::Node(Box::new(ready.clone())),
+                wanted: Wanted {
+                    features: Some("new".to_owned()),
+                    ..Wanted::default()
+                },
+                features: found.map(str::to_owned),
+            };
+            match decide(&state, &with_kubeadm(&[])) {
+                Assessment::Satisfied { .. } if is_right => {}
+                Assessment::Needs { changes, .. } if !is_right => assert!(
+                    matches!(
+                        &changes[..],
+                        [Change::WriteFile { path, content, .. }]
+                            if path == FEATURES_FILE && content == "new"
+                    ),
+                    "{changes:?}"
+                ),
+                other => panic!("{found:?}: {other:?}"),
+            }
+        }
+    }
+
     #[test]
     fn what_the_cluster_does_not_tell_is_waited_for() {
         for says in [

@@ -78,12 +78,55 @@ pub(super) fn refused(wish: &ClusterWish, versions: &Versions) -> Option<Assessm
 
 #[cfg(test)]
 mod tests {
-    use super::{Versions, refused};
+    use super::{CGROUP_V2, Versions, detect, refused};
     use crate::{
-        config::desired::ClusterWish,
-        step::Assessment,
-        steps::{cluster::join::fixtures::with_kubeadm, wishes::fixtures::wishes},
+        config::desired::{ClusterWish, Desired, JoinMethod, RuntimeKind},
+        host::fake,
+        step::{Assessment, Cx},
+        steps::{
+            cluster::join::fixtures::{with, with_kubeadm},
+            fixtures::{facts, matrix, state},
+            wishes::fixtures::wishes,
+        },
     };
+
+    #[tokio::test]
+    async fn the_containerd_that_serves_the_kubelet_and_the_cgroups_are_found() {
+        let (host, fakes) = fake::host();
+        fakes.files.put("/usr/bin/containerd", "");
+        fakes.exec.on("containerd", |_, _| {
+            fake::ok("containerd github.com/containerd/containerd v1.7.28 b98a3aa\n")
+        });
+        let (facts, matrix) = (facts(), matrix());
+        let found = async |want: &Desired| {
+            let state = state(&host, facts.clone());
+            let cx = Cx {
+                host: host.reader(),
+                facts: &facts,
+                state: &state,
+                desired: want,
+                matrix: Some(&matrix),
+            };
+            let wish = want.cluster.as_ref().expect("a cluster");
+            detect(&cx, wish).await.expect("readable")
+        };
+        let kind = |kind| {
+            let mut want = with_kubeadm(&[]);
+            want.runtimes[0].kind = kind;
+            want
+        };
+        let versions = |containerd: Option<&str>, has_cgroup_v1| Versions {
+            containerd: containerd.map(str::to_owned),
+            has_cgroup_v1,
+        };
+        let (containerd, crio) = (kind(RuntimeKind::Containerd), kind(RuntimeKind::Crio));
+        assert_eq!(found(&containerd).await, versions(Some("1.7"), true));
+        assert_eq!(found(&crio).await, versions(None, true));
+        fakes.files.put(CGROUP_V2, "cpu memory\n");
+        assert_eq!(found(&containerd).await, versions(Some("1.7"), false));
+        // An image of EKS brings a kubelet that goes with its containerd.
+        assert_eq!(found(&with(JoinMethod::Eks)).await, Versions::default());
+    }
 
     #[test]
     fn a_kubelet_that_would_not_start_does_not_join() {

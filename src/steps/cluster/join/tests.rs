@@ -209,6 +209,30 @@ fn a_managed_node_is_joined_by_its_provider() {
     ));
 }
 
+#[test]
+fn what_joins_must_be_there() {
+    let program = "/usr/local/sbin/join";
+    let command = JoinMethod::Command {
+        command: vec![program.to_owned(), "--now".to_owned()],
+        environment_file: None,
+        joined_file: "/etc/joined".into(),
+        leave_command: vec![],
+    };
+    for (method, program) in [(command, program), (JoinMethod::Eks, nodeadm::PROGRAM)] {
+        let want = with(method);
+        let answer = decide(&stranger(), &want);
+        assert!(matches!(answer, Assessment::Needs { .. }), "{answer:?}");
+        let without = JoinState {
+            has_program: false,
+            ..stranger()
+        };
+        let Assessment::Blocked { why, .. } = decide(&without, &want) else {
+            panic!("`{program}` is missing");
+        };
+        assert!(why.contains(program), "{why}");
+    }
+}
+
 /// A flag of the kubelet would replace the taints of Karpenter and of the node group.
 #[test]
 fn a_node_of_eks_gets_no_taint_from_here() {
