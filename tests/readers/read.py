@@ -41,10 +41,15 @@ def run(command, text=None):
     return ended
 
 
+def command(root, form):
+    """`check` of a tree; the disk that it lies on is not the machine's. That nothing is known is said only of a whole machine."""
+    skipped = [] if root == EMPTY else ["--skip", "preflight"]
+    return [program, "check", "--root", str(pathlib.Path(root).resolve()), *skipped, "--format", form]
+
+
 def check(root, status, form):
-    """What `check` writes; the disk that the tree lies on is not the machine's."""
-    command = [program, "check", "--root", root, "--skip", "preflight", "--format", form]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    """What `check` writes."""
+    ended = subprocess.run(command(root, form), capture_output=True, text=True, timeout=DEADLINE)
     assert ended.returncode == status, f"{form} of {root}: status {ended.returncode}\n{ended.stderr}"
     return ended.stdout
 
@@ -280,11 +285,10 @@ define service {{
 def nagios(root):
     """What Nagios Core has of a machine after it has run `check` as its plugin: state, ids in the order of its lines, counts."""
     days = "\n    ".join(f"{day} 00:00-24:00" for day in DAYS)
-    command = f"{program} check --root {pathlib.Path(root).resolve()} --skip preflight --format nagios"
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         (folder / "settings").write_text(NAGIOS.format(folder=folder))
-        (folder / "objects").write_text(OBJECTS.format(days=days, command=command))
+        (folder / "objects").write_text(OBJECTS.format(days=days, command=" ".join(command(root, "nagios"))))
 
         def look():
             if not (folder / "status").exists():
@@ -324,12 +328,12 @@ def same_in_detector(trees):
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         rule["path"] = program
-        rule["args"] += ["--root", str(folder / "machine"), "--skip", "preflight"]
+        rule["args"] += ["--root", str(folder / "machine")]
         configuration["pluginConfig"]["invoke_interval"] = "1s"
         (folder / "gpu-bootstrap.json").write_text(json.dumps(configuration))
         server, nobody = free_port(), free_port()
         url = f"http://127.0.0.1:{server}/conditions"
-        command = [
+        daemon = [
             detector, f"--config.custom-plugin-monitor={folder}/gpu-bootstrap.json", "--hostname-override=node",
             f"--port={server}", "--prometheus-port=0", f"--apiserver-override=http://127.0.0.1:{nobody}?inClusterConfig=false",
             "--apiserver-wait-timeout=1s", "--apiserver-wait-interval=1s", "--k8s-exporter-write-events=false",
@@ -349,7 +353,7 @@ def same_in_detector(trees):
             return {"type": rule["condition"], "status": status, "reason": reason, "message": message}
 
         wanted = [become(trees[0])]
-        with running("node-problem-detector.log", command) as awaited:
+        with running("node-problem-detector.log", daemon) as awaited:
             for tree in [*trees[1:], None]:
                 awaited(lambda: any(one | wanted[-1] == one for one in asked(url) or []), f"condition {wanted[-1]} in the detector")
                 if tree:

@@ -63,6 +63,6 @@ put "$gpu/class" 0x030200
 ln -s ../../../bus/pci/drivers/nvidia "$healthy/$gpu/driver"
 
 # A copy of a machine in which nothing was kept.
-mkdir -p "$out/empty"
+mkdir -p "$out/empty/etc"
 
 exec /usr/bin/python3 tests/readers/read.py "$program" "$out" ${NODE_PROBLEM_DETECTOR:+"$NODE_PROBLEM_DETECTOR"}
