@@ -40,8 +40,8 @@ pub fn styled(to: &mut dyn Write, error: &dyn Report, style: Style) -> io::Resul
 /// An error with its causes on one line, without its hint; of several the first.
 #[must_use]
 pub fn in_one_line(error: &dyn Report) -> String {
-    match error.parts().first() {
-        Some(first) => in_one_line(*first),
+    match error.parts().into_iter().next() {
+        Some(first) => in_one_line(first),
         None => failed_to(&one_line(error)),
     }
 }
