@@ -38,8 +38,8 @@ unit:
 ptx:
 	tests/ptx/assemble.sh
 
-# Gives what `check` writes for other programs to these programs: `prove`'s parser, junitparser, Prometheus, cmark-gfm and Chromium. It runs
-# as root on Debian, from whose archive they come (tests/readers/run.sh).
+# Gives what `check` writes for other programs to these programs: `prove`'s parser, junitparser, Prometheus, cmark-gfm, Chromium and Nagios. It
+# runs as root on Debian, from whose archive they come (tests/readers/run.sh). With NODE_PROBLEM_DETECTOR=PROGRAM that reads its plugin, too.
 readers: vm
 	tests/readers/run.sh
 

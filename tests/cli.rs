@@ -182,6 +182,8 @@ fn check_in_the_formats_of_other_programs() {
         "--format html",
         "--format npd --ignore pci",
         "--format npd --ignore pci --strict",
+        "--format nagios --config tests/cli/files/unknown-key.toml",
+        "--format npd --config tests/cli/files/unknown-key.toml",
         "--format tap --only pci --fail-on warn",
     ];
     session(
@@ -295,6 +297,8 @@ fn wrong_values_of_user_data() {
             "user-data eks --value endpoint=nonsense --value ca=abc --value cidr=10.100 --value address=https://x/y.tar.gz",
             "user-data eks-karpenter --value kubernetes=1.34.3 --value arch=aarch64",
             "user-data aks --value registry=https://registry.example.com --value digest=sha256:0000",
+            "user-data gke --value registry=registry.example.com//tools",
+            "user-data gke --value registry=registry.example.com/tools/",
             "user-data aks-flex --value kubernetes=1.34 --value dns=coredns --value server=https://x:443",
             "user-data bare --set packages.proxy=http://joe:s3cret@proxy:3128",
             "user-data bare --set cluster.join=kubeadm",

@@ -1020,8 +1020,18 @@ const DAEMONSET: &[&str] = &[
     "digest=00000000000000000000000000000000000000000000000000000000000000aa",
 ];
 
+/// Those that kubectl applies.
+const APPLIED: [&str; 3] = ["aks", "gke", "eks-karpenter"];
+
 /// What `user-data` prints, with the token in a file, and what it says.
 fn printed(form: &str, options: &[&str]) -> (String, String) {
+    let (status, text, warnings) = user_data_of(form, options);
+    assert_eq!(status, Some(0), "{form}: {warnings}");
+    (text, warnings)
+}
+
+/// The same, with the exit status.
+fn user_data_of(form: &str, options: &[&str]) -> (Option<i32>, String, String) {
     let folder = folder();
     let token = folder.path().join("token");
     fs::write(&token, "abcdef.0123456789abcdef\n").expect("written");
@@ -1036,27 +1046,92 @@ fn printed(form: &str, options: &[&str]) -> (String, String) {
         .args(options)
         .output()
         .expect("it runs");
-    let warnings = String::from_utf8(output.stderr).expect("text");
-    assert_eq!(output.status.code(), Some(0), "{form}: {warnings}");
-    (String::from_utf8(output.stdout).expect("text"), warnings)
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    (
+        output.status.code(),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
+/// The marks of a form, without their signs.
+fn marks_of(form: &str) -> Vec<String> {
+    let form = form.replace("gpu-bootstrap@sha256:", "");
+    let lines = form
+        .lines()
+        .filter(|line| !line.trim_start().starts_with('#'));
+    let marks = lines.flat_map(|line| line.split('@').skip(1).step_by(2));
+    marks.map(str::to_owned).collect()
 }
 
 /// Without values it is the file that the other tests examine, and each value that it needs is named.
 #[test]
 fn the_program_prints_its_own_files() {
     for (form, path, _) in FORMS {
+        if APPLIED.contains(&form) {
+            continue;
+        }
         let (text_of_form, warnings) = printed(form, &[]);
         assert_eq!(text_of_form, text(path), "{form}");
-        let marks = text_of_form.replace("gpu-bootstrap@sha256:", "");
-        let marks = marks
-            .lines()
-            .filter(|line| !line.trim_start().starts_with('#'));
-        for mark in marks.flat_map(|line| line.split('@').skip(1).step_by(2)) {
+        for mark in marks_of(&text_of_form) {
             assert!(
                 warnings.contains(&format!("`{mark}` is still to be filled in: `--")),
                 "{form}: {warnings}"
             );
         }
+    }
+}
+
+/// kubectl would apply a form with its marks, so an incomplete one is not printed.
+#[test]
+fn a_form_for_kubectl_is_printed_only_when_it_is_complete() {
+    for (form, path, options) in FORMS {
+        if !APPLIED.contains(&form) {
+            continue;
+        }
+        let marks = marks_of(&text(path));
+        assert!(marks.len() > 1, "{form}");
+        let (status, printed, said) = user_data_of(form, &[]);
+        assert_eq!((status, &*printed), (Some(2), ""), "{form}: {said}");
+        for mark in marks {
+            let missing = format!("failed to fill in the form: `{mark}` is missing");
+            assert!(said.contains(&missing), "{form}: {said}");
+        }
+        assert!(said.contains("hint: add `--value "), "{form}: {said}");
+        // One value is still missing.
+        let (status, printed, _) = user_data_of(form, &options[2..]);
+        assert_eq!((status, &*printed), (Some(2), ""), "{form}");
+    }
+}
+
+/// A slash at the end of a registry would make a name with two.
+#[test]
+fn a_registry_may_end_with_a_slash() {
+    let digest = format!("digest={DIGEST}");
+    for (registry, host) in [
+        ("registry.example.com/tools/", "registry.example.com/tools"),
+        ("localhost:5000", "localhost:5000"),
+        ("example", "example"),
+    ] {
+        let registry = format!("registry={registry}");
+        let (printed, warnings) = printed("gke", &["--value", &registry, "--value", &digest]);
+        assert_eq!(warnings, "", "{registry}");
+        let image = format!("image: \"{host}/gpu-bootstrap@sha256:{DIGEST}\"");
+        assert!(printed.contains(&image), "{registry}");
+    }
+    for registry in [
+        "registry.example.com//tools",
+        "/tools",
+        "registry.example.com/Tools",
+        "registry.example.com/tools:1",
+        "registry.example.com:latest",
+    ] {
+        let assignment = format!("registry={registry}");
+        let values = ["--value", &assignment, "--value", &digest];
+        let (status, printed, said) = user_data_of("gke", &values);
+        assert_eq!((status, &*printed), (Some(2), ""), "{registry}");
+        let refused = format!("it cannot be `{registry}`: the name of an image");
+        assert!(said.contains(&refused), "{said}");
     }
 }
 

@@ -1,6 +1,9 @@
 //! `check`: looks, and tells what is not as it should be.
 
-use std::sync::Arc;
+use std::{
+    io::{self, Write},
+    sync::Arc,
+};
 
 use camino::Utf8Path;
 
@@ -29,7 +32,7 @@ use crate::{
     report::{
         Style,
         document::{self, Machine},
-        formats,
+        error, formats,
         human::{self, Examined},
     },
     state::owner,
@@ -41,6 +44,33 @@ use crate::{
 const RUNNING_KERNEL: &str = "/proc/sys/kernel/osrelease";
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exit, Failure> {
+    match look(world, args).await {
+        Err(failure) => told_to_plugin(world, args.format, failure),
+        answer => answer,
+    }
+}
+
+/// A monitoring system reads standard output and its own statuses alone: an error is an unknown state there. Standard error
+/// has the hint, for a person who tries the command.
+fn told_to_plugin(
+    world: &mut World<'_>,
+    format: CheckFormat,
+    failure: Failure,
+) -> Result<Exit, Failure> {
+    let answer: fn(&mut dyn Write, &str) -> io::Result<Exit> = match format {
+        CheckFormat::Nagios => formats::nagios_failed,
+        CheckFormat::Npd => formats::npd_failed,
+        _ => return Err(failure),
+    };
+    let why = error::in_one_line(failure.report());
+    let exit = print::shown(&mut world.out, |to| answer(to, &why))?;
+    let style = world.err_style();
+    // Where standard error is closed, the answer is on standard output.
+    let _ = error::styled(&mut world.err, failure.report(), style);
+    Ok(exit)
+}
+
+async fn look(world: &mut World<'_>, args: &args::Check) -> Result<Exit, Failure> {
     let mut host = match &args.lspci {
         Some(file) => machine::from_lspci(world, file)?,
         None => machine::host(world, args.root.as_deref())?,

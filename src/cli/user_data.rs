@@ -126,6 +126,15 @@ const fn form(form: UserDataForm) -> Form {
     }
 }
 
+/// Whether the form is piped into kubectl, which would apply it with its marks. The others are files, in which tools of the
+/// user's may fill in the rest.
+const fn is_applied(form: UserDataForm) -> bool {
+    matches!(
+        form,
+        UserDataForm::Aks | UserDataForm::Gke | UserDataForm::EksKarpenter
+    )
+}
+
 /// The form without its NodeConfig: EKS adds one of its own where a node group has an AMI type.
 fn without_node_config(text: &str) -> String {
     const PART: &str = "--gpu-bootstrap\nContent-Type: ";
@@ -170,9 +179,21 @@ pub(super) fn run(world: &mut World<'_>, args: &args::UserData) -> Result<Exit, 
         text = with_token(world, file, &text, cluster.map(|wish| &wish.method))?;
     }
     let left = left(&form, &marks, &text);
+    if is_applied(args.form) {
+        let missing = |(mark, how): &(String, String)| {
+            usage(
+                &format!("fill in the form: `{mark}` is missing"),
+                &format!("add {how}"),
+            )
+        };
+        Failure::unless_none(left.iter().map(missing).collect())?;
+    }
     if left.is_empty() {
         text = text.replace(SET_EACH, "");
     }
+    let left: Vec<String> = (left.iter())
+        .map(|(mark, how)| format!("`{mark}` is still to be filled in: {how}"))
+        .collect();
     prepare::warn(world, &resolution.warnings);
     prepare::warn(world, &left);
     // It is the user's own text, with the token that was asked for, and marks that look like logins.
@@ -209,6 +230,7 @@ fn named<'a>(form: &Form, assignment: &'a str) -> Result<(&'static str, &'a str)
     // Registries and `docker push` write it so.
     let value = match name {
         "digest" | "sha256" => value.strip_prefix("sha256:").unwrap_or(value),
+        "registry" => value.trim_end_matches('/'),
         _ => value,
     };
     match wrong(name, placeholder, value) {
@@ -268,6 +290,10 @@ fn wrong(name: &str, placeholder: &str, value: &str) -> Option<(&'static str, &'
             "the name of an image has no `https://`",
             "name host and path, such as `registry.example.com/tools`",
         ),
+        "registry" if !is_registry(value) => (
+            "the name of an image cannot begin with it",
+            "name host and path, the path in small letters, such as `registry.example.com:5000/tools`",
+        ),
         "arch" if !matches!(value, "x86_64" | "arm64") => (
             "Amazon has images for `x86_64` and `arm64`",
             "take that of the family, and a program that is built for it",
@@ -287,6 +313,23 @@ fn wrong(name: &str, placeholder: &str, value: &str) -> Option<(&'static str, &'
 fn is_certificate(text: &str) -> bool {
     let decoded = BASE64.decode(text);
     decoded.is_ok_and(|bytes| bytes.starts_with(b"-----BEGIN"))
+}
+
+/// Whether the name of an image can begin so: with a host, or a path of Docker Hub (distribution/reference, `reference.go`).
+fn is_registry(text: &str) -> bool {
+    let mut parts = text.split('/');
+    let first = parts.next().unwrap_or_default();
+    let (host, port) = first.rsplit_once(':').unwrap_or((first, "443"));
+    let is_host = is_name(&host.to_ascii_lowercase()) && port.parse::<u16>().is_ok();
+    is_host && parts.all(is_name)
+}
+
+/// A part of the name of an image.
+fn is_name(text: &str) -> bool {
+    let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    text.starts_with(is_word)
+        && text.ends_with(is_word)
+        && text.chars().all(|c| is_word(c) || "._-".contains(c))
 }
 
 fn is_address(text: &str) -> bool {
@@ -500,7 +543,7 @@ fn placeholders(settings: &str) -> Vec<String> {
 }
 
 /// What is still to be filled in, and how.
-fn left(form: &Form, marks: &[String], text: &str) -> Vec<String> {
+fn left(form: &Form, marks: &[String], text: &str) -> Vec<(String, String)> {
     let settings = Block::of(text).settings(text);
     let mut left = Vec::new();
     for line in settings.lines().filter(|line| !line.starts_with('#')) {
@@ -526,11 +569,6 @@ fn left(form: &Form, marks: &[String], text: &str) -> Vec<String> {
         }
     }
     // With its marks an address looks like one with a login, and would be hidden.
-    let told = |(one, how): (String, String)| {
-        format!(
-            "`{}` is still to be filled in: {how}",
-            one.trim_matches('@')
-        )
-    };
+    let told = |(mark, how): (String, String)| (mark.trim_matches('@').to_owned(), how);
     left.into_iter().map(told).collect()
 }

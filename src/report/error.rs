@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::Style;
 use super::style::Ink;
-use crate::error::{Report, causes};
+use crate::error::{Report, causes, one_line};
 
 /// Writes an error with its causes and its hint, without colour.
 ///
@@ -35,6 +35,15 @@ pub fn styled(to: &mut dyn Write, error: &dyn Report, style: Style) -> io::Resul
         &causes(error),
         error.hint().as_deref(),
     )
+}
+
+/// An error with its causes on one line, without its hint; of several the first.
+#[must_use]
+pub fn in_one_line(error: &dyn Report) -> String {
+    match error.parts().into_iter().next() {
+        Some(first) => in_one_line(first),
+        None => failed_to(&one_line(error)),
+    }
 }
 
 /// Errors are fragments that complete "failed to".

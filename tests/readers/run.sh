@@ -1,7 +1,8 @@
 #!/bin/sh
 # Gives what `check` writes for other programs to these programs, and compares what they read with its JSON document:
 # tests/readers/run.sh [PROGRAM]. TAP is read by Perl's TAP::Parser, JUnit's XML by junitparser, metrics by promtool and, through
-# node_exporter's textfile collector, by Prometheus, Markdown by cmark-gfm, and the page by Chromium.
+# node_exporter's textfile collector, by Prometheus, Markdown by cmark-gfm, the page by Chromium, and the plugin of Nagios by Nagios
+# Core. No distribution has the node problem detector: it reads its plugin if NODE_PROBLEM_DETECTOR names its program.
 #
 # It runs as root on Debian 12 or newer, and installs what is missing from Debian's archive (some 150 MB). A tool that is missing is a
 # failure. What Chromium draws of a healthy, a broken and an 8-GPU machine is in target/readers/*.png.
@@ -22,7 +23,7 @@ for one in \
     [ -e "${one#*:}" ] || missing="$missing ${one%%:*}"
 done
 apt() { DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@"; }
-if [ -n "$missing" ] || [ ! -e "$out/done" ]; then
+if [ -n "$missing" ] || [ ! -e "$out/unpacked" ]; then
     apt update
 fi
 if [ -n "$missing" ]; then
@@ -30,13 +31,13 @@ if [ -n "$missing" ]; then
     apt install -y --no-install-recommends $missing
 fi
 # Their packages start services, so they are only unpacked.
-if [ ! -e "$out/done" ]; then
+if [ ! -e "$out/unpacked" ]; then
     rm -rf "$out/root" "$out/download"/*
-    (cd "$out/download" && apt download prometheus prometheus-node-exporter)
+    (cd "$out/download" && apt download nagios4-core prometheus prometheus-node-exporter)
     for package in "$out/download"/*.deb; do
         dpkg-deb -x "$package" "$out/root"
     done
-    touch "$out/done"
+    touch "$out/unpacked"
 fi
 
 # A machine whose system brings the driver: this is what makes it healthy without gpu-bootstrap.
@@ -61,4 +62,7 @@ put "$gpu/device" 0x26b9
 put "$gpu/class" 0x030200
 ln -s ../../../bus/pci/drivers/nvidia "$healthy/$gpu/driver"
 
-exec /usr/bin/python3 tests/readers/read.py "$program" "$out"
+# A copy of a machine in which nothing was kept.
+mkdir -p "$out/empty/etc"
+
+exec /usr/bin/python3 tests/readers/read.py "$program" "$out" ${NODE_PROBLEM_DETECTOR:+"$NODE_PROBLEM_DETECTOR"}

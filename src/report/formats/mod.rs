@@ -15,8 +15,8 @@ pub use condition::{condition, cut};
 pub use html::html;
 pub use junit::junit;
 pub use markdown::markdown;
-pub use nagios::nagios;
-pub use npd::npd;
+pub use nagios::{nagios, nagios_failed};
+pub use npd::{npd, npd_failed};
 pub use prometheus::prometheus;
 pub use tap::tap;
 

@@ -40,6 +40,16 @@ pub fn nagios(to: &mut dyn Write, report: &RunReport) -> io::Result<Exit> {
     Ok(Exit::Plugin(status))
 }
 
+/// The answer where `check` has failed to look: UNKNOWN, as the guidelines want it for errors of the plugin itself.
+///
+/// # Errors
+/// An error of the writer.
+pub fn nagios_failed(to: &mut dyn Write, why: &str) -> io::Result<Exit> {
+    writeln!(to, "GPU UNKNOWN - {}", plain(why))?;
+    to.flush()?;
+    Ok(Exit::Plugin(3))
+}
+
 fn told(finding: &Finding) -> String {
     format!("{}: {}", finding.id, plain(&finding.why))
 }

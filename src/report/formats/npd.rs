@@ -29,3 +29,13 @@ pub fn npd(to: &mut dyn Write, report: &RunReport) -> io::Result<Exit> {
     to.flush()?;
     Ok(Exit::Plugin(status))
 }
+
+/// The answer where `check` has failed to look.
+///
+/// # Errors
+/// An error of the writer.
+pub fn npd_failed(to: &mut dyn Write, why: &str) -> io::Result<Exit> {
+    writeln!(to, "{}", line(why))?;
+    to.flush()?;
+    Ok(Exit::Plugin(2))
+}
