@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use crate::bed::{Bed, PROGRAMS};
-use crate::claim::Claim;
+use crate::bed::Bed;
 use crate::out::timed;
 use crate::repo::PORT;
 use crate::repo::rpm::Served;
@@ -69,8 +68,6 @@ pub struct Assets {
     /// Its SHA-256, in hexadecimal digits; `None` where it was not compiled.
     pub product_digest: Option<String>,
     pub stand_ins: StandIns,
-    /// Holds the programs; `None` where none were compiled.
-    _programs: Option<Claim>,
 }
 
 impl Assets {
@@ -267,15 +264,14 @@ pub fn prepare(
                 .collect(),
             image: image.join().map_err(joined)??,
             mirror: mirror.clone(),
-            product_digest: (programs.as_ref())
-                .map(|_| digest(&bed.programs.join(PRODUCT)))
+            product_digest: programs
+                .map(|()| digest(&bed.programs.join(PRODUCT)))
                 .transpose()?,
             product: bed.programs.join(PRODUCT),
             stand_ins: StandIns {
                 nvml: bed.programs.join(NVML),
                 cuda: bed.programs.join(CUDA),
             },
-            _programs: programs,
         })
     })
 }
@@ -355,7 +351,7 @@ fn target(repo: &Path, named: Option<OsString>) -> PathBuf {
 }
 
 /// Compiles the repository's programs, and copies them to where they stay as they are.
-fn programs(bed: &Bed, program: Program<'_>) -> Result<Claim> {
+fn programs(bed: &Bed, program: Program<'_>) -> Result<()> {
     let target = target(&bed.repo, env::var_os("CARGO_TARGET_DIR"));
     fs::create_dir_all(&target).with_context(|| format!("cannot make {}", target.display()))?;
     // A run that compiles now must not exchange them while they are copied.
@@ -365,7 +361,7 @@ fn programs(bed: &Bed, program: Program<'_>) -> Result<Claim> {
         .cwd(&bed.repo)
         .deadline(Duration::from_secs(1800))
         .ok()?;
-    let claim = Claim::take(bed, PROGRAMS)?;
+    fs::create_dir(&bed.programs).context("cannot make a folder of programs")?;
     let copy = |from: &Path, name: &str| {
         let to = bed.programs.join(name);
         fs::copy(from, &to)
@@ -392,7 +388,7 @@ fn programs(bed: &Bed, program: Program<'_>) -> Result<Claim> {
             .context("cannot strip the program")?;
         }
     }
-    Ok(claim)
+    Ok(())
 }
 
 #[cfg(test)]

@@ -8,11 +8,10 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-use crate::claim::Claim;
-use crate::lock;
+use crate::{apart, lock};
 
-/// The name under which a run holds its programs.
-pub const PROGRAMS: &str = "programs";
+/// In the cache, the folders of runs, each by the process id of its command.
+const RUNS: &str = "runs";
 
 /// An entry of the cache that was not built for this long is removed when another of its kind is
 /// built.
@@ -29,8 +28,10 @@ pub struct Bed {
     pub repo: PathBuf,
     /// What is slow to build, keyed by a digest of its recipe. Not in git.
     pub cache: PathBuf,
-    /// What belongs to machines that run now: namespaces, process ids.
+    /// The small files and sockets of this run's machines.
     pub run: PathBuf,
+    /// The disks of this run's machines.
+    pub machines: PathBuf,
     /// The programs compiled from the repository, copied when this run began: another run may
     /// compile them again meanwhile.
     pub programs: PathBuf,
@@ -47,20 +48,25 @@ impl Bed {
             .with_context(|| format!("{} is not inside the repository", start.display()))?
             .to_path_buf();
         let cache = cache.unwrap_or_else(|| repo.join(".cache/vm"));
-        fs::create_dir_all(cache.join("machines"))
+        fs::create_dir_all(cache.join(RUNS))
             .with_context(|| format!("cannot make {}", cache.display()))?;
         let cache = cache
             .canonicalize()
             .context("cannot resolve the cache folder")?;
-        let run = PathBuf::from("/run/gpu-bootstrap-vm");
-        let programs = Claim::dir(&cache, PROGRAMS);
+        let machines = cache.join(RUNS).join(apart::command().to_string());
         Ok(Bed {
             repo,
             cache,
-            run,
-            programs,
+            run: PathBuf::from(apart::RUN),
+            programs: machines.join("programs"),
+            machines,
             held: Arc::default(),
         })
+    }
+
+    /// The folders of all runs.
+    pub fn runs(&self) -> PathBuf {
+        self.cache.join(RUNS)
     }
 
     /// A file or directory of tests/vm.
@@ -230,8 +236,8 @@ fn recipe_of(path: &Path) -> PathBuf {
     PathBuf::from(format!("{}.recipe", path.display()))
 }
 
-/// Opens a directory of the cache if it exists.
-fn open(path: &Path) -> Result<Option<File>> {
+/// Opens a directory if it exists.
+pub fn open(path: &Path) -> Result<Option<File>> {
     match File::open(path) {
         Ok(entry) => Ok(Some(entry)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),

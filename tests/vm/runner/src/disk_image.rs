@@ -106,9 +106,7 @@ fn make(bed: &Bed, machines: &Machines, name: &str, from: &str) -> Result<PathBu
 /// kept. The cache keeps one version of the image `name`, and those that other beds use.
 fn fetch(bed: &Bed, name: &str, image: &str, checksums: &str) -> Result<PathBuf> {
     let file = image.rsplit('/').next().unwrap_or_default();
-    let list = bed
-        .cache
-        .join(format!("{file}.{}.sums", std::process::id()));
+    let list = bed.machines.join(format!("{file}.sums"));
     let read = download(checksums, &list, Duration::from_secs(60))
         .and_then(|()| fs::read_to_string(&list).context("cannot read a list of checksums"));
     remove_file(&list)?;
@@ -202,6 +200,7 @@ mod tests {
         fs::create_dir_all(dir.path().join("tests/vm")).unwrap();
         fs::write(dir.path().join("tests/vm/machines.toml"), "").unwrap();
         let bed = Bed::open(dir.path(), None).unwrap();
+        fs::create_dir(&bed.machines).unwrap();
         let at = |name: &str| format!("file://{}", dir.path().join(name).display());
         fs::write(dir.path().join("a.img"), "image").unwrap();
         fs::write(dir.path().join("right"), format!("{SUM} *a.img\n")).unwrap();

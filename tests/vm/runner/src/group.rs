@@ -1,5 +1,5 @@
-//! The control groups of one machine. They find and end all its processes by control group, never
-//! by process name.
+//! The control groups of a run, and in them those of each machine. They find and end all its processes by control group,
+//! never by process name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,9 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-const PREFIX: &str = "gpu-bootstrap-vm.";
+use crate::apart;
+
+const PREFIX: &str = "gpu-bootstrap-run.";
 
 /// The groups of one machine, one in each hierarchy that systemd uses.
 #[derive(Clone, Debug)]
@@ -21,11 +23,7 @@ pub struct Group {
 impl Group {
     /// The groups of the machine `name`, whether they exist or not.
     pub fn of(name: &str) -> Result<Group> {
-        let mounts =
-            fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
-        let dirs = hierarchies(&mounts)
-            .into_iter()
-            .map(|dir| dir.join(format!("{PREFIX}{name}")));
+        let dirs = of_run()?.into_iter().map(|dir| dir.join(name));
         Ok(Group {
             dirs: dirs.collect(),
         })
@@ -88,13 +86,31 @@ impl Group {
 
     /// Ends every process of the machine and removes the groups.
     pub fn destroy(&self) -> Result<()> {
-        // A group whose processes do not end cannot be removed.
-        end(&self.dirs);
-        for dir in &self.dirs {
-            remove_groups(dir).with_context(|| format!("cannot remove {}", dir.display()))?;
-        }
-        Ok(())
+        self.dirs.iter().try_for_each(|dir| destroy(dir))
     }
+}
+
+/// The groups of this run, one in each hierarchy.
+pub fn of_run() -> Result<Vec<PathBuf>> {
+    let name = format!("{PREFIX}{}", apart::command());
+    Ok(mounted()?.into_iter().map(|dir| dir.join(&name)).collect())
+}
+
+/// The groups of all runs that exist.
+pub fn of_runs() -> Result<Vec<PathBuf>> {
+    let mut found: Vec<PathBuf> = mounted()?.iter().flat_map(|dir| children(dir)).collect();
+    found.retain(|dir| {
+        let name = dir.file_name().unwrap_or_default();
+        name.to_string_lossy().starts_with(PREFIX)
+    });
+    Ok(found)
+}
+
+/// Ends every process of a group and removes it.
+pub fn destroy(dir: &Path) -> Result<()> {
+    // A group whose processes do not end cannot be removed.
+    end(&[dir.to_path_buf()]);
+    remove_groups(dir).with_context(|| format!("cannot remove {}", dir.display()))
 }
 
 /// Ends every process of the groups; returns those that are left after a while.
@@ -125,6 +141,11 @@ pub enum Part {
 }
 
 const PARTS: [&str; 3] = ["machine", "support", "exec"];
+
+fn mounted() -> Result<Vec<PathBuf>> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
+    Ok(hierarchies(&mounts))
+}
 
 /// Mount points of the unified hierarchy, and of systemd's own hierarchy beside it.
 fn hierarchies(mountinfo: &str) -> Vec<PathBuf> {
@@ -162,6 +183,8 @@ fn processes(dir: &Path) -> Vec<i32> {
         .unwrap_or_default()
         .lines()
         .filter_map(|line| line.parse().ok())
+        // As which the kernel shows a process of another PID namespace.
+        .filter(|pid| *pid != 0)
         .collect();
     for child in children(dir) {
         pids.extend(processes(&child));

@@ -9,14 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{out, stop};
+use crate::{apart, out};
 
 /// Longer than any build of a bed.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
-
-/// Longer than another bed holds the lock of the list, even if it removes what several left behind,
-/// and shorter than the time limit of a stopped run.
-const LIMIT_OF_UNDOING: Duration = Duration::from_secs(60);
 
 /// A wait shorter than this is not reported.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -24,15 +20,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Waits for the lock of a file and writes this process's name into it; `what` says what the lock
 /// is for.
 pub fn take(path: &Path, what: &str) -> Result<File> {
-    wait(path, what, LIMIT, stop::stopping)
+    wait(path, what, LIMIT)
 }
 
-/// The same during clean-up, which a signal must not interrupt.
-pub fn take_to_undo(path: &Path, what: &str) -> Result<File> {
-    wait(path, what, LIMIT_OF_UNDOING, || false)
-}
-
-fn wait(path: &Path, what: &str, limit: Duration, stopped: fn() -> bool) -> Result<File> {
+fn wait(path: &Path, what: &str, limit: Duration) -> Result<File> {
     let mut file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -44,21 +35,17 @@ fn wait(path: &Path, what: &str, limit: Duration, stopped: fn() -> bool) -> Resu
     let mut told = false;
     while !try_take(&file).with_context(|| format!("cannot lock {}", path.display()))? {
         let owner = owner(&mut file);
-        if stopped() {
-            bail!("the run was stopped while it waited for {what}");
-        }
         if start.elapsed() > limit {
             bail!("{what} is still held by {owner}");
         }
-        let mine = owner == name(std::process::id());
-        if !told && !mine && start.elapsed() > PATIENCE {
+        if !told && owner != name() && start.elapsed() > PATIENCE {
             out::say(format!("waiting for {owner}, which holds {what}"));
             told = true;
         }
         thread::sleep(Duration::from_millis(50));
     }
     file.set_len(0)
-        .and_then(|()| (&file).write_all(name(std::process::id()).as_bytes()))
+        .and_then(|()| (&file).write_all(name().as_bytes()))
         .with_context(|| format!("cannot write {}", path.display()))?;
     Ok(file)
 }
@@ -72,8 +59,8 @@ pub fn try_take(file: &File) -> Result<bool> {
     }
 }
 
-fn name(process: u32) -> String {
-    format!("process {process}")
+fn name() -> String {
+    format!("process {}", apart::command())
 }
 
 /// The name that the owner wrote into the file; for a moment after locking it is empty.
@@ -95,23 +82,11 @@ mod tests {
         let path = dir.path().join("lock");
         let held = take(&path, "a thing").unwrap();
         let mut other = File::open(&path).unwrap();
-        assert_eq!(owner(&mut other), name(std::process::id()));
+        assert_eq!(owner(&mut other), name());
         assert!(!try_take(&other).unwrap());
         let waiting = thread::spawn(move || take(&path, "a thing").map(drop));
-        drop(held);
-        waiting.join().unwrap().unwrap();
-    }
-
-    #[test]
-    fn a_stopped_run_waits_for_clean_up_only() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("lock");
-        let held = take(&path, "a thing").unwrap();
-        let error = wait(&path, "a thing", LIMIT, || true).unwrap_err();
-        assert!(format!("{error:#}").contains("stopped while it waited for a thing"));
-        let error = wait(&path, "a thing", Duration::ZERO, || false).unwrap_err();
+        let error = wait(&dir.path().join("lock"), "a thing", Duration::ZERO).unwrap_err();
         assert!(format!("{error:#}").contains("still held by process"));
-        let waiting = thread::spawn(move || take_to_undo(&path, "a thing").map(drop));
         drop(held);
         waiting.join().unwrap().unwrap();
     }

@@ -27,11 +27,6 @@ pub fn released(dir: &Path) -> Result<()> {
     }
 }
 
-/// Whether a loop device uses a file below `dir`.
-pub fn is_used(dir: &Path) -> Result<bool> {
-    Ok(!using(Path::new(DEVICES), dir)?.is_empty())
-}
-
 /// The loop devices whose files lie below `dir`.
 fn using(devices: &Path, dir: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
@@ -60,11 +55,11 @@ mod tests {
             fs::create_dir_all(&place).unwrap();
             fs::write(place.join("backing_file"), file).unwrap();
         };
-        put("loop0", "/cache/machines/a-1/layer/disk.img\n");
-        put("loop1", "/cache/machines/a-12/layer/disk.img\n");
+        put("loop0", "/cache/runs/1/a/layer/disk.img\n");
+        put("loop1", "/cache/runs/1/ab/layer/disk.img\n");
         fs::create_dir_all(dir.path().join("vda")).unwrap();
-        let of = |name: &str| using(dir.path(), &Path::new("/cache/machines").join(name)).unwrap();
-        assert_eq!(of("a-1"), ["loop0"]);
-        assert!(of("a").is_empty());
+        let of = |name: &str| using(dir.path(), &Path::new("/cache/runs/1").join(name)).unwrap();
+        assert_eq!(of("a"), ["loop0"]);
+        assert!(of("b").is_empty());
     }
 }

@@ -5,6 +5,7 @@
 
 mod agents;
 mod almalinux;
+mod apart;
 mod assets;
 mod bed;
 mod bench;
@@ -43,7 +44,6 @@ mod server;
 mod sh;
 mod simulation;
 mod snapshot;
-mod stop;
 mod tables;
 mod toolkit;
 mod ubuntu;
@@ -82,6 +82,9 @@ struct Cli {
     /// Where what is slow to build is kept [default: .cache/vm in the repository].
     #[arg(long, env = "TESTBED_CACHE", global = true)]
     cache: Option<PathBuf>,
+    /// Only for `vm` itself: the command whose run this is.
+    #[arg(long, hide = true, value_name = "PROCESS")]
+    apart: Option<u32>,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -197,10 +200,7 @@ impl How {
 }
 
 fn main() -> ExitCode {
-    let result = run();
-    // A run that was stopped by a signal fails here, too, while another thread cleans up.
-    stop::wait_if_stopping();
-    match result {
+    match run() {
         Ok(code) => code,
         Err(error) => {
             out::say(format!("error: {error:#}"));
@@ -223,11 +223,17 @@ fn run() -> Result<ExitCode> {
         metadata::run(document, addresses)?;
         return Ok(ExitCode::SUCCESS);
     }
-    stop::on_signals()?;
-    // After a signal the process ends once every guard has been dropped.
-    let _work = stop::guard("the work in progress", || Ok(()));
+    if let Some(command) = cli.apart {
+        apart::enter(command)?;
+    }
     let here = std::env::current_dir().context("cannot tell the current folder")?;
     let bed = Bed::open(&here, cli.cache)?;
+    let makes_machines = !matches!(cli.verb, Verb::Needs | Verb::List | Verb::Clean);
+    if makes_machines && cli.apart.is_none() {
+        needs::root()?;
+        tidy(&bed);
+        return apart::run(&bed);
+    }
     let machines = Machines::load(&bed.here("machines.toml"))?;
     let cases = cases::load(&bed.here("cases"))?;
     cases::fit(&cases, &machines, &bed.repo, &bed.here("configs"))?;
@@ -235,7 +241,6 @@ fn run() -> Result<ExitCode> {
         Verb::Needs => needs::ensure(&machines.toolkit.go)?,
         Verb::Prepare => {
             let all: Vec<&Case> = cases.iter().collect();
-            tidy(&bed);
             assets::prepare(&bed, &machines, &wanted(&machines, &all)?, None)?;
         }
         Verb::List => {
@@ -258,7 +263,7 @@ fn run() -> Result<ExitCode> {
             }
         }
         Verb::Clean => {
-            claim::clean_stale(&bed)?;
+            apart::clean(&bed)?;
             bed.prune()?;
         }
         Verb::Demo { keep } => {
@@ -296,7 +301,7 @@ fn run() -> Result<ExitCode> {
 
 /// Removes what earlier runs left, and what no run uses any more; a part that cannot be removed does no harm.
 fn tidy(bed: &Bed) {
-    if let Err(error) = claim::clean_stale(bed) {
+    if let Err(error) = apart::clean(bed) {
         out::say(format!("remains of an earlier run: {error:#}"));
     }
     if let Err(error) = bed.prune() {
@@ -384,7 +389,6 @@ fn wanted(machines: &Machines, cases: &[&Case]) -> Result<Wanted> {
 
 fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitCode> {
     let start = Instant::now();
-    tidy(bed);
     out::heading("what the machine is made of (built once, then kept outside git)");
     let assets = assets::prepare(
         bed,
@@ -402,9 +406,6 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
         at_once: 1,
     };
     let outcome = run::run(&stage, case);
-    if stop::stopping() {
-        bail!("the run was stopped");
-    }
     let mut rows = step_rows(&outcome);
     rows.insert(1, row("prepare", prepared, "ok"));
     rows.push(row("all", start.elapsed(), verdict(&outcome)));
@@ -429,7 +430,6 @@ fn bench(
     runs: u32,
     program: Option<&PathBuf>,
 ) -> Result<ExitCode> {
-    tidy(bed);
     let program = program.map_or(Program::Compiled, |file| Program::Given(file));
     let assets = assets::prepare(bed, machines, &wanted(machines, cases)?, Some(program))?;
     let stage = Stage {
@@ -444,9 +444,6 @@ fn bench(
     for _ in 0..runs {
         for case in cases {
             let outcome = one(&stage, case);
-            if stop::stopping() {
-                bail!("the run was stopped");
-            }
             if outcome.error.is_some() {
                 return Ok(ExitCode::FAILURE);
             }
@@ -479,7 +476,6 @@ fn row(title: &str, took: Duration, result: &str) -> Vec<String> {
 
 fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<ExitCode> {
     let start = Instant::now();
-    tidy(bed);
     let program = match &how.program {
         Some(file) => Program::Given(file),
         None => Program::Compiled,
@@ -532,9 +528,6 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
             });
         }
     });
-    if stop::stopping() {
-        bail!("the run was stopped");
-    }
     let failed = failed.into_inner();
     let passed = cases.len() - failed;
     let times = times.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -570,9 +563,6 @@ fn queue<'a>(machines: &Machines, cases: Vec<&'a Case>) -> Result<Queue<&'a Case
 fn one(stage: &Stage<'_>, case: &Case) -> Outcome {
     let begin = Instant::now();
     let outcome = run::run(stage, case);
-    if stop::stopping() {
-        return outcome;
-    }
     let mut text = String::new();
     if stage.tell || outcome.error.is_some() && !outcome.rows.is_empty() {
         text.push_str(&format!("\n{}\n", out::table(&step_rows(&outcome))));

@@ -40,11 +40,17 @@ const PACKAGES: &[(&str, &str)] = &[
     ),
 ];
 
-/// Installs what is missing, or says what a person has to do.
-pub fn ensure(oldest_go: &str) -> Result<()> {
+/// Fails for other users.
+pub fn root() -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         bail!("machines are booted with namespaces and mounts: run this as root");
     }
+    Ok(())
+}
+
+/// Installs what is missing, or says what a person has to do.
+pub fn ensure(oldest_go: &str) -> Result<()> {
+    root()?;
     let missing: Vec<&str> = PACKAGES
         .iter()
         .filter(|(_, file)| !Path::new(file).exists())

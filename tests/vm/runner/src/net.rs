@@ -7,11 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Deserialize;
 
+use crate::claim::unmount;
 use crate::group::{Group, Part};
 use crate::sh::{Cmd, daemon};
 
@@ -237,18 +237,6 @@ pub fn beside(run: &Path, netns: &Path, address: &str, machine: &str) -> Result<
 
 /// Releases the namespaces in `run`; the kernel removes each with its last process.
 pub fn destroy(run: &Path) -> Result<()> {
-    release(&run.join(BESIDE))?;
-    release(&run.join("netns"))
-}
-
-fn release(file: &Path) -> Result<()> {
-    if !file.exists() {
-        return Ok(());
-    }
-    // EINVAL: nothing is mounted, because the machine was not completely made.
-    match umount2(file, MntFlags::MNT_DETACH) {
-        Ok(()) | Err(nix::errno::Errno::EINVAL) => {}
-        Err(error) => bail!("cannot unmount {}: {error}", file.display()),
-    }
-    fs::remove_file(file).with_context(|| format!("cannot remove {}", file.display()))
+    unmount(&run.join(BESIDE))?;
+    unmount(&run.join("netns"))
 }

@@ -8,8 +8,8 @@ use anyhow::Result;
 
 static STDOUT: Mutex<()> = Mutex::new(());
 
-/// Prints one line. A failed write ends nothing: if the reader is gone, the run still has to clean
-/// up its machines and return its exit code.
+/// Prints one line. A failed write ends nothing: if the reader is gone, the run still has its exit
+/// code.
 pub fn say(line: impl AsRef<str>) {
     let _guard = STDOUT.lock();
     let mut stdout = std::io::stdout().lock();

@@ -5,12 +5,6 @@
 //! each processor: a single one does not keep its second processor busy all the time.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-
-use crate::stop;
-
-/// The interval at which a waiting thread checks whether the run was stopped.
-const LOOK: Duration = Duration::from_millis(200);
 
 /// Cases that wait for their turn.
 pub struct Queue<T> {
@@ -61,11 +55,11 @@ impl<T> Queue<T> {
     }
 
     /// Returns the next case. Waits if all remaining cases are emulated and no more of these may
-    /// run. `None` if no case is left, or the run was stopped.
+    /// run. `None` if no case is left.
     pub fn next(&self) -> Option<Turn<'_, T>> {
         let mut state = self.state();
         loop {
-            if state.waiting.is_empty() || stop::stopping() {
+            if state.waiting.is_empty() {
                 return None;
             }
             if let Some((case, emulated)) = state.take(self.most) {
@@ -75,8 +69,8 @@ impl<T> Queue<T> {
                     queue: self,
                 });
             }
-            let waited = self.ended.wait_timeout(state, LOOK);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.ended.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 

@@ -17,8 +17,8 @@ use crate::sh::{Cmd, Done};
 use crate::snapshot::Snapshot;
 use crate::tables::{Kind, Machines};
 use crate::{
-    agents, almalinux, cloud, documents, kernel, modules, out, power, seed, simulation, ubuntu,
-    units, watch,
+    agents, almalinux, apart, cloud, documents, kernel, modules, out, power, seed, simulation,
+    ubuntu, units, watch,
 };
 
 /// What a case needs to run.
@@ -470,16 +470,21 @@ impl Running<'_> {
             return;
         }
         out::say(format!("\ncase {} failed: {error:#}", self.case.name));
-        match self.machine.entry() {
-            Some(entry) => out::say(format!("the machine is up; enter it with\n\n    {entry}\n")),
-            None => out::say(format!(
-                "the machine is down; its disk is {}",
-                self.machine.root().display()
-            )),
-        }
+        let (state, command) = match self.machine.entry() {
+            Some(entry) => ("is up; enter it", entry),
+            None => {
+                let disk = self.machine.root();
+                (
+                    "is down; look at its disk",
+                    format!("ls {}", disk.display()),
+                )
+            }
+        };
+        let command = apart::from_outside(&command);
+        out::say(format!("the machine {state} with\n\n    {command}\n"));
         out::say("This command waits until Ctrl-C, which stops the machine and removes it.");
-        while !crate::stop::stopping() {
-            std::thread::sleep(Duration::from_millis(200));
+        loop {
+            std::thread::park();
         }
     }
 }

@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
-use crate::{out, stop};
+use crate::out;
 
 /// How long a reader may wait after a program has ended: a daemon that it left behind may hold the
 /// pipe open forever.
@@ -95,9 +95,6 @@ impl Cmd {
     /// Runs it and returns its result. Fails only if it could not be started.
     pub fn run(self) -> Result<Done> {
         let line = self.argv.join(" ");
-        if stop::stopping() {
-            bail!("not started, because the run was stopped: `{line}`");
-        }
         let (program, arguments) = self.argv.split_first().context("an empty command")?;
         let mut command = Command::new(program);
         command
@@ -120,10 +117,6 @@ impl Cmd {
             .spawn()
             .with_context(|| format!("cannot start `{line}`"))?;
         let group = Pid::from_raw(i32::try_from(child.id()).context("a process id too large")?);
-        let _ended = stop::guard(&line, move || {
-            kill_group(group);
-            Ok(())
-        });
         if let Some(mut pipe) = child.stdin.take() {
             let bytes = self.stdin.clone();
             // A program that ends without reading its input breaks the pipe; its exit status shows
@@ -191,9 +184,6 @@ impl Done {
 /// Starts a program that continues in its own process group, with its output in a file.
 pub fn daemon(argv: &[String], log: &Path) -> Result<Child> {
     let line = argv.join(" ");
-    if stop::stopping() {
-        bail!("not started, because the run was stopped: `{line}`");
-    }
     let (program, arguments) = argv.split_first().context("an empty command")?;
     let file =
         std::fs::File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
@@ -322,13 +312,6 @@ mod tests {
             "{}",
             done.verdict()
         );
-    }
-
-    #[test]
-    fn programs_start_with_no_signal_blocked() {
-        stop::on_signals().unwrap();
-        let done = shell("grep SigBlk /proc/self/status").run().unwrap();
-        assert_eq!(done.stdout.trim(), "SigBlk:\t0000000000000000");
     }
 
     #[test]

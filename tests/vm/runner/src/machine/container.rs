@@ -44,7 +44,7 @@ impl Body for Container {
             "--timezone=off",
             "--link-journal=no",
             "--console=pipe",
-            &format!("--machine={}", frame.id),
+            &format!("--machine={}", frame.name),
             &format!("--hostname={}", frame.name),
             &format!("--directory={}", frame.root().display()),
             &format!("--network-namespace-path={}", frame.net.file().display()),

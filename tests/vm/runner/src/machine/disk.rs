@@ -11,8 +11,8 @@ use nix::mount::{MntFlags, umount2};
 
 use super::Frame;
 use crate::group::{Group, Part};
+use crate::loops;
 use crate::sh::Cmd;
-use crate::{claim, loops};
 
 /// The disk's file in the machine's layer.
 const FILE: &str = "disk.img";
@@ -80,7 +80,6 @@ impl Disk {
             .context("cannot shut down a filesystem")?;
         drop(root);
         frame.group.end(&[Part::Machine, Part::Exec])?;
-        claim::forget_nspawn(&self.root)?;
         umount2(&self.root, MntFlags::MNT_DETACH).context("cannot unmount a disk")?;
         // Also detaches the mount in namespaces that were made from the host's meanwhile: the kernel does this.
         fs::remove_dir(&self.root).context("cannot remove a mount point")?;

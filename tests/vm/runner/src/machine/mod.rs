@@ -70,8 +70,6 @@ pub struct Machine {
 /// What every machine has, whatever runs it.
 pub struct Frame {
     name: String,
-    /// Its name, unique on this host.
-    id: String,
     /// The directory of its disk and its logs.
     dir: PathBuf,
     /// The directory of its sockets, whose path is short enough for them.
@@ -171,7 +169,6 @@ impl Machine {
         let net = Net::create(&claim.run, &group, &dir.join("slirp.log"))?;
         let frame = Frame {
             name: name.into(),
-            id: claim.id.clone(),
             dir,
             run: claim.run.clone(),
             kernel,
