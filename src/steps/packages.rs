@@ -190,6 +190,29 @@ mod tests {
         steps::fixtures::{self, desired, facts},
     };
 
+    #[test]
+    fn lists_that_are_missing_or_torn_are_not_asked() {
+        let (host, fakes) = fake::host();
+        let (facts, want) = (facts(), desired());
+        let state = fixtures::state(&host, facts.clone());
+        let cx = Cx {
+            host: host.reader(),
+            facts: &facts,
+            state: &state,
+            desired: &want,
+            matrix: None,
+        };
+        let found = || has_lists(&cx).expect("readable");
+        assert!(!found());
+        let list =
+            "/var/lib/apt/lists/deb.debian.org_debian_dists_bookworm_main_binary-amd64_Packages";
+        fakes.files.put(list, "Package: nvidia-smi\n");
+        assert!(found());
+        // As a power cut leaves it.
+        fakes.files.put(list, "");
+        assert!(!found());
+    }
+
     #[tokio::test]
     async fn a_package_of_a_foreign_architecture_does_not_stand_for_the_native_one() {
         let (host, fakes) = fake::host();
