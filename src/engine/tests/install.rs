@@ -375,3 +375,13 @@ async fn a_list_without_an_order_is_refused() {
     ));
     assert_eq!(install(&["x"]).summary(), "install x");
 }
+
+#[tokio::test]
+async fn a_change_that_panics_fails_its_step_and_ends_the_run() {
+    let rig = Rig::new([file("a", "/a", "x"), file("b", "/b", "x").after(&["a"])]);
+    *rig.verbs.before.lock().unwrap() = Box::new(|_| panic!("a bug"));
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Internal);
+    assert_eq!(outcomes(&report), ["a failed", "b not-run"]);
+    assert!(why(&report, "a").contains("ended with a panic"));
+}
