@@ -1,12 +1,12 @@
-use super::{FabricState, decide, files, silent};
+use super::{FabricState, decide, detect, files, silent};
 use crate::{
     change::Change,
     compat::matrix::Fabric,
     config::desired::{Desired, FabricService, Manager},
-    host::{FabricProgress, GpuFabric, NvmlDevice},
-    step::Assessment,
+    host::{FabricProgress, GpuFabric, NvmlDevice, fake},
+    step::{Assessment, Cx},
     steps::{
-        fixtures::{desired, nvml_device, unit},
+        fixtures::{self, desired, nvml_device, unit},
         wishes::{compare, fixtures::packages},
     },
 };
@@ -298,4 +298,31 @@ fn without_switches_nothing_is_wanted_and_without_packages_the_run_is_blocked() 
         decide(&other, &wanted),
         Assessment::Blocked { .. }
     ));
+}
+
+/// An upgrade by somebody brings the fabric manager and the driver's files, and the next boot loads that driver.
+#[tokio::test]
+async fn an_upgraded_driver_is_told_from_the_loaded_one() {
+    let (host, fakes) = fake::host();
+    let package = |name: &str| {
+        format!(
+            "Package: {name}\nStatus: install ok installed\nArchitecture: amd64\nVersion: \
+             580.95.05-1\n\n"
+        )
+    };
+    let status = ["nvidia-kernel-dkms", "nvidia-fabricmanager"].map(package);
+    fakes.files.put("/var/lib/dpkg/status", status.concat());
+    fakes.files.put("/usr/bin/dpkg", "");
+    let (facts, want) = (fixtures::facts(), wanted());
+    let state = fixtures::state(&host, facts.clone());
+    let cx = Cx {
+        host: host.reader(),
+        facts: &facts,
+        state: &state,
+        desired: &want,
+        matrix: None,
+    };
+    let found = detect(&cx).await.expect("readable");
+    let upgraded = "580.95.05".parse().ok();
+    assert_eq!((&found.version, &found.packaged), (&upgraded, &upgraded));
 }
