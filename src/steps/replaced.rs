@@ -268,6 +268,7 @@ mod tests {
             ours: Ours {
                 packages: names.clone(),
                 held: names,
+                ..Ours::default()
             },
             installed,
             origin: None,

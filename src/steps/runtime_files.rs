@@ -3,12 +3,8 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
-    change::unread,
     config::desired::{Daemon, Desired, JoinMethod, RuntimeWish},
-    model::{
-        document::{Document, FileSettings, Format},
-        paths,
-    },
+    model::document::{Document, FileSettings, Format},
     state::{Effective, StateError},
     step::{Cx, StepError},
     tools::{
@@ -35,7 +31,7 @@ pub(super) struct RuntimeState {
     pub(super) lacking: Vec<FileSettings>,
     /// Whether there is a file that it reads first.
     pub(super) configured: bool,
-    /// Whether the daemon has not taken up what an interrupted run has written.
+    /// Whether the daemon may not have taken up what an earlier run has written.
     pub(super) unread: bool,
     /// Whether Docker has to be told to use CDI.
     pub(super) cdi: bool,
@@ -85,6 +81,7 @@ pub(super) async fn detect(
         Daemon::Containerd => detect_containerd(cx, wish).await?,
         Daemon::Crio => detect_crio(cx, wish).await?,
     };
+    state.unread = cx.state.ours().unread.contains(daemon.name());
     if let (Effective::Silent(_), Some(unit)) = (&state.effective, &wish.unit) {
         let unit = cx.state.unit(unit).await?;
         state.not_booted = unit.is_some_and(|unit| unit.is_not_booted());
@@ -110,7 +107,6 @@ async fn detect_docker(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, 
     if let Some(unit) = &wish.unit {
         state.other = docker::other_config(cx.host.files(), unit, DAEMON_JSON)?;
     }
-    state.unread = is_unread(cx, Daemon::Docker)?;
     let Ok(file) = Document::parse(Format::Json, text.as_deref().unwrap_or_default()) else {
         return Ok(state);
     };
@@ -227,7 +223,6 @@ async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeSta
     let mut state = RuntimeState::of(effective, read);
     // Without any, `containerd config dump` of 1.6 fails, and the daemon starts all the same.
     state.configured = files.first().is_some_and(|file| file.text.is_some());
-    state.unread = is_unread(cx, Daemon::Containerd)?;
     Ok(state)
 }
 
@@ -273,13 +268,5 @@ async fn detect_crio(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, St
         default: wish.nvidia_default,
     };
     let read = crio::settings(&cx.state.crio_files()?, &now, &runtime).map_err(broken);
-    let mut state = RuntimeState::of(effective, read);
-    state.unread = is_unread(cx, Daemon::Crio)?;
-    Ok(state)
-}
-
-/// Whether a run was interrupted before the daemon had taken up what it wrote.
-fn is_unread(cx: &Cx<'_>, kind: Daemon) -> Result<bool, StepError> {
-    let marker = unread(Utf8Path::new(paths::STATE), kind);
-    Ok(cx.host.files().stat(&marker)?.is_some())
+    Ok(RuntimeState::of(effective, read))
 }
