@@ -115,11 +115,8 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -
         return answer;
     }
     let comparison = compare(desired.packages.manager, &driver.packages, &state.installed);
-    if !comparison.held.is_empty() {
-        return Assessment::Blocked {
-            why: comparison.held.join("; "),
-            hint: comparison.held_hint(desired.packages.manager),
-        };
+    if let Some(refusal) = comparison.refusal(desired.packages.manager) {
+        return refusal;
     }
     if let Some(why) = &driver.vulnerable
         && state.found.package_version != driver.version

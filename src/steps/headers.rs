@@ -7,7 +7,7 @@ use super::{
     KERNEL_RELEASE, REPOSITORIES,
     driver_packages::adopts,
     packages,
-    wishes::{Packages, compare, install},
+    wishes::{Packages, package_step},
 };
 use crate::{
     change::Lock,
@@ -50,22 +50,8 @@ fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
             .into(),
         };
     }
-    let comparison = compare(desired.packages.manager, &wanted, &state.installed);
-    if comparison.all_met() {
-        return Assessment::Satisfied {
-            why: comparison.met_text(),
-        };
-    }
-    if !comparison.held.is_empty() {
-        return Assessment::Blocked {
-            why: comparison.held.join("; "),
-            hint: comparison.held_hint(desired.packages.manager),
-        };
-    }
-    Assessment::Needs {
-        why: comparison.unmet_text(),
-        changes: install(&wanted, Vec::new()),
-    }
+    let manager = desired.packages.manager;
+    package_step(manager, &wanted, &state.installed, Vec::new())
 }
 
 #[async_trait]

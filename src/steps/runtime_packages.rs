@@ -144,11 +144,8 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
         )
     } else if let Some(program) = state.by_hand.as_ref().filter(|_| !comparison.all_met()) {
         format!("`{program}` was installed without a package and is kept")
-    } else if !comparison.held.is_empty() {
-        return Assessment::Blocked {
-            why: comparison.held.join("; "),
-            hint: comparison.held_hint(desired.packages.manager),
-        };
+    } else if let Some(refusal) = comparison.refusal(desired.packages.manager) {
+        return refusal;
     } else if !comparison.all_met() {
         whys.push(comparison.unmet_text());
         changes.extend(install(&wish.packages, Vec::new()));
