@@ -207,7 +207,7 @@ fn nothing_to_prove(
     desired: &Desired,
     facts: &Facts,
 ) -> Option<Assessment> {
-    let not = |why: &str| Some(Assessment::NotApplicable { why: why.into() });
+    let not = |why: &str| Some(Assessment::not_applicable(why));
     if desired.driver.is_none() {
         return Some(words::no_driver());
     }
@@ -226,14 +226,10 @@ fn nothing_to_prove(
 /// The answer of a proof as long as no driver is loaded.
 pub(super) fn without_driver(desired: &Desired, facts: &Facts) -> Assessment {
     if desired.image {
-        return Assessment::AwaitingBoot {
-            why: "the probe needs live GPUs; it runs at the first boot".into(),
-        };
+        return Assessment::awaits_boot("the probe needs live GPUs; it runs at the first boot");
     }
     if facts.gpus.is_empty() {
-        return Assessment::NotApplicable {
-            why: "no NVIDIA GPU is on the PCI bus".into(),
-        };
+        return Assessment::not_applicable("no NVIDIA GPU is on the PCI bus");
     }
     Assessment::After {
         upstream: VALIDATION_DEVICES,
@@ -266,19 +262,14 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
     }
     if changes.is_empty() {
         let runtimes: Vec<&str> = provable(desired).map(|wish| wish.kind.name()).collect();
-        return Assessment::Satisfied {
-            why: format!(
-                "a container of {} saw {} with driver {loaded} in this boot, and nothing has changed \
-                 since",
-                runtimes.join(", and one of "),
-                words::count(state.gpus.len())
-            ),
-        };
+        return Assessment::satisfied(format!(
+            "a container of {} saw {} with driver {loaded} in this boot, and nothing has changed \
+             since",
+            runtimes.join(", and one of "),
+            words::count(state.gpus.len())
+        ));
     }
-    Assessment::Needs {
-        why: whys.join("; "),
-        changes,
-    }
+    Assessment::needs(whys.join("; "), changes)
 }
 
 /// Which lines are new, for people.

@@ -41,14 +41,11 @@ fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
         wanted.extend(desired.headers.iter().cloned());
     }
     if wanted.is_empty() {
-        return Assessment::NotApplicable {
-            why: match (state.adopts, is_compiled) {
-                (true, _) => "the existing driver is adopted, so no kernel module is compiled here",
-                (false, true) => "the profile names no headers",
-                (false, false) => "no kernel module is compiled here",
-            }
-            .into(),
-        };
+        return Assessment::not_applicable(match (state.adopts, is_compiled) {
+            (true, _) => "the existing driver is adopted, so no kernel module is compiled here",
+            (false, true) => "the profile names no headers",
+            (false, false) => "no kernel module is compiled here",
+        });
     }
     let manager = desired.packages.manager;
     package_step(manager, &wanted, &state.installed, Vec::new())

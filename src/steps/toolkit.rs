@@ -21,20 +21,16 @@ pub struct Toolkit;
 
 fn decide(installed: &Packages, ours: &Ours, desired: &Desired) -> Assessment {
     let Some(toolkit) = &desired.toolkit else {
-        return Assessment::NotApplicable {
-            why: "the container toolkit is not configured".into(),
-        };
+        return Assessment::not_applicable("the container toolkit is not configured");
     };
     let (manager, wishes) = (desired.packages.manager, &toolkit.packages);
     let replaced = outdated(manager, wishes, installed, ours);
     let answer = package_step(manager, wishes, installed, replaced);
     if let (Assessment::Needs { .. }, Some(why)) = (&answer, &toolkit.vulnerable) {
-        return Assessment::Blocked {
-            why: why.clone(),
-            hint:
-                "name a fixed version as `toolkit.version`, or set `driver.allow-vulnerable = true`"
-                    .into(),
-        };
+        return Assessment::blocked(
+            why.clone(),
+            "name a fixed version as `toolkit.version`, or set `driver.allow-vulnerable = true`",
+        );
     }
     if !matches!(answer, Assessment::Satisfied { .. }) {
         return answer;
@@ -49,10 +45,10 @@ fn decide(installed: &Packages, ours: &Ours, desired: &Desired) -> Assessment {
         return answer;
     }
     let there = compare(manager, wishes, installed).met.join(", ");
-    Assessment::Needs {
-        why: format!("its packages have different versions: {there}"),
-        changes: install(wishes, Vec::new()),
-    }
+    Assessment::needs(
+        format!("its packages have different versions: {there}"),
+        install(wishes, Vec::new()),
+    )
 }
 
 #[async_trait]

@@ -101,10 +101,8 @@ impl Comparison {
     /// The refusal to give what somebody holds another version.
     #[must_use]
     pub fn refusal(&self, manager: Manager) -> Option<Assessment> {
-        (!self.held.is_empty()).then(|| Assessment::Blocked {
-            why: self.held.join("; "),
-            hint: self.held_hint(manager),
-        })
+        (!self.held.is_empty())
+            .then(|| Assessment::blocked(self.held.join("; "), self.held_hint(manager)))
     }
 
     /// What to do about held packages.
@@ -141,7 +139,6 @@ pub fn outdated(
 }
 
 /// The answer of a step that wants packages and nothing else. Those of `replacing` may get another version.
-#[must_use]
 pub fn package_step(
     manager: Manager,
     wishes: &[PackageWish],
@@ -153,14 +150,9 @@ pub fn package_step(
         return refusal;
     }
     if comparison.all_met() {
-        return Assessment::Satisfied {
-            why: comparison.met_text(),
-        };
+        return Assessment::satisfied(comparison.met_text());
     }
-    Assessment::Needs {
-        why: comparison.unmet_text(),
-        changes: install(wishes, replacing),
-    }
+    Assessment::needs(comparison.unmet_text(), install(wishes, replacing))
 }
 
 /// The changes that meet the wishes: fresh package lists, then one transaction, which also replaces

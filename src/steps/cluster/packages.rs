@@ -23,9 +23,10 @@ fn decide(installed: &Packages, ours: &Ours, desired: &Desired) -> Assessment {
         return no_cluster();
     };
     if wish.packages.is_empty() {
-        return Assessment::NotApplicable {
-            why: format!("{} needs no packages of Kubernetes", wish.method.name()),
-        };
+        return Assessment::not_applicable(format!(
+            "{} needs no packages of Kubernetes",
+            wish.method.name()
+        ));
     }
     let manager = desired.packages.manager;
     let replaced = outdated(manager, &wish.packages, installed, ours);
