@@ -50,6 +50,17 @@ pub(super) struct Broken {
     pub(super) forgiven: bool,
 }
 
+impl Broken {
+    /// One that no version reads.
+    fn for_all(path: impl Into<Utf8PathBuf>, why: String) -> Self {
+        Self {
+            path: path.into(),
+            why,
+            forgiven: false,
+        }
+    }
+}
+
 impl RuntimeState {
     fn of(effective: &Effective, read: Result<Vec<FileSettings>, Broken>) -> Self {
         let (lacking, broken) = match read {
@@ -163,22 +174,12 @@ async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeSta
     if let Some(text) = cx.host.files().read_text(&root)?
         && let Err(why) = containerd::check_config(&text)
     {
-        let broken = Broken {
-            path: root,
-            why,
-            forgiven: false,
-        };
-        return Ok(RuntimeState::of(effective, Err(broken)));
+        return Ok(RuntimeState::of(effective, Err(Broken::for_all(root, why))));
     }
     let files = match cx.state.containerd_files().await {
         Ok(files) => files,
         Err(StateError::Unexpected { what, why }) => {
-            let broken = Broken {
-                path: what.into(),
-                why,
-                forgiven: false,
-            };
-            return Ok(RuntimeState::of(effective, Err(broken)));
+            return Ok(RuntimeState::of(effective, Err(Broken::for_all(what, why))));
         }
         Err(error) => return Err(error.into()),
     };
@@ -215,11 +216,8 @@ async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeSta
         for_kubelet,
     };
     let version = cx.state.containerd_version().await;
-    let read = layout::settings(&files, version, &runtime).map_err(|why| Broken {
-        path: root,
-        why,
-        forgiven: false,
-    });
+    let read =
+        layout::settings(&files, version, &runtime).map_err(|why| Broken::for_all(root, why));
     let mut state = RuntimeState::of(effective, read);
     // Without any, `containerd config dump` of 1.6 fails, and the daemon starts all the same.
     state.configured = files.first().is_some_and(|file| file.text.is_some());
@@ -247,11 +245,7 @@ pub(super) fn is_configured(daemon: Daemon, desired: &Desired) -> bool {
 
 async fn detect_crio(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepError> {
     let effective = cx.state.crio().await?;
-    let broken = |why: String| Broken {
-        path: crio::CONFIG.into(),
-        why,
-        forgiven: false,
-    };
+    let broken = |why: String| Broken::for_all(crio::CONFIG, why);
     let now = match cx.state.crio_config().await? {
         None => Default::default(),
         Some(Ok(now)) => now,
