@@ -312,8 +312,8 @@ impl Applier {
         })
     }
 
-    /// What a daemon would run with, as its program reads the files, or why it refuses them. `None` where nothing tells: Docker's
-    /// program prints none, and `containerd config dump` of 1.6 fails without any file, with which the daemon starts.
+    /// What a daemon would run with, as its program reads the files, or why it refuses them. `None` where nothing tells it:
+    /// Docker's program prints none, and `containerd config dump` of 1.6 fails without any file, although the daemon starts.
     async fn known(&self, kind: Daemon) -> Result<Option<Result<Known, String>>, ChangeError> {
         let query = match kind {
             Daemon::Containerd if self.host.files.exists(CONTAINERD_CONFIG.into())? => {
