@@ -78,6 +78,7 @@ pub trait Step: Send + Sync {
 /// package lists are needed. An error because nothing may be executed (`--root`) is `skip` there.
 /// An error of a step behind one that has something to do counts only when that one has ended.
 #[derive(Debug, Clone, PartialEq)]
+#[must_use]
 pub enum Assessment {
     /// The machine is as wanted.
     Satisfied {
@@ -136,6 +137,30 @@ pub enum Assessment {
         /// What it will do then, as far as can be said.
         expected: Vec<Change>,
     },
+}
+
+impl Assessment {
+    pub fn satisfied(why: impl Into<String>) -> Self {
+        Self::Satisfied { why: why.into() }
+    }
+
+    pub fn needs(why: impl Into<String>, changes: Vec<Change>) -> Self {
+        let why = why.into();
+        Self::Needs { why, changes }
+    }
+
+    pub fn not_applicable(why: impl Into<String>) -> Self {
+        Self::NotApplicable { why: why.into() }
+    }
+
+    pub fn blocked(why: impl Into<String>, hint: impl Into<String>) -> Self {
+        let (why, hint) = (why.into(), hint.into());
+        Self::Blocked { why, hint }
+    }
+
+    pub fn awaits_boot(why: impl Into<String>) -> Self {
+        Self::AwaitingBoot { why: why.into() }
+    }
 }
 
 impl StepError {

@@ -1,7 +1,11 @@
 //! Describes, applies and undoes changes on a machine: one match arm per verb; the work is in the
 //! file of the verb's family.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use tokio_util::sync::CancellationToken;
@@ -15,11 +19,14 @@ use super::{
     probe::Proving,
 };
 use crate::{
-    config::desired::PackagePolicy,
+    config::desired::{Daemon, PackagePolicy},
     host::{Cmd, ExecError, FilesError, Host, Output, ReadFiles, digest::sha256},
     model::secret::Secrets,
     tools::{kmod, packages::Backend},
 };
+
+/// The pause between two looks at something that is awaited.
+const POLL: Duration = Duration::from_secs(1);
 
 /// Performs changes. There is one per run: it remembers whether the package lists are fresh.
 #[derive(Clone)]
@@ -31,6 +38,8 @@ pub struct Applier {
     pub(super) backups: Backups,
     pub(super) lists: Arc<Lists>,
     pub(super) holds: Arc<Holds>,
+    /// The daemons whose files name the toolkit's runtime although this run has tried to take it out: its package stays.
+    pub(super) need_toolkit: Arc<Mutex<BTreeSet<Daemon>>>,
     /// What the run wants; `None` if any source may be needed.
     pub(super) wanted: Option<Arc<Wanted>>,
     pub(super) stop: CancellationToken,
@@ -50,6 +59,7 @@ impl Applier {
             state,
             lists: Arc::default(),
             holds: Arc::default(),
+            need_toolkit: Arc::default(),
             wanted: None,
             stop: CancellationToken::new(),
             secrets: Secrets::default(),
@@ -110,6 +120,29 @@ impl Applier {
         }
     }
 
+    /// Looks again and again until something is there; `None` if it is not in time.
+    pub(super) async fn awaited<T, F>(
+        &self,
+        what: &str,
+        bound: Duration,
+        look: impl Fn() -> F,
+    ) -> Result<Option<T>, ChangeError>
+    where
+        F: Future<Output = Result<Option<T>, ChangeError>>,
+    {
+        let clock = &self.host.clock;
+        let started = clock.monotonic();
+        loop {
+            if let Some(found) = look().await? {
+                return Ok(Some(found));
+            }
+            if clock.monotonic().saturating_sub(started) >= bound {
+                return Ok(None);
+            }
+            self.pause_for(POLL, what).await?;
+        }
+    }
+
     /// A unified diff of files, or the package manager's simulation; changes nothing.
     ///
     /// # Errors
@@ -159,10 +192,8 @@ impl Applier {
     pub async fn capture(&self, change: &Change) -> Result<Undo, ChangeError> {
         match change {
             Change::WriteFile { path, content, .. } => {
-                let files =
-                    self.capture_files(std::slice::from_ref(path), |_| FileAfter::File {
-                        sha256: sha256(content.as_bytes()),
-                    })?;
+                let sha256 = sha256(content.as_bytes());
+                let files = self.capture_files([(path.clone(), FileAfter::File { sha256 })])?;
                 self.keep_ours(&files, content)?;
                 if path.parent() == Some(kmod::AT_BOOT.into()) {
                     self.capture_autoload(content, files)
@@ -180,7 +211,6 @@ impl Applier {
             Change::EnableUnit { unit, start } => self.capture_unit(unit, *start).await,
             Change::RestartUnit { unit } => Ok(Self::capture_restart(unit)),
             Change::ConfigureRuntime { settings } => self.capture_runtime(settings),
-            Change::ReloadDocker { unit, runtime, .. } => Ok(Self::capture_docker(unit, runtime)),
             Change::LoadModule { module } => self.capture_load(module),
             Change::RebuildInitramfs { kernels } => Ok(Self::capture_initramfs(kernels)),
             Change::BuildModule { module, kernel } => self.capture_build(module, kernel).await,
@@ -235,11 +265,6 @@ impl Applier {
             Change::ConfigureRuntime { settings } => {
                 self.configure_runtime(settings, &undo, sink).await?;
             }
-            Change::ReloadDocker {
-                unit,
-                runtime,
-                default,
-            } => self.reload_docker(unit, runtime, *default, sink).await?,
             Change::LoadModule { module } => self.load_module(module, sink).await?,
             Change::RebuildInitramfs { kernels } => self.rebuild_initramfs(kernels, sink).await?,
             Change::BuildModule { module, kernel } => {
@@ -316,6 +341,18 @@ impl Applier {
             self.clear_interrupted_join(way, sink).await?;
         }
         self.restore_emptied_files(undo)?;
+        if let Undo::RestoreFiles {
+            files,
+            created_folders,
+            daemon: Some(_),
+        } = undo
+            && !self.differ(files)?
+        {
+            self.remove_created(created_folders)?;
+            return Ok(Undo::Nothing {
+                why: "the files of the container runtime are as they were".to_owned(),
+            });
+        }
         self.refine(undo.clone()).await
     }
 
@@ -341,11 +378,17 @@ impl Applier {
             Undo::RestoreFiles {
                 files,
                 created_folders,
-                then,
-            } => {
-                self.restore_and_follow(undo, (files, created_folders), then, sink)
-                    .await
-            }
+                daemon,
+            } => match daemon {
+                Some(daemon) => {
+                    self.restore_runtime(daemon, files, created_folders, sink)
+                        .await
+                }
+                None => {
+                    let restored = self.restore_files(files, created_folders, sink).await?;
+                    Ok(restored.told(sink))
+                }
+            },
             Undo::Packages {
                 transaction,
                 effects,
@@ -485,7 +528,6 @@ fn is_written_by_tools(change: &Change) -> bool {
         | Change::RefreshRepositories
         | Change::RestartUnit { .. }
         | Change::ConfigureRuntime { .. }
-        | Change::ReloadDocker { .. }
         | Change::LoadModule { .. }
         | Change::PullImage { .. }
         | Change::RunProbe { .. }
@@ -505,15 +547,14 @@ fn undo_writes_by_tools(undo: &Undo) -> bool {
         | Undo::RestoreUnit { .. }
         | Undo::LeaveCluster { .. }
         | Undo::RemoveModuleBuild { .. } => true,
-        Undo::RestoreFiles { then, .. } | Undo::Afterwards { then } => {
-            then.iter().any(|one| match one {
-                Afterwards::RebuildInitramfs { .. } => true,
-                Afterwards::RestartUnit { .. } | Afterwards::ReloadDocker { .. } => false,
-            })
-        }
+        Undo::Afterwards { then } => (then.iter()).any(|one| match one {
+            Afterwards::RebuildInitramfs { .. } => true,
+            Afterwards::RestartUnit { .. } => false,
+        }),
         Undo::Several { undos } => undos.iter().any(undo_writes_by_tools),
         Undo::Nothing { .. }
         | Undo::Impossible { .. }
+        | Undo::RestoreFiles { .. }
         | Undo::UnloadModule { .. }
         | Undo::RestoreLabels { .. }
         | Undo::RestoreSysctls { .. }

@@ -62,9 +62,6 @@ impl Change {
                     }
                 }
             }
-            Self::ReloadDocker { unit, runtime, .. } => {
-                format!("reload `{unit}` so that it knows the runtime {runtime}")
-            }
             Self::LoadModule { module } => format!("load kernel module `{module}`"),
             Self::RebuildInitramfs { kernels } => {
                 format!("rebuild the initramfs of {}", kernels.join(", "))
@@ -132,7 +129,6 @@ impl Change {
             Self::EnableUnit { .. } => "enable-unit",
             Self::RestartUnit { .. } => "restart-unit",
             Self::ConfigureRuntime { .. } => "configure-runtime",
-            Self::ReloadDocker { .. } => "reload-docker",
             Self::LoadModule { .. } => "load-module",
             Self::RebuildInitramfs { .. } => "rebuild-initramfs",
             Self::BuildModule { .. } => "build-module",
@@ -163,11 +159,6 @@ mod tests {
             },
             Change::RestartUnit {
                 unit: "docker.service".to_owned(),
-            },
-            Change::ReloadDocker {
-                unit: "docker.service".to_owned(),
-                runtime: "nvidia".to_owned(),
-                default: false,
             },
         ] {
             let json = serde_json::to_value(&change).unwrap();

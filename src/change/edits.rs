@@ -62,43 +62,6 @@ pub(super) fn set(
     Ok(edits)
 }
 
-/// The keys that differ. Objects are compared key by key, but what is inside of their values is one
-/// value: half of a runtime's entry is of no use.
-pub(super) fn edits(before: &Map<String, Value>, after: &Map<String, Value>) -> Vec<Edit> {
-    let empty = Map::new();
-    let mut edits = Vec::new();
-    for name in names(before, after) {
-        let (old, new) = (before.get(name), after.get(name));
-        if old == new {
-            continue;
-        }
-        let inside = |value: Option<&'_ Value>| match value {
-            Some(Value::Object(inside)) => Some(inside.clone()),
-            None => Some(empty.clone()),
-            Some(_) => None,
-        };
-        match (inside(old), inside(new)) {
-            (Some(old), Some(new)) => {
-                for inner in names(&old, &new) {
-                    if old.get(inner) != new.get(inner) {
-                        edits.push(Edit {
-                            key: vec![name.clone(), inner.clone()],
-                            before: old.get(inner).cloned(),
-                            after: new.get(inner).cloned(),
-                        });
-                    }
-                }
-            }
-            _ => edits.push(Edit {
-                key: vec![name.clone()],
-                before: old.cloned(),
-                after: new.cloned(),
-            }),
-        }
-    }
-    edits
-}
-
 /// The names in either object, each once.
 fn names<'m>(
     before: &'m Map<String, Value>,
@@ -232,11 +195,16 @@ pub(super) fn take_back(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::model::document::Format;
 
-    fn json(text: &str) -> Map<String, Value> {
-        serde_json::from_str(text).expect("an object")
+    fn setting(key: &[&str], value: Value) -> Setting {
+        Setting {
+            key: key.iter().map(ToString::to_string).collect(),
+            value: Some(value),
+        }
     }
 
     fn document(text: &str) -> Document {
@@ -249,7 +217,17 @@ mod tests {
     #[test]
     fn edits_are_taken_back_and_other_settings_stay() {
         let before = r#"{"log-driver":"local"}"#;
-        let edits = edits(&json(before), &json(OURS));
+        let mut now = document(before);
+        let nvidia = json!({"args": [], "path": "n"});
+        let edits = set(
+            &mut now,
+            &[
+                setting(&["runtimes", "nvidia"], nvidia),
+                setting(&["default-runtime"], json!("nvidia")),
+            ],
+        )
+        .unwrap();
+        assert!(now.is_like(&document(OURS)));
         let keys: Vec<String> = edits.iter().map(|edit| edit.key.join(".")).collect();
         assert_eq!(keys, ["runtimes.nvidia", "default-runtime"]);
         let back = take_back(&document(OURS), &edits, None).unwrap();
@@ -274,7 +252,14 @@ mod tests {
     fn a_value_that_was_replaced_comes_back() {
         let before = r#"{"runtimes":{"nvidia":{"path":"old"}},"features":[1]}"#;
         let after = r#"{"runtimes":{"nvidia":{"path":"n"}},"features":{"cdi":true}}"#;
-        let edits = edits(&json(before), &json(after));
+        let edits = set(
+            &mut document(before),
+            &[
+                setting(&["runtimes", "nvidia"], json!({"path": "n"})),
+                setting(&["features"], json!({"cdi": true})),
+            ],
+        )
+        .unwrap();
         assert_eq!(edits.len(), 2);
         let back = take_back(&document(after), &edits, None).unwrap();
         assert!(back.document.is_like(&document(before)));
@@ -285,8 +270,12 @@ mod tests {
 
     #[test]
     fn an_entry_that_was_edited_inside_goes_while_it_names_our_program() {
-        let ours = r#"{"runtimes":{"nvidia":{"args":[],"path":"nvidia-container-runtime"}}}"#;
-        let edits = edits(&json("{}"), &json(ours));
+        let ours = json!({"args": [], "path": "nvidia-container-runtime"});
+        let edits = set(
+            &mut document("{}"),
+            &[setting(&["runtimes", "nvidia"], ours)],
+        )
+        .unwrap();
         let entry = |path: &str| {
             document(&format!(
                 r#"{{"default-runtime":"nvidia","runtimes":{{"nvidia":{{"args":["-d"],"path":"{path}"}}}}}}"#
@@ -327,7 +316,7 @@ mod tests {
             key: ["plugins", "cri", "runtimes", name]
                 .map(str::to_owned)
                 .to_vec(),
-            value: Some(serde_json::json!({"type": name})),
+            value: Some(json!({"type": name})),
         };
         let mut now = toml("version = 2\n");
         let edits = set(&mut now, &[entry("runc"), entry("nvidia")]).unwrap();
@@ -351,7 +340,7 @@ mod tests {
         let mut now = toml(before);
         let entry = Setting {
             key: nvidia,
-            value: Some(serde_json::json!({"type": "r"})),
+            value: Some(json!({"type": "r"})),
         };
         let edits = set(&mut now, &[entry]).unwrap();
         let back = take_back(&now, &edits, None).unwrap();

@@ -1,7 +1,6 @@
 //! Files: written and removed as a whole; their former content is backed up.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use serde_json::Value;
 
 use super::{
     Applier, ChangeError, Edit, FileAfter, FileBefore, Reverted, Saved, Sink, Undo, edits,
@@ -18,22 +17,32 @@ struct FileNow {
     after: FileAfter,
 }
 
+/// How restoring files ended.
+pub(super) struct Restored {
+    pub(super) ending: Reverted,
+    /// What went of others' settings: to be told as soon as it is certain that the files stay so.
+    notes: Vec<String>,
+}
+
+impl Restored {
+    /// Tells the notes, and returns how it ended.
+    pub(super) fn told(self, sink: &dyn Sink) -> Reverted {
+        for note in &self.notes {
+            sink.note(note);
+        }
+        self.ending
+    }
+}
+
 impl Applier {
-    /// The undo of files that are about to be written or removed. `after` says what the
-    /// change leaves at each path.
+    /// The undo of files that are about to be written or removed, each with what the change leaves.
     pub(super) fn capture_files(
         &self,
-        paths: &[Utf8PathBuf],
-        after: impl Fn(&Utf8Path) -> FileAfter,
+        wanted: impl IntoIterator<Item = (Utf8PathBuf, FileAfter)>,
     ) -> Result<Undo, ChangeError> {
         let mut files = Vec::new();
         let mut created_folders: Vec<Utf8PathBuf> = Vec::new();
-        for path in paths {
-            files.push(FileBefore {
-                path: path.clone(),
-                before: self.save(path)?,
-                after: after(path),
-            });
+        for (path, after) in wanted {
             for folder in path.ancestors().skip(1) {
                 if self.host.files.stat(folder)?.is_some() {
                     break;
@@ -42,14 +51,24 @@ impl Applier {
                     created_folders.push(folder.to_owned());
                 }
             }
+            files.push(FileBefore {
+                before: self.save(&path)?,
+                path,
+                after,
+            });
         }
         // A folder sorts before its content.
         created_folders.sort();
         Ok(Undo::RestoreFiles {
             files,
             created_folders,
-            then: Vec::new(),
+            daemon: None,
         })
+    }
+
+    /// The file that is written at a path: a link stays a link, and its target is written.
+    pub(super) fn target_of(&self, path: &Utf8Path) -> Result<Utf8PathBuf, ChangeError> {
+        Ok((self.host.files.resolve(path)?).unwrap_or_else(|| path.to_owned()))
     }
 
     /// Keeps what a change writes over a file of somebody else's: without it nobody can tell its lines from those that
@@ -102,7 +121,6 @@ impl Applier {
             }
         };
         files.write(path, merged.as_bytes(), stat.mode)?;
-        files.chown(path, stat.uid, stat.gid)?;
         Ok(Some(Reverted::Done {
             what: format!(
                 "took the lines of this program back in `{path}`, which others have changed since"
@@ -111,45 +129,15 @@ impl Applier {
     }
 
     /// Completes the undo of [`Applier::capture_files`] after the change.
-    pub(super) fn refine_files(&self, undo: Undo) -> Result<Undo, ChangeError> {
-        let Undo::RestoreFiles {
-            mut files,
-            created_folders,
-            then,
-        } = undo
-        else {
-            return Ok(undo);
-        };
-        for file in &mut files {
-            if file.after == FileAfter::Unknown {
-                file.after = self.after_change(file)?;
+    pub(super) fn refine_files(&self, mut undo: Undo) -> Result<Undo, ChangeError> {
+        if let Undo::RestoreFiles { files, .. } = &mut undo {
+            for file in files {
+                if file.after == FileAfter::Unknown {
+                    file.after = self.file_now(&file.path)?.after;
+                }
             }
         }
-        Ok(Undo::RestoreFiles {
-            files,
-            created_folders,
-            then,
-        })
-    }
-
-    /// The state of a file that a change has just written. For a JSON file it has what was edited.
-    fn after_change(&self, file: &FileBefore) -> Result<FileAfter, ChangeError> {
-        let now = self.file_now(&file.path)?.after;
-        let FileAfter::File { sha256 } = &now else {
-            return Ok(now);
-        };
-        if file.path.extension() != Some("json") {
-            return Ok(now);
-        }
-        let before = self.document_before(file)?.map(|before| before.all());
-        let after = self.document_now(&file.path)?.map(|after| after.all());
-        let (Some(Value::Object(before)), Some(Value::Object(after))) = (before, after) else {
-            return Ok(now);
-        };
-        Ok(FileAfter::Edited {
-            sha256: sha256.clone(),
-            edits: edits::edits(&before, &after),
-        })
+        Ok(undo)
     }
 
     /// A JSON or TOML file before the change, an empty one if there was none; `None` if it was neither.
@@ -166,12 +154,12 @@ impl Applier {
         Ok(text.and_then(|text| parsed(path, &text)))
     }
 
-    /// Takes the edits of a change back from a file that somebody has edited since.
+    /// Takes the edits of a change back from a file that somebody has edited since. `notes` get what goes of theirs.
     fn take_edits_back(
         &self,
         file: &FileBefore,
         made: &[Edit],
-        sink: &dyn Sink,
+        notes: &mut Vec<String>,
     ) -> Result<Reverted, ChangeError> {
         let (files, path) = (&self.host.files, &file.path);
         let (Some(now), Some(stat)) = (self.document_now(path)?, files.stat(path)?) else {
@@ -204,7 +192,7 @@ impl Applier {
                  runtime goes",
                 back.theirs.join(", ")
             );
-            sink.note(&what);
+            notes.push(what.clone());
             endings.push(Reverted::Done { what });
         }
         if back.left.is_empty() && is_before {
@@ -215,7 +203,6 @@ impl Applier {
             });
         } else {
             files.write(path, back.document.text().as_bytes(), stat.mode)?;
-            files.chown(path, stat.uid, stat.gid)?;
             endings.push(Reverted::Done {
                 what: format!(
                     "took {} out of `{path}`, which somebody has edited since",
@@ -348,18 +335,36 @@ impl Applier {
         Ok(FileNow { stat, after })
     }
 
-    /// Restores files, each only if it is still as the change left it.
-    pub(super) fn restore_files(
+    /// Restores files, each only if it is still as the change left it, and the labels that SELinux wants of them.
+    pub(super) async fn restore_files(
         &self,
         files: &[FileBefore],
         created_folders: &[Utf8PathBuf],
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
-        let mut endings = Vec::new();
+    ) -> Result<Restored, ChangeError> {
+        let (mut endings, mut notes) = (Vec::new(), Vec::new());
         for file in files {
-            endings.push(self.restore(file, sink)?);
+            endings.push(self.restore(file, &mut notes)?);
         }
-        for folder in created_folders.iter().rev() {
+        endings.extend(self.remove_created(created_folders)?);
+        let ending = Reverted::of(endings);
+        if !matches!(ending, Reverted::Nothing { .. }) {
+            let paths = created_folders
+                .iter()
+                .chain(files.iter().map(|file| &file.path));
+            let paths: Vec<&Utf8Path> = paths.map(AsRef::as_ref).collect();
+            self.restore_labels(&paths, sink).await?;
+        }
+        Ok(Restored { ending, notes })
+    }
+
+    /// Removes folders that a change has made, as far as they are empty.
+    pub(super) fn remove_created(
+        &self,
+        folders: &[Utf8PathBuf],
+    ) -> Result<Vec<Reverted>, ChangeError> {
+        let mut endings = Vec::new();
+        for folder in folders.iter().rev() {
             if self.host.files.stat(folder)?.is_some()
                 && self.host.files.remove_empty_folder(folder)?
             {
@@ -368,10 +373,10 @@ impl Applier {
                 });
             }
         }
-        Ok(Reverted::of(endings))
+        Ok(endings)
     }
 
-    fn restore(&self, file: &FileBefore, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+    fn restore(&self, file: &FileBefore, notes: &mut Vec<String>) -> Result<Reverted, ChangeError> {
         let path = &file.path;
         // An earlier undo may have been killed while it wrote.
         self.remove_temporary_files(path)?;
@@ -384,7 +389,7 @@ impl Applier {
         if file.after != FileAfter::Unknown && !file.after.is(&now.after) {
             return match (&file.after, &now.after) {
                 (FileAfter::Edited { edits, .. }, FileAfter::File { .. }) => {
-                    self.take_edits_back(file, edits, sink)
+                    self.take_edits_back(file, edits, notes)
                 }
                 (_, FileAfter::Absent) => Ok(self.edited_by_others(file, "removed")),
                 (_, FileAfter::File { .. }) => match self.take_lines_back(file)? {
@@ -395,6 +400,14 @@ impl Applier {
             };
         }
         self.put_back(file)
+    }
+
+    /// Whether a file is as it was before the change.
+    pub(super) fn is_as_before(&self, file: &FileBefore) -> Result<bool, ChangeError> {
+        Ok(is_restored(
+            &self.file_now(&file.path)?,
+            file.before.as_ref(),
+        ))
     }
 
     /// Makes a file as it was before the change, whatever it is now.

@@ -21,7 +21,6 @@
 mod agents;
 mod applier;
 mod backup;
-mod cri;
 mod describe;
 mod docker;
 mod edits;
@@ -34,7 +33,6 @@ mod labels;
 mod module;
 pub mod packages;
 pub mod probe;
-mod restored;
 mod runtime;
 #[cfg(test)]
 mod tests;
@@ -57,8 +55,8 @@ pub use error::{
 pub use image::has_image;
 pub use join::{Admission, Join, Leave};
 pub use probe::{ProofRecord, Proving};
-pub use runtime::{RuntimeSettings, unread};
-pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, Saved, Undo};
+pub use runtime::RuntimeSettings;
+pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, RuntimeDaemon, Saved, Undo};
 
 use crate::config::desired::{PackageWish, Repository};
 
@@ -127,16 +125,6 @@ pub enum Change {
     ConfigureRuntime {
         /// What is set, and what the daemon has to know afterwards.
         settings: RuntimeSettings,
-    },
-    /// Make Docker read its configuration again, without a stop of its containers, until it knows a
-    /// runtime.
-    ReloadDocker {
-        /// Its unit.
-        unit: String,
-        /// The runtime.
-        runtime: String,
-        /// Whether the runtime is to be the default one.
-        default: bool,
     },
     /// Load a kernel module.
     LoadModule {
@@ -262,6 +250,16 @@ pub enum Probe {
 }
 
 impl Change {
+    /// Writes a file that all may read.
+    #[must_use]
+    pub fn write(path: impl Into<Utf8PathBuf>, content: impl Into<String>) -> Self {
+        Self::WriteFile {
+            path: path.into(),
+            content: content.into(),
+            mode: 0o644,
+        }
+    }
+
     /// Whether this changes nothing about the machine: it only repeats, after a boot, a proof whose
     /// inputs are the same.
     #[must_use]

@@ -1,29 +1,32 @@
-//! The configuration of a container runtime, as a transaction: its keys are set, its own program
-//! reads the files before the daemon is touched, the daemon takes them up and has to answer. Where
-//! that fails, the files are as before, and the daemon runs with them.
+//! The configuration of a container runtime. A change and its undo both swap it as a whole: files are written, the
+//! runtime's own program reads them before the daemon is touched, then the daemon takes them up and has to answer. Where
+//! that fails, the files are as before, and the daemon runs with them. A change writes the keys of this program, its undo
+//! takes them out.
 //!
 //! `nvidia-ctk runtime configure` does not do this: it writes a drop-in of the newest version, which an
 //! older root file refuses, and it checks nothing.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Afterwards, Applier, ChangeError, FileAfter, Reverted, RuntimeError, Sink, Undo, edits, file,
+    Applier, ChangeError, FileAfter, FileBefore, Reverted, RuntimeDaemon, RuntimeError, Sink, Undo,
+    edits, file,
 };
 use crate::{
     config::desired::Daemon,
     error::one_line,
     host::{ExecError, Output, Query, digest::sha256},
     model::document::{Document, FileSettings, Format},
-    tools::{
-        containerd::{self, CriConfig},
-        crio::{self, CrioConfig},
-        ctr, docker, systemctl,
-    },
+    state::CONTAINERD_CONFIG,
+    tools::{containerd, crictl, crio, ctr, docker, toolkit},
 };
 
 /// What a container runtime has to be configured with.
@@ -51,13 +54,17 @@ pub struct RuntimeSettings {
 const MODE: u32 = 0o644;
 
 /// The time limit for a daemon to answer after it was started.
-pub(super) const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(30);
+const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(30);
 
-/// The time limit for CRI-O to take up its files after a reload.
-const RELOAD_TIME_LIMIT: Duration = Duration::from_secs(10);
-
-/// The pause between two questions to a daemon.
-pub(super) const POLL: Duration = Duration::from_millis(500);
+/// Files of a daemon that were written, and what they replaced.
+struct Swap<'a> {
+    daemon: &'a RuntimeDaemon,
+    /// The files as they were.
+    former: &'a [FileBefore],
+    created_folders: &'a [Utf8PathBuf],
+    /// What the daemon has to know afterwards, and what it knew; nothing in an undo.
+    wanted: Option<(&'a RuntimeSettings, Option<Known>)>,
+}
 
 impl Applier {
     /// Diffs of the files.
@@ -83,39 +90,19 @@ impl Applier {
         let mut after = Vec::new();
         for one in &settings.files {
             let (document, edits) = self.with(one)?;
-            // A link stays a link: its target is written.
-            let path = (self.host.files.resolve(&one.path)?).unwrap_or_else(|| one.path.clone());
             let sha256 = sha256(document.text().as_bytes());
+            let path = self.target_of(&one.path)?;
             after.push((path, FileAfter::Edited { sha256, edits }));
         }
-        let paths: Vec<_> = after.iter().map(|(path, _)| path.clone()).collect();
-        let found = |path: &Utf8Path| {
-            let known = after.iter().find(|(known, _)| known == path);
-            known.map_or(FileAfter::Unknown, |(_, after)| after.clone())
-        };
-        let undo = self.capture_files(&paths, found)?;
-        let Undo::RestoreFiles {
-            files,
-            created_folders,
-            ..
-        } = undo
-        else {
-            return Ok(undo);
-        };
-        let unit = settings.unit.clone();
-        let then = match settings.kind {
-            Daemon::Docker => Afterwards::ReloadDocker {
-                unit,
+        let mut undo = self.capture_files(after)?;
+        if let Undo::RestoreFiles { daemon, .. } = &mut undo {
+            *daemon = Some(RuntimeDaemon {
+                kind: settings.kind,
+                unit: settings.unit.clone(),
                 runtime: settings.runtime.clone(),
-            },
-            // Their containers keep running.
-            Daemon::Containerd | Daemon::Crio => Afterwards::RestartUnit { unit },
-        };
-        Ok(Undo::RestoreFiles {
-            files,
-            created_folders,
-            then: vec![then],
-        })
+            });
+        }
+        Ok(undo)
     }
 
     pub(super) async fn configure_runtime(
@@ -124,28 +111,97 @@ impl Applier {
         undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        let before = match settings.kind {
-            Daemon::Containerd => self.containerd_config().await?.ok().map(Known::from),
-            Daemon::Crio => self.crio_config().await?.ok().map(Known::from),
-            Daemon::Docker => None,
+        let Undo::RestoreFiles {
+            files,
+            created_folders,
+            daemon: Some(daemon),
+        } = undo
+        else {
+            return Err(ChangeError::Unreadable {
+                what: format!("configure {}", settings.kind.name()),
+                why: "its undo is not that of a container runtime".to_owned(),
+            });
         };
-        // `containerd config dump` shows files, not what the daemon has read: after a kill before the
-        // restart they would look right.
-        let unread = unread(&self.state, settings.kind);
-        self.host.files.write(&unread, b"", 0o600)?;
+        let known = self.known(settings.kind).await?.and_then(Result::ok);
         for one in &settings.files {
-            self.write_settings(one)?;
+            let (document, _) = self.with(one)?;
+            let path = self.target_of(&one.path)?;
+            let mode = self.host.files.stat(&path)?.map_or(MODE, |stat| stat.mode);
+            (self.host.files).write(&path, document.text().as_bytes(), mode)?;
         }
-        if let Err(why) = self.validate(settings, before.as_ref()).await {
-            return Err(self.undo_settings(settings, undo, false, why, sink).await);
+        let swap = Swap {
+            daemon,
+            former: files,
+            created_folders,
+            wanted: Some((settings, known)),
+        };
+        self.swap(&swap, sink).await.map(drop)
+    }
+
+    /// Takes the keys of a change out of the files of a daemon. Where it refuses them without the keys, the files stay.
+    pub(super) async fn restore_runtime(
+        &self,
+        daemon: &RuntimeDaemon,
+        files: &[FileBefore],
+        created_folders: &[Utf8PathBuf],
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        self.need_toolkit().insert(daemon.kind);
+        let mut former = Vec::new();
+        for file in files {
+            former.push(FileBefore {
+                before: self.save(&file.path)?,
+                ..file.clone()
+            });
         }
-        match self.take_up(settings, sink).await {
-            Ok(()) => Ok(self.host.files.remove(&unread)?),
-            Err(why) if settings.files.is_empty() => Err(why),
-            Err(why @ ChangeError::DaemonSilent { .. }) => Err(why),
-            // A configuration that a daemon has not taken up may be one with which it does not start.
-            Err(why) => Err(self.undo_settings(settings, undo, true, why, sink).await),
+        let restored = self.restore_files(files, created_folders, sink).await?;
+        let swap = Swap {
+            daemon,
+            former: &former,
+            created_folders,
+            wanted: None,
+        };
+        // A file that the undo could not touch may be one with which the daemon does not start.
+        let is_stuck = matches!(restored.ending, Reverted::Left { .. }) && !self.differ(&former)?;
+        let ending = if files.is_empty() || is_stuck {
+            restored.told(sink)
+        } else {
+            // Also where nothing was left to restore: a run that was killed may not have come to the daemon.
+            match self.swap(&swap, sink).await {
+                Ok(taken_up) => Reverted::of(vec![restored.told(sink), taken_up]),
+                Err(error @ ChangeError::Stopped { .. }) => return Err(error),
+                Err(error) => Reverted::of(vec![restored.ending, left(&swap, &error)]),
+            }
+        };
+        let is_left = matches!(ending, Reverted::Left { .. });
+        if !(is_left && self.name_the_toolkit(files)?) {
+            self.need_toolkit().remove(&daemon.kind);
         }
+        Ok(ending)
+    }
+
+    pub(super) fn need_toolkit(&self) -> MutexGuard<'_, BTreeSet<Daemon>> {
+        (self.need_toolkit.lock()).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn name_the_toolkit(&self, files: &[FileBefore]) -> Result<bool, ChangeError> {
+        for file in files {
+            let text = self.host.files.read_lossy(&file.path)?;
+            if text.is_some_and(|text| toolkit::needs_packages(&text)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether a file is not as it was.
+    pub(super) fn differ(&self, former: &[FileBefore]) -> Result<bool, ChangeError> {
+        for file in former {
+            if !self.is_as_before(file)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// A file with its keys set, and what that changes.
@@ -164,285 +220,231 @@ impl Applier {
         Ok((document, edits))
     }
 
-    fn write_settings(&self, one: &FileSettings) -> Result<(), ChangeError> {
-        let files = &self.host.files;
-        let (document, _) = self.with(one)?;
-        let path = files
-            .resolve(&one.path)?
-            .unwrap_or_else(|| one.path.clone());
-        let stat = files.stat(&path)?;
-        if let Some(folder) = path.parent()
-            && files.stat(folder)?.is_none()
-        {
-            files.create_folder(folder, 0o755)?;
-        }
-        let mode = stat.as_ref().map_or(MODE, |stat| stat.mode);
-        files.write(&path, document.text().as_bytes(), mode)?;
-        if let Some(stat) = stat {
-            files.chown(&path, stat.uid, stat.gid)?;
-        }
-        Ok(())
-    }
-
-    /// The runtime's own program reads the files; the daemon is not touched.
-    async fn validate(
-        &self,
-        settings: &RuntimeSettings,
-        before: Option<&Known>,
-    ) -> Result<(), ChangeError> {
-        match settings.kind {
-            Daemon::Docker => {
-                let paths = settings.files.iter().map(|one| one.path.as_path());
-                match self.docker_refuses(&settings.unit, paths).await? {
-                    Some(why) => Err(refused(settings, why).into()),
-                    None => Ok(()),
-                }
-            }
-            Daemon::Containerd => {
-                let after = self.containerd_config().await?;
-                Ok(judge(settings, before, after.map(Known::from))?)
-            }
-            Daemon::Crio => {
-                let after = self.crio_config().await?;
-                Ok(judge(settings, before, after.map(Known::from))?)
-            }
-        }
-    }
-
-    /// Why Docker would not start with a file; `None` if it would, or is too old to tell.
-    pub(super) async fn docker_refuses(
-        &self,
-        unit: &str,
-        paths: impl Iterator<Item = &Utf8Path>,
-    ) -> Result<Option<String>, ChangeError> {
-        let version = self.answer_of("dockerd", &docker::daemon_version()).await?;
-        let can = (version.as_ref()).is_some_and(|output| docker::can_validate(&output.stdout));
-        if !can {
-            return Ok(None);
-        }
-        // A key that the unit's command line has, too, keeps the daemon from starting.
-        let said = self
-            .answer_of("systemctl", &systemctl::command(unit))
-            .await?;
-        let command = (said.as_ref()).and_then(|said| systemctl::parse_command(&said.stdout));
-        let flags = command.map(docker::flags).unwrap_or_default();
-        for path in paths {
-            let output = self
-                .answer_of("dockerd", &docker::validate(&flags, path))
-                .await?;
-            if let Some(output) = output.filter(|output| !output.ok()) {
-                return Ok(Some(last_lines(&output)));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The configuration that containerd reads from its files, or why it refuses them.
-    pub(super) async fn containerd_config(&self) -> Result<Result<CriConfig, String>, ChangeError> {
-        let Some(output) = self
-            .answer_of("containerd", &containerd::config_dump())
-            .await?
-        else {
-            return Ok(Err("containerd is not installed".to_owned()));
+    /// Has the daemon use the files that were written. Where that fails, puts the former ones back, and the error says how
+    /// that ended.
+    async fn swap(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+        let RuntimeDaemon { kind, unit, .. } = swap.daemon;
+        let runtime = kind.name();
+        let refused: Option<ChangeError> = match self.refusal(swap).await {
+            Ok(refusal) => refusal.map(|why| RuntimeError::Refused { runtime, why }.into()),
+            Err(error) => Some(error),
         };
-        if !output.ok() {
-            return Ok(Err(last_lines(&output)));
-        }
-        Ok(containerd::parse_config(&output.stdout))
-    }
-
-    /// The configuration that CRI-O reads from its files, or why it refuses them.
-    pub(super) async fn crio_config(&self) -> Result<Result<CrioConfig, String>, ChangeError> {
-        let Some(output) = self.answer_of("crio", &crio::config()).await? else {
-            return Ok(Err("CRI-O is not installed".to_owned()));
+        let is_seen = refused.is_none();
+        let why = match refused {
+            Some(why) => why,
+            None => match self.take_up(swap, sink).await {
+                // What it runs with is not known then.
+                Err(why @ ChangeError::DaemonSilent { .. }) => return Err(why),
+                Err(why) => why,
+                done => return done,
+            },
         };
-        if !output.ok() {
-            return Ok(Err(last_lines(&output)));
+        if !self.differ(swap.former)? {
+            return Err(why);
         }
-        Ok(crio::parse(&output.stdout))
-    }
-
-    /// Makes the daemon use the files, and waits until it answers with them.
-    async fn take_up(
-        &self,
-        settings: &RuntimeSettings,
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
-        // The daemon reads its files when the machine boots.
-        if self.unit_state(&settings.unit).await?.is_not_booted() {
-            return Ok(());
+        if swap.wanted.is_some() {
+            sink.note(&format!(
+                "{runtime} does not work with its new configuration; the former one is put back"
+            ));
         }
-        match settings.kind {
-            Daemon::Docker => {
-                let reloaded = self
-                    .reload_docker(&settings.unit, &settings.runtime, settings.default, sink)
-                    .await;
-                match reloaded {
-                    Err(ChangeError::WouldStop { containers, .. }) if settings.may_stop => {
-                        sink.note(&format!(
-                            "docker is restarted, which stops the containers {}",
-                            containers.join(", ")
-                        ));
-                        self.bring_up("restart", &settings.unit, sink).await?;
-                    }
-                    other => other?,
-                }
-                if settings.cdi {
-                    self.switch_cdi_on(&settings.unit, settings.may_stop, sink)
-                        .await?;
-                }
-                self.answers(settings).await
-            }
-            Daemon::Containerd => {
-                self.restart_unit(&settings.unit, sink).await?;
-                self.answers(settings).await?;
-                self.serves_cri(settings, sink).await
-            }
-            Daemon::Crio => {
-                // It takes up runtimes when it is reloaded; those that do not, are restarted.
-                if !self.reload_crio(settings, sink).await? {
-                    self.restart_unit(&settings.unit, sink).await?;
-                }
-                self.answers(settings).await
-            }
-        }
-    }
-
-    /// Waits until the daemon answers over its socket.
-    async fn answers(&self, settings: &RuntimeSettings) -> Result<(), ChangeError> {
-        let query = match settings.kind {
-            Daemon::Docker => docker::info(),
-            Daemon::Containerd => ctr::version(),
-            Daemon::Crio => crio::status(),
-        };
-        let clock = &self.host.clock;
-        let started = clock.monotonic();
-        loop {
-            let said = match self.answer_of(settings.kind.name(), &query).await? {
-                // Its client is not installed, so nobody can be asked.
-                None => return Ok(()),
-                Some(output) => output,
-            };
-            let why = match settings.kind {
-                Daemon::Docker => docker::parse_info(&said.stdout)
-                    .err()
-                    .or_else(|| docker::parse_info(&said.stdout).ok()?.server_errors.pop()),
-                Daemon::Containerd | Daemon::Crio => (!said.ok()).then(|| last_lines(&said)),
-            };
-            let Some(why) = why else { return Ok(()) };
-            if clock.monotonic().saturating_sub(started) >= ANSWER_TIME_LIMIT {
-                return Err(RuntimeError::Silent {
-                    runtime: settings.kind.name(),
-                    seconds: ANSWER_TIME_LIMIT.as_secs(),
-                    why,
-                }
-                .into());
-            }
-            self.pause_for(POLL, "wait for the container runtime to answer")
-                .await?;
-        }
-    }
-
-    /// Whether a running CRI-O knows the runtime after a reload.
-    async fn reload_crio(
-        &self,
-        settings: &RuntimeSettings,
-        sink: &dyn Sink,
-    ) -> Result<bool, ChangeError> {
-        self.reload_if_needed(&settings.unit, sink).await?;
-        if !self.unit_state(&settings.unit).await?.is_active() {
-            return Ok(false);
-        }
-        self.bring_up("reload", &settings.unit, sink).await?;
-        // Before the reload it may have had a runtime of this name with another program.
-        let program = |config: &CrioConfig| config.programs().get(&settings.runtime).cloned();
-        let wanted = self
-            .crio_config()
-            .await?
-            .ok()
-            .and_then(|config| program(&config));
-        let clock = &self.host.clock;
-        let started = clock.monotonic();
-        while clock.monotonic().saturating_sub(started) < RELOAD_TIME_LIMIT {
-            if let Some(said) = self.answer_of("crio", &crio::status()).await?
-                && said.ok()
-                && let Ok(config) = crio::parse(&said.stdout)
-                && program(&config) == wanted
-                && judge(settings, None, Ok(Known::from(config))).is_ok()
-            {
-                return Ok(true);
-            }
-            self.pause_for(POLL, "wait for CRI-O to read its configuration")
-                .await?;
-        }
-        Ok(false)
-    }
-
-    /// Restores the files, and the daemon if it has seen them; the error says how that ended.
-    async fn undo_settings(
-        &self,
-        settings: &RuntimeSettings,
-        undo: &Undo,
-        seen: bool,
-        why: ChangeError,
-        sink: &dyn Sink,
-    ) -> ChangeError {
-        sink.note(&format!(
-            "{} does not work with its new configuration; the former one is put back",
-            settings.kind.name()
-        ));
-        let back = self.undo_files(settings, undo, seen, sink).await;
-        let runtime = settings.kind.name();
-        match back {
+        let (unit, source) = (unit.clone(), Box::new(why));
+        Err(match self.put_back_former(swap, is_seen, sink).await {
             // The daemon has seen nothing of it; or nothing is wrong, and somebody wants to stop.
-            Ok(()) if !seen || matches!(why, ChangeError::Stopped { .. }) => why,
+            Ok(()) if !is_seen || matches!(*source, ChangeError::Stopped { .. }) => *source,
             Ok(()) => RuntimeError::PutBack {
                 runtime,
-                unit: settings.unit.clone(),
-                source: Box::new(why),
+                unit,
+                source,
             }
             .into(),
             Err(then) => RuntimeError::NotPutBack {
                 runtime,
-                unit: settings.unit.clone(),
-                source: Box::new(why),
+                unit,
+                source,
                 then: one_line(&then),
             }
             .into(),
+        })
+    }
+
+    /// Puts the former files back, and has a daemon that has seen the new ones run with them.
+    async fn put_back_former(
+        &self,
+        swap: &Swap<'_>,
+        is_seen: bool,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let RuntimeDaemon { kind, unit, .. } = swap.daemon;
+        for file in swap.former {
+            if !self.is_as_before(file)? {
+                self.put_back(file)?;
+            }
+        }
+        self.remove_created(swap.created_folders)?;
+        if is_seen {
+            // A Docker that still runs has its containers, which a restart would stop.
+            let goes_on = *kind == Daemon::Docker && self.unit_state(unit).await?.is_active();
+            let verb = if goes_on { "reload" } else { "restart" };
+            self.bring_up(verb, unit, sink).await?;
+            self.answers(*kind, false, sink).await?;
+        }
+        Ok(())
+    }
+
+    /// Why the daemon would not work with its files, by its own program, which does not touch it; `None` if it would, or if
+    /// the program is too old to tell.
+    async fn refusal(&self, swap: &Swap<'_>) -> Result<Option<String>, ChangeError> {
+        let RuntimeDaemon { kind, unit, .. } = swap.daemon;
+        // An undo may come after its packages have gone.
+        if swap.wanted.is_none()
+            && !(self.unit_state_if_any(unit).await?).is_some_and(|state| state.exists())
+        {
+            return Ok(None);
+        }
+        if *kind == Daemon::Docker {
+            let paths = swap.former.iter().map(|file| file.path.as_path());
+            return self.docker_refuses(unit, paths).await;
+        }
+        Ok(match self.known(*kind).await? {
+            None => None,
+            Some(Err(why)) => Some(why),
+            Some(Ok(now)) => now.flaw(swap),
+        })
+    }
+
+    /// What a daemon would run with, as its program reads the files, or why it refuses them. `None` where nothing tells it:
+    /// Docker's program prints none, and `containerd config dump` of 1.6 fails without any file, although the daemon starts.
+    async fn known(&self, kind: Daemon) -> Result<Option<Result<Known, String>>, ChangeError> {
+        let query = match kind {
+            Daemon::Containerd if self.host.files.exists(CONTAINERD_CONFIG.into())? => {
+                containerd::config_dump()
+            }
+            Daemon::Crio => crio::config(),
+            Daemon::Docker | Daemon::Containerd => return Ok(None),
+        };
+        let Some(said) = self.answer_of(kind.name(), &query).await? else {
+            return Ok(Some(Err(format!("{} is not installed", kind.name()))));
+        };
+        Ok(Some(match kind {
+            _ if !said.ok() => Err(last_lines(&said)),
+            Daemon::Crio => crio::parse(&said.stdout).map(|config| Known {
+                runtimes: config.runtimes.into_keys().collect(),
+                default: config.default_runtime,
+                enabled: true,
+            }),
+            _ => containerd::parse_config(&said.stdout).map(|config| Known {
+                runtimes: config.runtimes.into_iter().collect(),
+                default: config.default_runtime,
+                enabled: config.enabled,
+            }),
+        }))
+    }
+
+    /// Makes the daemon use the files, and waits until it answers with them.
+    async fn take_up(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+        let RuntimeDaemon { kind, unit, .. } = swap.daemon;
+        // Otherwise it reads them when it starts: in a change when the machine boots, in an undo when somebody starts it.
+        let runs = match swap.wanted {
+            Some(_) => !self.unit_state(unit).await?.is_not_booted(),
+            None => (self.unit_state_if_any(unit).await?).is_some_and(|state| state.is_active()),
+        };
+        if !runs {
+            return Ok(Reverted::Nothing {
+                why: format!("`{unit}` is not running"),
+            });
+        }
+        match (kind, &swap.wanted) {
+            (Daemon::Docker, Some((settings, _))) => self.docker_takes_up(settings, sink).await?,
+            (Daemon::Docker, None) => {
+                if let Some(ending) = self.docker_keeps(swap.daemon, sink).await? {
+                    return Ok(ending);
+                }
+            }
+            // Their containers keep running.
+            (Daemon::Containerd | Daemon::Crio, _) => self.restart_unit(unit, sink).await?,
+        }
+        self.answers(*kind, swap.wanted.is_some(), sink).await?;
+        Ok(Reverted::Done {
+            what: format!("restarted `{unit}`"),
+        })
+    }
+
+    /// Waits until a daemon can be used; `for_kubelet`, too, if it is containerd.
+    async fn answers(
+        &self,
+        kind: Daemon,
+        for_kubelet: bool,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let what = "wait for the container runtime to answer";
+        let ready = self
+            .awaited(what, ANSWER_TIME_LIMIT, || async {
+                let flaw = self.flaw(kind, for_kubelet, sink).await?;
+                Ok(flaw.is_none().then_some(()))
+            })
+            .await?;
+        match ready {
+            Some(()) => Ok(()),
+            None => Err(RuntimeError::Silent {
+                runtime: kind.name(),
+                seconds: ANSWER_TIME_LIMIT.as_secs(),
+                why: (self.flaw(kind, for_kubelet, sink).await?).unwrap_or_default(),
+            }
+            .into()),
         }
     }
 
-    async fn undo_files(
+    /// Why a daemon cannot be used yet. `None` if it can, or if its client is not installed, so that nobody can be asked.
+    async fn flaw(
         &self,
-        settings: &RuntimeSettings,
-        undo: &Undo,
-        seen: bool,
+        kind: Daemon,
+        for_kubelet: bool,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
-        if let Undo::RestoreFiles {
-            files,
-            created_folders,
-            ..
-        } = undo
-            && let Reverted::Left { what, why } =
-                self.restore_files(files, created_folders, sink)?
-        {
-            return Err(ChangeError::Unreadable { what, why });
+    ) -> Result<Option<String>, ChangeError> {
+        let query = match kind {
+            Daemon::Docker => docker::info(),
+            Daemon::Containerd => ctr::version(),
+            Daemon::Crio => crio::status(),
+        };
+        let Some(said) = self.answer_of(kind.name(), &query).await? else {
+            return Ok(None);
+        };
+        match kind {
+            Daemon::Docker => Ok(match docker::parse_info(&said.stdout) {
+                Ok(mut info) => info.server_errors.pop(),
+                Err(why) => Some(why),
+            }),
+            Daemon::Containerd if said.ok() && for_kubelet => self.cri_flaw(sink).await,
+            Daemon::Containerd | Daemon::Crio => Ok((!said.ok()).then(|| last_lines(&said))),
         }
-        self.host
-            .files
-            .remove(&unread(&self.state, settings.kind))?;
-        if seen {
-            // A Docker that still runs has its containers, which a restart would stop.
-            let runs = self.unit_state(&settings.unit).await?.is_active();
-            let verb = match settings.kind {
-                Daemon::Docker if runs => "reload",
-                _ => "restart",
-            };
-            self.bring_up(verb, &settings.unit, sink).await?;
-            self.answers(settings).await?;
+    }
+
+    /// Why the part of containerd that the kubelet talks to (CRI) cannot be used yet. The list of plugins tells it, and where
+    /// `crictl` is installed, so does CRI itself.
+    async fn cri_flaw(&self, sink: &dyn Sink) -> Result<Option<String>, ChangeError> {
+        let plugins = self.answer_of("ctr", &ctr::plugins()).await?;
+        let status = (plugins.as_ref()).and_then(|said| ctr::cri_status(&said.stdout));
+        if let Some(status) = status.filter(|status| *status != "ok") {
+            return Ok(Some(format!("the status of its CRI plugin is `{status}`")));
         }
-        Ok(())
+        let Some(said) = self.answer_of("crictl", &crictl::info()).await? else {
+            return Ok(None);
+        };
+        if !said.ok() {
+            let is_of_another_version = status.is_some() && crictl::knows_no_service(&said.stderr);
+            return Ok((!is_of_another_version).then(|| last_lines(&said)));
+        }
+        let conditions = match crictl::parse_info(&said.stdout) {
+            Ok(conditions) => conditions,
+            Err(why) => return Ok(Some(why)),
+        };
+        let flaw = |name| conditions.iter().find(|one| one.name == name)?.flaw();
+        let runtime = flaw("RuntimeReady");
+        // A new node has no pod network before it joins.
+        if let (None, Some(network)) = (&runtime, flaw("NetworkReady")) {
+            sink.line(&format!("containerd has no pod network yet: {network}"));
+        }
+        Ok(runtime)
     }
 
     /// The answer of a program, whatever its exit status; `None` if it is not installed.
@@ -462,83 +464,62 @@ impl Applier {
     }
 }
 
+/// What stays of a change because its daemon does not work without it.
+fn left(swap: &Swap<'_>, error: &ChangeError) -> Reverted {
+    let paths: Vec<String> = (swap.former.iter())
+        .map(|file| format!("`{}`", file.path))
+        .collect();
+    let why = match error {
+        ChangeError::Runtime(RuntimeError::Refused { runtime, why }) => {
+            format!("{runtime} refuses its configuration without the keys of this program: {why}")
+        }
+        error => format!("failed to {}", one_line(error)),
+    };
+    Reverted::Left {
+        what: format!("{} of `{}`", paths.join(", "), swap.daemon.unit),
+        why: format!(
+            "{why}; correct what it names, and run the same command again: until then the program that the keys name stays"
+        ),
+    }
+}
+
 /// What matters of the configuration that a daemon would run with.
-pub(super) struct Known {
+struct Known {
     runtimes: BTreeSet<String>,
     default: Option<String>,
     enabled: bool,
 }
 
 impl Known {
-    /// The default runtime if it is none of the known ones: the daemon would not start.
-    pub(super) fn unknown_default(&self) -> Option<&str> {
-        (self.default.as_deref()).filter(|name| !self.runtimes.contains(*name))
-    }
-}
-
-impl From<CriConfig> for Known {
-    fn from(config: CriConfig) -> Self {
-        Self {
-            runtimes: config.runtimes.into_iter().collect(),
-            default: config.default_runtime,
-            enabled: config.enabled,
+    /// Why the daemon could not run with it.
+    fn flaw(&self, swap: &Swap<'_>) -> Option<String> {
+        let default = self.default.as_deref();
+        let Some((settings, before)) = &swap.wanted else {
+            let lost = default.filter(|name| !self.runtimes.contains(*name));
+            return lost.map(|name| {
+                format!("its default runtime would be {name}, which it would not know")
+            });
+        };
+        let lost: Vec<&str> = (before.iter())
+            .flat_map(|before| before.runtimes.difference(&self.runtimes))
+            .map(String::as_str)
+            .collect();
+        if !lost.is_empty() {
+            Some(format!("it would lose the runtime {}", lost.join(", ")))
+        } else if !self.runtimes.contains(&settings.runtime) {
+            Some(format!(
+                "it would not know the runtime {}",
+                settings.runtime
+            ))
+        } else if settings.default && default != Some(&settings.runtime) {
+            Some(format!(
+                "its default runtime would be {}, not {}",
+                default.unwrap_or("none"),
+                settings.runtime
+            ))
+        } else {
+            (!self.enabled).then(|| "its CRI plugin would be disabled".to_owned())
         }
-    }
-}
-
-impl From<CrioConfig> for Known {
-    fn from(config: CrioConfig) -> Self {
-        Self {
-            runtimes: config.runtimes.into_keys().collect(),
-            default: config.default_runtime,
-            enabled: true,
-        }
-    }
-}
-
-/// Whether the daemon can run with what its program reads from the new files.
-fn judge(
-    settings: &RuntimeSettings,
-    before: Option<&Known>,
-    after: Result<Known, String>,
-) -> Result<(), RuntimeError> {
-    let after = after.map_err(|why| refused(settings, why))?;
-    let lost: Vec<&str> = before
-        .map(|before| before.runtimes.difference(&after.runtimes))
-        .into_iter()
-        .flatten()
-        .map(String::as_str)
-        .collect();
-    let default = after.default.as_deref();
-    let flaw = if !lost.is_empty() {
-        format!("it would lose the runtime {}", lost.join(", "))
-    } else if !after.runtimes.contains(&settings.runtime) {
-        format!("it would not know the runtime {}", settings.runtime)
-    } else if settings.default && default != Some(&settings.runtime) {
-        let default = default.unwrap_or("none");
-        format!(
-            "its default runtime would be {default}, not {}",
-            settings.runtime
-        )
-    } else if !after.enabled {
-        "its CRI plugin would be disabled".to_owned()
-    } else {
-        return Ok(());
-    };
-    Err(refused(settings, flaw))
-}
-
-/// The file that is there from the moment when files of a runtime are written until its daemon has taken
-/// them up.
-#[must_use]
-pub fn unread(state: &Utf8Path, kind: Daemon) -> Utf8PathBuf {
-    state.join(format!("unread-{}", kind.name()))
-}
-
-fn refused(settings: &RuntimeSettings, why: String) -> RuntimeError {
-    RuntimeError::Refused {
-        runtime: settings.kind.name(),
-        why,
     }
 }
 

@@ -23,14 +23,16 @@ impl Applier {
                 why: "the tool cannot undo it".to_owned(),
             });
         }
-        // A link stays a link: the tool writes the target of the link.
-        let files: Vec<Utf8PathBuf> = (writes.iter())
-            .map(|path| Ok((self.host.files.resolve(path)?).unwrap_or_else(|| path.clone())))
-            .collect::<Result<_, ChangeError>>()?;
-        self.capture_files(&files, |_| match repeated {
-            true => FileAfter::Any,
-            false => FileAfter::Unknown,
-        })
+        let after = if repeated {
+            FileAfter::Any
+        } else {
+            FileAfter::Unknown
+        };
+        let mut files = Vec::new();
+        for path in writes {
+            files.push((self.target_of(path)?, after.clone()));
+        }
+        self.capture_files(files)
     }
 
     pub(super) async fn run_tool(

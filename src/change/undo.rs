@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{edits::Edit, packages::Effects};
 use crate::{
-    change::join::Leave, config::desired::RuntimeKind, model::kubernetes::NodeName,
+    change::join::Leave,
+    config::desired::{Daemon, RuntimeKind},
+    model::kubernetes::NodeName,
     tools::kubernetes::membership::Membership,
 };
 
@@ -40,9 +42,9 @@ pub enum Undo {
         /// Folders that the change created, outermost first; removed if they are empty.
         #[schemars(with = "Vec<String>")]
         created_folders: Vec<Utf8PathBuf>,
-        /// What must follow so that the restored files take effect.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        then: Vec<Afterwards>,
+        /// The daemon of a container runtime that takes up what is restored.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        daemon: Option<RuntimeDaemon>,
     },
     /// Undo a transaction of the package manager.
     Packages {
@@ -163,6 +165,18 @@ pub enum Undo {
     },
 }
 
+/// The daemon of a container runtime in whose files a change has set keys.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct RuntimeDaemon {
+    /// Which one.
+    pub kind: Daemon,
+    /// Its unit.
+    pub unit: String,
+    /// The name of the runtime that the keys make known to it.
+    pub runtime: String,
+}
+
 /// What follows after files were restored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(
@@ -175,13 +189,6 @@ pub enum Afterwards {
     RestartUnit {
         /// The unit.
         unit: String,
-    },
-    /// Docker reads its configuration again, without a stop of its containers.
-    ReloadDocker {
-        /// Its unit.
-        unit: String,
-        /// The runtime that the configuration had.
-        runtime: String,
     },
     /// The initial RAM filesystem of a kernel, which contains a copy of the files, is rebuilt.
     RebuildInitramfs {
@@ -223,7 +230,7 @@ pub enum FileAfter {
         /// SHA-256 of the content.
         sha256: String,
     },
-    /// A JSON file with this content. If somebody else has changed it, the edits are taken back one by
+    /// A JSON or TOML file with this content. If somebody else has changed it, the edits are taken back one by
     /// one.
     Edited {
         /// SHA-256 of the content.
@@ -327,8 +334,7 @@ impl Undo {
     }
 
     /// Merges this undo and that of the preceding change, if one can do the work of both: two
-    /// purges are one run of the package manager, and a restart must follow the file that it is
-    /// for.
+    /// purges are one run of the package manager, and two restarts of a unit are one.
     #[must_use]
     pub fn merge(&self, older: &Self) -> Option<Self> {
         match (self, older) {
@@ -344,35 +350,6 @@ impl Undo {
             ) => Some(Self::Packages {
                 transaction: transaction.clone(),
                 effects: Some(Box::new(theirs.and_then(mine))),
-            }),
-            (
-                Self::Afterwards { then: mine },
-                Self::RestoreFiles {
-                    files,
-                    created_folders,
-                    then: theirs,
-                },
-            ) => Some(Self::RestoreFiles {
-                files: files.clone(),
-                created_folders: created_folders.clone(),
-                then: union(theirs, mine),
-            }),
-            // The newer files are restored first: a file that is in both ends in its oldest state.
-            (
-                Self::RestoreFiles {
-                    files: mine,
-                    created_folders: my_folders,
-                    then: my_then,
-                },
-                Self::RestoreFiles {
-                    files,
-                    created_folders,
-                    then,
-                },
-            ) if !my_then.is_empty() => Some(Self::RestoreFiles {
-                files: mine.iter().chain(files).cloned().collect(),
-                created_folders: created_folders.iter().chain(my_folders).cloned().collect(),
-                then: union(then, my_then),
             }),
             (Self::Afterwards { then: mine }, Self::Afterwards { then: theirs }) => {
                 Some(Self::Afterwards {
@@ -445,29 +422,18 @@ impl Reverted {
 mod tests {
     use super::*;
 
-    fn restart(unit: &str) -> Afterwards {
-        Afterwards::RestartUnit { unit: unit.into() }
-    }
-
     #[test]
-    fn a_restart_follows_the_files_it_is_for() {
-        let newer = Undo::Afterwards {
-            then: vec![restart("docker.service")],
+    fn two_restarts_of_a_unit_are_one() {
+        let restart = |unit: &str| Undo::Afterwards {
+            then: vec![Afterwards::RestartUnit { unit: unit.into() }],
         };
-        let older = Undo::RestoreFiles {
-            files: vec![],
-            created_folders: vec!["/etc/docker".into()],
-            then: vec![],
+        let once = restart("a.service").merge(&restart("a.service"));
+        assert_eq!(once, Some(restart("a.service")));
+        let Some(Undo::Afterwards { then }) = restart("b.service").merge(&restart("a.service"))
+        else {
+            panic!("one undo");
         };
-        assert_eq!(
-            newer.merge(&older),
-            Some(Undo::RestoreFiles {
-                files: vec![],
-                created_folders: vec!["/etc/docker".into()],
-                then: vec![restart("docker.service")],
-            })
-        );
-        assert_eq!(older.merge(&newer), None);
+        assert_eq!(then.len(), 2);
     }
 
     #[test]

@@ -277,9 +277,6 @@ impl Applier {
                     Some(agent) => self.forget_toolkit(agent, sink).await?,
                     None => self.restart_again(unit, sink).await?,
                 },
-                Afterwards::ReloadDocker { unit, runtime } => {
-                    self.docker_again(unit, runtime, sink).await?
-                }
                 Afterwards::RebuildInitramfs { kernel } => {
                     if (self.host.files)
                         .stat(&initramfs::of(&*self.host.files)?.image(kernel))?

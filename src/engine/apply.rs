@@ -341,6 +341,7 @@ impl<'s> Applying<'s> {
     fn next_epoch(&mut self) {
         self.epoch += 1;
         self.session.inner.begin_epoch();
+        (self.session).know_unread(&self.ledger.journal.receipt().standing);
     }
 
     pub(super) fn start(

@@ -1,10 +1,10 @@
-//! What the journal says about this program's own work on packages, for the steps.
+//! What the journal says about this program's own work, for the steps.
 
 use std::collections::BTreeSet;
 
 use super::Session;
 use crate::{
-    change::Undo,
+    change::{Change, Undo},
     config::desired::{Daemon, RuntimeKind},
     host::Host,
     journal::{Journal, Standing, fold},
@@ -13,11 +13,18 @@ use crate::{
     steps::{RUNTIME_CONTAINERD, RUNTIME_CRIO, RUNTIME_DOCKER},
 };
 
-/// The packages that standing changes have installed, and the holds that they have set. What an
-/// interrupted change did is known only when it has been reconciled.
+/// The packages that standing changes, newest first, have installed, the holds that they have set, and the daemons whose
+/// configuration did not end. What an interrupted change did is known only when it has been reconciled.
 pub(super) fn ours(standing: &[Standing]) -> Ours {
     let mut ours = Ours::default();
+    let mut configured = BTreeSet::new();
     for one in standing {
+        if let Change::ConfigureRuntime { settings } = &one.change
+            && configured.insert(settings.kind)
+            && !one.whole
+        {
+            ours.unread.insert(settings.kind.name());
+        }
         match &one.undo {
             Undo::Packages {
                 effects: Some(effects),
@@ -77,5 +84,13 @@ impl Session {
     /// Tells the steps what this program has done.
     pub(super) fn know(&self, standing: &[Standing]) {
         self.inner.know(ours(standing));
+    }
+
+    /// Tells the steps which daemons have not taken up their files by now. What else is this program's own they know from
+    /// the start of the run.
+    pub(super) fn know_unread(&self, standing: &[Standing]) {
+        let unread = ours(standing).unread;
+        let before = self.inner.state().ours().clone();
+        self.inner.know(Ours { unread, ..before });
     }
 }

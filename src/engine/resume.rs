@@ -127,11 +127,7 @@ fn changes(
 ) -> Vec<Change> {
     // The unit goes first: after a power cut in between the run is continued, and makes the rest.
     let mut changes = vec![
-        Change::WriteFile {
-            path: units::path(UNIT),
-            content: unit(exe, deadline),
-            mode: 0o644,
-        },
+        Change::write(units::path(UNIT), unit(exe, deadline)),
         Change::EnableUnit {
             unit: UNIT.to_owned(),
             start: false,

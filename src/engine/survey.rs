@@ -88,7 +88,7 @@ impl Session {
                     job.answer = Some(Ok(if by_old_lists {
                         Assessment::BlockedByOldLists { why, hint }
                     } else {
-                        Assessment::Blocked { why, hint }
+                        Assessment::blocked(why, hint)
                     }));
                     break;
                 }

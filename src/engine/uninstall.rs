@@ -30,17 +30,6 @@ pub(super) struct Group {
     in_part: bool,
 }
 
-impl Group {
-    /// Whether the files of a change may be restored together with those of this group: what one step cannot restore is not
-    /// left of another one.
-    fn may_take(&self, next: &Standing) -> bool {
-        let are_files = |undo: &Undo| matches!(undo, Undo::RestoreFiles { .. });
-        let is_of_one_step =
-            (self.standing.iter().flat_map(|one| &one.steps)).any(|step| next.steps.contains(step));
-        is_of_one_step || !(are_files(&self.undo) && are_files(&next.undo))
-    }
-}
-
 /// How a group ended.
 pub(super) enum Fate {
     Gone(String),
@@ -254,7 +243,7 @@ pub(super) async fn undo_groups(
 }
 
 /// A change that makes something read files again (a restart, an initial RAM filesystem) is undone
-/// with the oldest files of its own step; without such files at the end, because it has read what other steps have
+/// after the oldest files of its own step; without such files at the end, because it has read what other steps have
 /// installed. Steps run concurrently, so changes of other steps may lie in between.
 fn follow_files(mut standing: Vec<Standing>) -> Vec<Standing> {
     // From the oldest on, so that a move does not change the indices that are still to be visited.
@@ -269,9 +258,8 @@ fn follow_files(mut standing: Vec<Standing>) -> Vec<Standing> {
                     .iter()
                     .any(|step| standing[at].steps.contains(step))
         });
-        // It takes the place just before them: what stands there is undone after it.
-        let place = files.unwrap_or(standing.len());
-        standing[at..place].rotate_left(1);
+        let end = files.map_or(standing.len(), |files| files + 1);
+        standing[at..end].rotate_left(1);
     }
     standing
 }
@@ -330,7 +318,6 @@ pub(super) fn group(standing: Vec<Standing>) -> Vec<Group> {
         if let Some(last) = groups.last_mut()
             && !in_part
             && !last.in_part
-            && last.may_take(&next)
             && let Some(undo) = last.undo.merge(&undo)
         {
             last.undo = undo;
@@ -485,7 +472,7 @@ mod tests {
         Undo::RestoreFiles {
             files: vec![],
             created_folders: vec![],
-            then: vec![],
+            daemon: None,
         }
     }
 
@@ -518,30 +505,11 @@ mod tests {
             .iter()
             .map(|group| group.standing.iter().map(|one| one.intent).collect())
             .collect();
-        assert_eq!(order, [vec![5], vec![4], vec![2], vec![3, 6, 1]]);
+        assert_eq!(order, [vec![5], vec![4], vec![2], vec![1], vec![6, 3]]);
         assert!(
-            matches!(&groups[3].undo, Undo::RestoreFiles { then, .. } if then.len() == 1),
+            matches!(&groups[4].undo, Undo::Afterwards { then } if then.len() == 1),
             "one restart, after the files"
         );
-    }
-
-    #[test]
-    fn what_one_daemon_refuses_is_not_left_of_another_one() {
-        let files = |unit: &str| Undo::RestoreFiles {
-            files: vec![],
-            created_folders: vec![],
-            then: vec![Afterwards::RestartUnit { unit: unit.into() }],
-        };
-        let newest_first = vec![
-            standing(4, "crio", files("crio.service")),
-            standing(3, "containerd", files("containerd.service")),
-            standing(2, "containerd", files("containerd.service")),
-            standing(1, "nodes", self::files()),
-        ];
-        let order: Vec<Vec<u64>> = (group(newest_first).iter())
-            .map(|group| group.standing.iter().map(|one| one.intent).collect())
-            .collect();
-        assert_eq!(order, [vec![4], vec![3, 2], vec![1]]);
     }
 
     #[test]

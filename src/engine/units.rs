@@ -116,11 +116,7 @@ fn denial(path: &str, verb: &str, rest: &str, modules: &[String]) -> Change {
         .iter()
         .map(|module| format!("{verb} {module}{rest}\n"))
         .collect();
-    Change::WriteFile {
-        path: path.into(),
-        content: format!("{HEADER}{}", lines.concat()),
-        mode: 0o644,
-    }
+    Change::write(path, format!("{HEADER}{}", lines.concat()))
 }
 
 /// The modules that [`not_by_itself`] named.

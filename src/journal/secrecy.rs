@@ -121,7 +121,6 @@ fn names_of_change(change: &Change) -> Vec<&str> {
         }
         Change::EnableUnit { unit: name, .. }
         | Change::RestartUnit { unit: name }
-        | Change::ReloadDocker { unit: name, .. }
         | Change::LoadModule { module: name }
         | Change::BuildModule { module: name, .. } => vec![name],
         Change::ConfigureRuntime { settings } => {
@@ -198,7 +197,6 @@ fn texts_of_change(change: &mut Change) -> Vec<&mut String> {
         | Change::HoldPackages { .. }
         | Change::EnableUnit { .. }
         | Change::RestartUnit { .. }
-        | Change::ReloadDocker { .. }
         | Change::ConfigureRuntime { .. }
         | Change::LoadModule { .. }
         | Change::RebuildInitramfs { .. }
@@ -220,11 +218,12 @@ fn names_of_undo<'u>(undo: &'u Undo, names: &mut Vec<&'u str>) {
         Undo::RestoreFiles {
             files,
             created_folders,
-            then,
+            daemon,
         } => {
             files.iter().for_each(|file| names_of_file(file, names));
             names.extend(created_folders.iter().map(|path| path.as_str()));
-            names.extend(then.iter().map(name_afterwards));
+            let named = daemon.iter().flat_map(|one| [&one.unit, &one.runtime]);
+            names.extend(named.map(String::as_str));
         }
         Undo::Packages { .. } => {}
         Undo::RestoreStream {
@@ -318,9 +317,9 @@ fn names_of_file<'u>(file: &'u FileBefore, names: &mut Vec<&'u str>) {
 
 fn name_afterwards(then: &Afterwards) -> &str {
     match then {
-        Afterwards::RestartUnit { unit: name }
-        | Afterwards::ReloadDocker { unit: name, .. }
-        | Afterwards::RebuildInitramfs { kernel: name } => name,
+        Afterwards::RestartUnit { unit: name } | Afterwards::RebuildInitramfs { kernel: name } => {
+            name
+        }
     }
 }
 
@@ -409,7 +408,7 @@ mod tests {
                         },
                     }],
                     created_folders: Vec::new(),
-                    then: Vec::new(),
+                    daemon: None,
                 },
             ],
         };
@@ -498,7 +497,7 @@ mod tests {
                 after: FileAfter::Unknown,
             }],
             created_folders: Vec::new(),
-            then: Vec::new(),
+            daemon: None,
         };
         let leave = |word: &str, joined: &str| Undo::LeaveCluster {
             way: Leave::Command {

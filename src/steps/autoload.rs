@@ -46,37 +46,28 @@ fn decide(state: &AutoloadState, desired: &Desired) -> Assessment {
         return words::no_driver();
     };
     if driver.load_modules.is_empty() {
-        return Assessment::NotApplicable {
-            why: "the profile names no modules to load".into(),
-        };
+        return Assessment::not_applicable("the profile names no modules to load");
     }
     if !state.denials.is_empty() {
-        return Assessment::Blocked {
-            why: format!("{}: the driver would not be loaded", state.denials.join("; ")),
-            hint: "remove it, from the boot loader's configuration if the kernel's command line says it, \
-                   reboot if it does, and run the command again; for a node without GPUs set \
-                   `preflight.allow-no-gpu = true`"
-                .into(),
-        };
+        return Assessment::blocked(
+            format!(
+                "{}: the driver would not be loaded",
+                state.denials.join("; ")
+            ),
+            "remove it, from the boot loader's configuration if the kernel's command line says it, \
+             reboot if it does, and run the command again; for a node without GPUs set \
+             `preflight.allow-no-gpu = true`",
+        );
     }
     let content = format!("{}{}\n", HEADER, driver.load_modules.join("\n"));
     if state.content.as_deref() == Some(&content) {
-        return Assessment::Satisfied {
-            why: format!("`{PATH}` names {}", driver.load_modules.join(", ")),
-        };
+        return Assessment::satisfied(format!("`{PATH}` names {}", driver.load_modules.join(", ")));
     }
     let why = match state.content {
         None => format!("`{PATH}` is missing"),
         Some(_) => format!("`{PATH}` names other modules"),
     };
-    Assessment::Needs {
-        why,
-        changes: vec![Change::WriteFile {
-            path: PATH.into(),
-            content,
-            mode: 0o644,
-        }],
-    }
+    Assessment::needs(why, vec![Change::write(PATH, content)])
 }
 
 #[async_trait]

@@ -129,9 +129,7 @@ fn named(state: &CdiState) -> String {
 
 fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     let (Some(wish), Some(_), Some(_)) = (&desired.cdi, &desired.driver, &desired.toolkit) else {
-        return Assessment::NotApplicable {
-            why: "CDI is not wanted".into(),
-        };
+        return Assessment::not_applicable("CDI is not wanted");
     };
     let generate = vec![Change::RunTool {
         purpose: "describe the GPUs for container runtimes (CDI)".into(),
@@ -147,11 +145,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     let mut at_boot = Vec::new();
     let unit = unit(&wish.path);
     if state.unit.as_ref() != Some(&unit) {
-        at_boot.push(Change::WriteFile {
-            path: UNIT_PATH.into(),
-            content: unit,
-            mode: 0o644,
-        });
+        at_boot.push(Change::write(UNIT_PATH, unit));
     }
     if !state.enabled {
         // The specification is of now; the unit is for later boots.
@@ -162,14 +156,12 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     }
     let Some(loaded) = &state.loaded else {
         if desired.image {
-            return Assessment::AwaitingBoot {
-                why: "the specification needs live GPUs; it is generated at the first boot".into(),
-            };
+            return Assessment::awaits_boot(
+                "the specification needs live GPUs; it is generated at the first boot",
+            );
         }
         if facts.gpus.is_empty() {
-            return Assessment::NotApplicable {
-                why: "no NVIDIA GPU is on the PCI bus".into(),
-            };
+            return Assessment::not_applicable("no NVIDIA GPU is on the PCI bus");
         }
         return Assessment::After {
             upstream: DRIVER_MODULE,
@@ -214,40 +206,36 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
         });
     }
     if !whys.is_empty() {
-        return Assessment::Needs {
-            why: whys.join("; "),
-            changes,
-        };
+        return Assessment::needs(whys.join("; "), changes);
     }
     let mut why = format!("`{}` names {} and driver {loaded}", wish.path, named(state));
     for seen in cdi_rules::hiding(&wish.path, &state.seen) {
         why.push_str(&format!("; `{}` does, too", seen.path));
     }
-    Assessment::Satisfied { why }
+    Assessment::satisfied(why)
 }
 
 /// What only a person can put right: nothing of others is deleted.
 fn obstacle(state: &CdiState, wish: &Wish, loaded: &DriverVersion) -> Option<Assessment> {
     if let Some(conflict) = cdi_rules::conflict(&state.seen) {
         let Conflict { one, other, names } = conflict;
-        return Some(Assessment::Blocked {
-            why: format!(
+        return Some(Assessment::blocked(
+            format!(
                 "`{one}` and `{other}` both name {}: runtimes give to nobody what two files of one folder \
                  name",
                 names.join(", ")
             ),
-            hint: format!(
+            format!(
                 "take these devices out of `{other}`, or move it away; this program deletes no file of others"
             ),
-        });
+        ));
     }
     let dead = (state.seen.iter()).find_map(|seen| cdi_rules::dead_node(seen, &state.machine));
     if let Some(why) = dead {
-        return Some(Assessment::Blocked {
+        return Some(Assessment::blocked(
             why,
-            hint: "remove the node, and run `nvidia-modprobe -u -c 0` (or reboot), which makes it anew"
-                .to_owned(),
-        });
+            "remove the node, and run `nvidia-modprobe -u -c 0` (or reboot), which makes it anew",
+        ));
     }
     let stranger = cdi_rules::hiding(&wish.path, &state.seen)
         .filter(|seen| !(state.refreshes && seen.path == REFRESHED))
@@ -268,7 +256,7 @@ fn obstacle(state: &CdiState, wish: &Wish, loaded: &DriverVersion) -> Option<Ass
             hint,
             passes: None,
         },
-        false => Assessment::Blocked { why, hint },
+        false => Assessment::blocked(why, hint),
     })
 }
 

@@ -152,15 +152,11 @@ fn write_metrics(path: &Utf8Path) -> Change {
 
 fn decide(state: &TimerState, desired: &Desired) -> Assessment {
     let Some(wish) = &desired.reports else {
-        return Assessment::NotApplicable {
-            why: "no setting asks for it".to_owned(),
-        };
+        return Assessment::not_applicable("no setting asks for it");
     };
     let no_systemd = (state.unit.as_ref()).is_some_and(UnitState::is_not_booted);
     if desired.image || no_systemd {
-        return Assessment::AwaitingBoot {
-            why: "the timer is made where systemd runs".to_owned(),
-        };
+        return Assessment::awaits_boot("the timer is made where systemd runs");
     }
     let program = match &state.program {
         Ok(program) => program,
@@ -168,22 +164,17 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
     };
     // Whoever owns the folder could have put a link there, which an undo would follow.
     if let Some(why) = &state.foreign {
-        return Assessment::Blocked {
-            why: format!("root would write metrics into a folder of others: {why}"),
-            hint: "make the folder of `check.textfile` root's (`chown root:root`, `chmod 755`): the collector only reads it"
-                .to_owned(),
-        };
+        return Assessment::blocked(
+            format!("root would write metrics into a folder of others: {why}"),
+            "make the folder of `check.textfile` root's (`chown root:root`, `chmod 755`): the collector only reads it",
+        );
     }
     let unit = state.unit.as_ref();
     let otherwise = "set neither `check.textfile` nor `check.node-condition`";
     if let Some(refusal) = words::masked(TIMER, unit, otherwise) {
         return refusal;
     }
-    let write = |unit: &str, content: String| Change::WriteFile {
-        path: own_file(unit),
-        content,
-        mode: 0o644,
-    };
+    let write = |unit: &str, content: String| Change::write(own_file(unit), content);
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     let wanted = service(program, wish);
     let is_new = state.service.as_ref() != Some(&wanted);
@@ -226,14 +217,9 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
             .node_condition
             .then(|| "the condition of the node".to_owned());
         let all: Vec<String> = metrics.chain(condition).collect();
-        return Assessment::Satisfied {
-            why: format!("`{TIMER}` runs, and writes {}", all.join(" and ")),
-        };
+        return Assessment::satisfied(format!("`{TIMER}` runs, and writes {}", all.join(" and ")));
     }
-    Assessment::Needs {
-        why: whys.join("; "),
-        changes,
-    }
+    Assessment::needs(whys.join("; "), changes)
 }
 
 fn differs(unit: &str, is_there: bool) -> String {

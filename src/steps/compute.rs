@@ -81,7 +81,7 @@ pub async fn proof(cx: &Cx<'_>) -> Result<Option<Change>, StepError> {
 
 /// The answer where nothing can or shall compute on the host.
 fn nothing_to_prove(state: &ComputeState, desired: &Desired, facts: &Facts) -> Option<Assessment> {
-    let not = |why: &str| Some(Assessment::NotApplicable { why: why.into() });
+    let not = |why: &str| Some(Assessment::not_applicable(why));
     if desired.driver.is_none() {
         return Some(words::no_driver());
     }
@@ -115,28 +115,19 @@ fn decide(state: &ComputeState, desired: &Desired, facts: &Facts) -> Assessment 
         return words::no_driver();
     };
     let inputs = inputs(state, facts, loaded);
-    let record = state.record.as_ref();
-    let holds = record.is_some_and(|record| record.is_of(&inputs, state.uuids.is_some()));
-    let why = match record {
-        Some(record) if holds && record.is_of_boot(facts.boot_id.as_deref()) => {
-            return Assessment::Satisfied {
-                why: format!(
-                    "{} computed on the host with driver {loaded} in this boot, and nothing has changed \
-                     since",
-                    words::count(state.gpus.len())
-                ),
-            };
-        }
-        Some(_) if holds => "nothing has computed on the host since this boot".to_owned(),
-        Some(record) => format!(
-            "since the last probe: {}",
-            container::moved(&record.inputs, &inputs)
-        ),
-        None => "nothing has computed on the host yet".to_owned(),
-    };
-    Assessment::Needs {
-        why,
-        changes: vec![proof_of(state, inputs, holds)],
+    let due = container::due(
+        state.record.as_ref(),
+        &inputs,
+        state.uuids.is_some(),
+        facts.boot_id.as_deref(),
+        "nothing has computed on the host",
+    );
+    match due {
+        Some((why, again)) => Assessment::needs(why, vec![proof_of(state, inputs, again)]),
+        None => Assessment::satisfied(format!(
+            "{} computed on the host with driver {loaded} in this boot, and nothing has changed since",
+            words::count(state.gpus.len())
+        )),
     }
 }
 

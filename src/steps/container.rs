@@ -207,7 +207,7 @@ fn nothing_to_prove(
     desired: &Desired,
     facts: &Facts,
 ) -> Option<Assessment> {
-    let not = |why: &str| Some(Assessment::NotApplicable { why: why.into() });
+    let not = |why: &str| Some(Assessment::not_applicable(why));
     if desired.driver.is_none() {
         return Some(words::no_driver());
     }
@@ -226,14 +226,10 @@ fn nothing_to_prove(
 /// The answer of a proof as long as no driver is loaded.
 pub(super) fn without_driver(desired: &Desired, facts: &Facts) -> Assessment {
     if desired.image {
-        return Assessment::AwaitingBoot {
-            why: "the probe needs live GPUs; it runs at the first boot".into(),
-        };
+        return Assessment::awaits_boot("the probe needs live GPUs; it runs at the first boot");
     }
     if facts.gpus.is_empty() {
-        return Assessment::NotApplicable {
-            why: "no NVIDIA GPU is on the PCI bus".into(),
-        };
+        return Assessment::not_applicable("no NVIDIA GPU is on the PCI bus");
     }
     Assessment::After {
         upstream: VALIDATION_DEVICES,
@@ -254,35 +250,45 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
     for wish in provable(desired) {
         let inputs = inputs(state, wish, desired, facts, loaded);
         let record = state.records.get(&wish.kind);
-        let holds = record.is_some_and(|record| record.is_of(&inputs, known));
-        let why = match record {
-            Some(record) if holds && record.is_of_boot(boot) => continue,
-            Some(_) if holds => "no container has seen the GPUs since this boot".to_owned(),
-            Some(record) => format!("since the last probe: {}", moved(&record.inputs, &inputs)),
-            None => "no container has seen the GPUs yet".to_owned(),
-        };
-        whys.push(format!("{}: {why}", wish.kind.name()));
-        changes.push(proof(state, wish, desired, loaded, (inputs, holds)));
+        let nothing = "no container has seen the GPUs";
+        if let Some((why, again)) = due(record, &inputs, known, boot, nothing) {
+            whys.push(format!("{}: {why}", wish.kind.name()));
+            changes.push(proof(state, wish, desired, loaded, (inputs, again)));
+        }
     }
     if changes.is_empty() {
         let runtimes: Vec<&str> = provable(desired).map(|wish| wish.kind.name()).collect();
-        return Assessment::Satisfied {
-            why: format!(
-                "a container of {} saw {} with driver {loaded} in this boot, and nothing has changed \
-                 since",
-                runtimes.join(", and one of "),
-                words::count(state.gpus.len())
-            ),
-        };
+        return Assessment::satisfied(format!(
+            "a container of {} saw {} with driver {loaded} in this boot, and nothing has changed \
+             since",
+            runtimes.join(", and one of "),
+            words::count(state.gpus.len())
+        ));
     }
-    Assessment::Needs {
-        why: whys.join("; "),
-        changes,
+    Assessment::needs(whys.join("; "), changes)
+}
+
+/// Why a proof is due, and whether it only repeats the last one after a boot; `None` if that one still holds. `nothing` says
+/// what has not happened.
+pub(super) fn due(
+    record: Option<&ProofRecord>,
+    inputs: &str,
+    devices_known: bool,
+    boot: Option<&str>,
+    nothing: &str,
+) -> Option<(String, bool)> {
+    let Some(record) = record else {
+        return Some((format!("{nothing} yet"), false));
+    };
+    if !record.is_of(inputs, devices_known) {
+        let moved = moved(&record.inputs, inputs);
+        return Some((format!("since the last probe: {moved}"), false));
     }
+    (!record.is_of_boot(boot)).then(|| (format!("{nothing} since this boot"), true))
 }
 
 /// Which lines are new, for people.
-pub(super) fn moved(record: &str, inputs: &str) -> String {
+fn moved(record: &str, inputs: &str) -> String {
     let new: Vec<&str> = inputs
         .lines()
         .filter(|line| !record.lines().any(|old| old == *line))

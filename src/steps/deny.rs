@@ -91,9 +91,7 @@ fn decide(state: &DenyState, desired: &Desired) -> Assessment {
         return words::no_driver();
     }
     if desired.deny_modules.is_empty() {
-        return Assessment::NotApplicable {
-            why: "the profile denies no modules".into(),
-        };
+        return Assessment::not_applicable("the profile denies no modules");
     }
     let wanted = content(&desired.deny_modules);
     let mut changes = Vec::new();
@@ -103,11 +101,7 @@ fn decide(state: &DenyState, desired: &Desired) -> Assessment {
             "`{PATH}` does not deny {}",
             desired.deny_modules.join(", ")
         ));
-        changes.push(Change::WriteFile {
-            path: PATH.into(),
-            content: wanted,
-            mode: 0o644,
-        });
+        changes.push(Change::write(PATH, wanted));
     }
     if !state.initramfs_with_denied.is_empty() {
         whys.push(format!(
@@ -119,14 +113,12 @@ fn decide(state: &DenyState, desired: &Desired) -> Assessment {
         });
     }
     if changes.is_empty() {
-        return Assessment::Satisfied {
-            why: format!("{} are denied by `{PATH}`", desired.deny_modules.join(", ")),
-        };
+        return Assessment::satisfied(format!(
+            "{} are denied by `{PATH}`",
+            desired.deny_modules.join(", ")
+        ));
     }
-    Assessment::Needs {
-        why: whys.join("; "),
-        changes,
-    }
+    Assessment::needs(whys.join("; "), changes)
 }
 
 #[async_trait]

@@ -340,24 +340,17 @@ fn decide(
     // Known before the driver is installed, and also where no GPU is left and none is required. An image is built on
     // another machine than those that it serves.
     if let (Some(why), false) = (promise.and_then(|one| one.broken()), desired.image) {
-        return Assessment::Blocked {
-            why,
-            hint: promise::REMEDY.into(),
-        };
+        return Assessment::blocked(why, promise::REMEDY);
     }
     if desired.driver.is_none() {
         return words::no_driver();
     }
     let Some(loaded) = &state.loaded else {
         if desired.image {
-            return Assessment::AwaitingBoot {
-                why: "GPUs are checked at the first boot".into(),
-            };
+            return Assessment::awaits_boot("GPUs are checked at the first boot");
         }
         if facts.gpus.is_empty() {
-            return Assessment::NotApplicable {
-                why: "no NVIDIA GPU is on the PCI bus".into(),
-            };
+            return Assessment::not_applicable("no NVIDIA GPU is on the PCI bus");
         }
         return Assessment::After {
             upstream: DRIVER_MODULE,
@@ -366,9 +359,7 @@ fn decide(
         };
     };
     if state.bound.is_empty() && !state.reserved.is_empty() {
-        return Assessment::NotApplicable {
-            why: "all GPUs are reserved for virtual machines".into(),
-        };
+        return Assessment::not_applicable("all GPUs are reserved for virtual machines");
     }
     let reinstall = desired.packages.manager.backend().commands().reinstall;
     if let Err(differ) = agree(state, loaded, Some(reinstall)) {
@@ -377,8 +368,8 @@ fn decide(
             layer, why, hint, ..
         } = differ;
         return match differ.heals {
-            _ if layer == ProbeLayer::Nvml && !asked => Assessment::NotApplicable { why },
-            Heals::Person => Assessment::Blocked { why, hint },
+            _ if layer == ProbeLayer::Nvml && !asked => Assessment::not_applicable(why),
+            Heals::Person => Assessment::blocked(why, hint),
             Heals::Run => Assessment::BlockedNow {
                 why,
                 hint,
@@ -391,20 +382,18 @@ fn decide(
             },
         };
     }
-    Assessment::Satisfied {
-        why: format!(
-            "{} on the bus{}, bound to nvidia {loaded}, listed by NVML, with device nodes{}",
-            words::gpus(state.bound.len()),
-            promise.map_or_else(String::new, |one| format!(
-                ", as {} promises",
-                one.instance_type
-            )),
-            match state.reserved.as_slice() {
-                [] => String::new(),
-                some => format!("; reserved for virtual machines: {}", some.join(", ")),
-            }
-        ),
-    }
+    Assessment::satisfied(format!(
+        "{} on the bus{}, bound to nvidia {loaded}, listed by NVML, with device nodes{}",
+        words::gpus(state.bound.len()),
+        promise.map_or_else(String::new, |one| format!(
+            ", as {} promises",
+            one.instance_type
+        )),
+        match state.reserved.as_slice() {
+            [] => String::new(),
+            some => format!("; reserved for virtual machines: {}", some.join(", ")),
+        }
+    ))
 }
 
 #[async_trait]

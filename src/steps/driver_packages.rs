@@ -101,10 +101,10 @@ fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
     };
     match answer(state, desired, driver) {
         Assessment::Needs { why, changes } if changes.contains(&Change::RefreshRepositories) => {
-            Assessment::Needs {
+            Assessment::needs(
                 why,
-                changes: streams::before(changes, driver, state.stream.as_deref()),
-            }
+                streams::before(changes, driver, state.stream.as_deref()),
+            )
         }
         answer => answer,
     }
@@ -115,21 +115,16 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -
         return answer;
     }
     let comparison = compare(desired.packages.manager, &driver.packages, &state.installed);
-    if !comparison.held.is_empty() {
-        return Assessment::Blocked {
-            why: comparison.held.join("; "),
-            hint: comparison.held_hint(desired.packages.manager),
-        };
+    if let Some(refusal) = comparison.refusal(desired.packages.manager) {
+        return refusal;
     }
     if let Some(why) = &driver.vulnerable
         && state.found.package_version != driver.version
     {
-        return Assessment::Blocked {
-            why: why.clone(),
-            hint:
-                "name a fixed version as `driver.version`, or set `driver.allow-vulnerable = true`"
-                    .into(),
-        };
+        return Assessment::blocked(
+            why.clone(),
+            "name a fixed version as `driver.version`, or set `driver.allow-vulnerable = true`",
+        );
     }
     let there = There {
         installed: &state.installed,
@@ -146,13 +141,13 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -
         .map(String::as_str)
         .collect();
     if !held.is_empty() {
-        return Assessment::Blocked {
-            why: format!(
+        return Assessment::blocked(
+            format!(
                 "{} must change with the driver, and somebody holds it",
                 words::some(&held)
             ),
-            hint: comparison.held_hint(desired.packages.manager),
-        };
+            comparison.held_hint(desired.packages.manager),
+        );
     }
     if let Some(answer) = replaced::not_asked(driver, &there, &outdated) {
         return answer;
@@ -160,40 +155,35 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -
     if !comparison.all_met() {
         let mut changes = install(&driver.packages, outdated);
         changes.extend(builds_beside(driver, desired, state));
-        return Assessment::Needs {
-            why: comparison.unmet_text(),
-            changes,
-        };
+        return Assessment::needs(comparison.unmet_text(), changes);
     }
     if let Some(change) = streams::change(driver, state.stream.as_deref()) {
-        return Assessment::Needs {
-            why: "the packages are installed, but upgrades would come from another stream".into(),
-            changes: vec![change],
-        };
+        return Assessment::needs(
+            "the packages are installed, but upgrades would come from another stream",
+            vec![change],
+        );
     }
     if !outdated.is_empty() {
-        return Assessment::Needs {
-            why: format!("{} do not belong to this driver", outdated.join(", ")),
-            changes: install(&driver.packages, outdated),
-        };
+        return Assessment::needs(
+            format!("{} do not belong to this driver", outdated.join(", ")),
+            install(&driver.packages, outdated),
+        );
     }
     if let Some(answer) = beside(driver, desired, state) {
         return answer;
     }
     if let (Some(module), false) = (&driver.dkms, state.kernels_without_module.is_empty()) {
-        return Assessment::Needs {
-            why: format!(
+        return Assessment::needs(
+            format!(
                 "the packages are installed, but there is no module `{}` for {}{}",
                 driver.module,
                 state.kernels_without_module.join(", "),
                 (state.build.as_ref()).map_or(String::new(), |said| format!("; {said}"))
             ),
-            changes: builds(module, state).collect(),
-        };
+            builds(module, state).collect(),
+        );
     }
-    Assessment::Satisfied {
-        why: comparison.met_text(),
-    }
+    Assessment::satisfied(comparison.met_text())
 }
 
 /// The module for each kernel that has none.
@@ -240,14 +230,14 @@ fn beside(
     );
     match (comparison.all_met(), comparison.held.is_empty()) {
         (true, _) => None,
-        (false, false) => Some(Assessment::Blocked {
+        (false, false) => Some(Assessment::blocked(
             why,
-            hint: comparison.held_hint(desired.packages.manager),
-        }),
-        (false, true) => Some(Assessment::Needs {
+            comparison.held_hint(desired.packages.manager),
+        )),
+        (false, true) => Some(Assessment::needs(
             why,
-            changes: install(&driver.packages, Vec::new()),
-        }),
+            install(&driver.packages, Vec::new()),
+        )),
     }
 }
 
@@ -269,17 +259,16 @@ fn foreign(driver: &DriverWish, state: &DriverPackagesState) -> Option<Assessmen
         version.map_or_else(|| "of unknown version".to_owned(), DriverVersion::to_string);
     if driver.existing == Existing::Keep {
         return Some(match version {
-            Some(version) if version.branch() == driver.branch => Assessment::Satisfied {
-                why: format!("driver {version} was installed {origin} and is adopted"),
-            },
-            _ => Assessment::Blocked {
-                why: format!(
+            Some(version) if version.branch() == driver.branch => Assessment::satisfied(format!(
+                "driver {version} was installed {origin} and is adopted"
+            )),
+            _ => Assessment::blocked(
+                format!(
                     "driver {version_text} was installed {origin}; branch {} is wanted",
                     driver.branch
                 ),
-                hint: "set `driver.branch` to the installed branch, or `driver.existing = \"replace\"`"
-                    .into(),
-            },
+                "set `driver.branch` to the installed branch, or `driver.existing = \"replace\"`",
+            ),
         });
     }
     if replaces && found.origin == Some(Origin::Runfile) {
@@ -290,17 +279,16 @@ fn foreign(driver: &DriverWish, state: &DriverPackagesState) -> Option<Assessmen
             repeated: false,
         }];
         changes.extend(install(&driver.packages, Vec::new()));
-        return Some(Assessment::Needs {
-            why: format!("driver {version_text} was installed {origin} and is to be replaced"),
+        return Some(Assessment::needs(
+            format!("driver {version_text} was installed {origin} and is to be replaced"),
             changes,
-        });
+        ));
     }
-    Some(Assessment::Blocked {
-        why: format!("driver {version_text} was installed {origin}"),
-        hint: "set `driver.existing = \"keep\"` to keep it, or `\"replace\"` to remove it and install \
-               packages (not possible for a driver that came with the image)"
-            .into(),
-    })
+    Some(Assessment::blocked(
+        format!("driver {version_text} was installed {origin}"),
+        "set `driver.existing = \"keep\"` to keep it, or `\"replace\"` to remove it and install \
+         packages (not possible for a driver that came with the image)",
+    ))
 }
 
 #[async_trait]
@@ -331,14 +319,24 @@ impl Step for DriverPackages {
 fn of_others(owner: &Owner, desired: &Desired, ours: &Ours) -> Option<Assessment> {
     let driver = desired.driver.as_ref()?;
     let is_ours = !ours.packages.is_empty();
-    (driver.existing == Existing::Refuse && !is_ours && !desired.image).then(|| Assessment::Blocked {
-        why: format!("{} manages the driver ({}): {}", owner.name, owner.evidence, owner.why),
-        hint: format!(
-            "set `driver.existing = \"keep\"` to keep its driver, or `\"replace\"` to replace it; to change the \
-             driver as its owner does: {}",
-            owner.remedy
-        ),
-    })
+    if driver.existing != Existing::Refuse || is_ours || desired.image {
+        return None;
+    }
+    let hint = format!(
+        "set `driver.existing = \"keep\"` to keep its driver, or `\"replace\"` to replace it; to change the driver as \
+         its owner does: {}",
+        owner.remedy
+    );
+    let Owner {
+        name,
+        evidence,
+        why,
+        ..
+    } = owner;
+    Some(Assessment::blocked(
+        format!("{name} manages the driver ({evidence}): {why}"),
+        hint,
+    ))
 }
 
 #[cfg(test)]

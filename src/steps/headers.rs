@@ -7,7 +7,7 @@ use super::{
     KERNEL_RELEASE, REPOSITORIES,
     driver_packages::adopts,
     packages,
-    wishes::{Packages, compare, install},
+    wishes::{Packages, package_step},
 };
 use crate::{
     change::Lock,
@@ -41,31 +41,14 @@ fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
         wanted.extend(desired.headers.iter().cloned());
     }
     if wanted.is_empty() {
-        return Assessment::NotApplicable {
-            why: match (state.adopts, is_compiled) {
-                (true, _) => "the existing driver is adopted, so no kernel module is compiled here",
-                (false, true) => "the profile names no headers",
-                (false, false) => "no kernel module is compiled here",
-            }
-            .into(),
-        };
+        return Assessment::not_applicable(match (state.adopts, is_compiled) {
+            (true, _) => "the existing driver is adopted, so no kernel module is compiled here",
+            (false, true) => "the profile names no headers",
+            (false, false) => "no kernel module is compiled here",
+        });
     }
-    let comparison = compare(desired.packages.manager, &wanted, &state.installed);
-    if comparison.all_met() {
-        return Assessment::Satisfied {
-            why: comparison.met_text(),
-        };
-    }
-    if !comparison.held.is_empty() {
-        return Assessment::Blocked {
-            why: comparison.held.join("; "),
-            hint: comparison.held_hint(desired.packages.manager),
-        };
-    }
-    Assessment::Needs {
-        why: comparison.unmet_text(),
-        changes: install(&wanted, Vec::new()),
-    }
+    let manager = desired.packages.manager;
+    package_step(manager, &wanted, &state.installed, Vec::new())
 }
 
 #[async_trait]

@@ -82,13 +82,13 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
         if let Some(needs) = &state.needs {
             let is_there = |wish: &PackageWish| state.installed.contains_key(&wish.name);
             if !needs.package || hold.packages.iter().all(is_there) {
-                return Assessment::Blocked {
-                    why: format!("{}; {}", whys.join("; "), needs.why),
-                    hint: format!(
+                return Assessment::blocked(
+                    format!("{}; {}", whys.join("; "), needs.why),
+                    format!(
                         "{}; or set `hold.enabled = false`, then upgrades in the background may change the driver",
                         needs.remedy
                     ),
-                };
+                );
             }
             whys.push(needs.why.clone());
             changes.push(Change::InstallPackages {
@@ -108,21 +108,12 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
         whys.push(format!(
             "unattended upgrades are not configured to exclude them (`{path}`)"
         ));
-        changes.push(Change::WriteFile {
-            path,
-            content,
-            mode: 0o644,
-        });
+        changes.push(Change::write(path, content));
     }
     if changes.is_empty() {
-        return Assessment::Satisfied {
-            why: format!("{} packages are held", matching.len()),
-        };
+        return Assessment::satisfied(format!("{} packages are held", matching.len()));
     }
-    Assessment::Needs {
-        why: whys.join("; "),
-        changes,
-    }
+    Assessment::needs(whys.join("; "), changes)
 }
 
 #[async_trait]

@@ -56,7 +56,7 @@ async fn detect(cx: &Cx<'_>, image: &str) -> Result<ImageState, StepError> {
 
 /// The answer where no image is needed; otherwise the image.
 fn wanted<'d>(desired: &'d Desired, facts: &Facts) -> Result<&'d str, Assessment> {
-    let not = |why: &str| Err(Assessment::NotApplicable { why: why.into() });
+    let not = |why: &str| Err(Assessment::not_applicable(why));
     let Some(image) = &desired.validation.image else {
         return not("the proof brings its own image");
     };
@@ -106,17 +106,15 @@ fn decide(state: &ImageState, image: &str, desired: &Desired) -> Assessment {
     let missing: Vec<RuntimeKind> = of(Found::Missing).collect();
     if missing.is_empty() {
         let present: Vec<RuntimeKind> = of(Found::Present).collect();
-        return Assessment::Satisfied {
-            why: match &present[..] {
-                [] => format!("containers have run in the image `{image}`"),
-                present => format!("the image `{image}` is in {}", names(present)),
-            },
-        };
+        return Assessment::satisfied(match &present[..] {
+            [] => format!("containers have run in the image `{image}`"),
+            present => format!("the image `{image}` is in {}", names(present)),
+        });
     }
-    Assessment::Needs {
-        why: format!("the image `{image}` is not in {}", names(&missing)),
-        changes: missing.into_iter().map(pull).collect(),
-    }
+    Assessment::needs(
+        format!("the image `{image}` is not in {}", names(&missing)),
+        missing.into_iter().map(pull).collect(),
+    )
 }
 
 #[async_trait]

@@ -108,10 +108,10 @@ fn decide(state: &KernelState, desired: &Desired) -> Assessment {
     };
     match answer(state, desired, driver, wish) {
         Assessment::Needs { why, changes } if changes.contains(&Change::RefreshRepositories) => {
-            Assessment::Needs {
+            Assessment::needs(
                 why,
-                changes: streams::before(changes, driver, state.stream.as_deref()),
-            }
+                streams::before(changes, driver, state.stream.as_deref()),
+            )
         }
         answer => answer,
     }
@@ -129,21 +129,18 @@ fn answer(
     if let Some((kernel, row)) = wish.refusal(&kernels.needed())
         && !(has_module || asked.left.is_some())
     {
-        return Assessment::Blocked {
-            why: format!("kernel {kernel}: {}", row.why),
-            hint: row.hint.clone(),
-        };
+        return Assessment::blocked(format!("kernel {kernel}: {}", row.why), row.hint.clone());
     }
     let Some(answer) = &asked.answer else {
         if asked.without_lists {
-            return Assessment::NotApplicable {
-                why: "this package manager is not asked which kernels have a driver module".into(),
-            };
+            return Assessment::not_applicable(
+                "this package manager is not asked which kernels have a driver module",
+            );
         }
-        return Assessment::Needs {
-            why: "which kernels have a driver module is known only with new package lists".into(),
-            changes: vec![Change::RefreshRepositories],
-        };
+        return Assessment::needs(
+            "which kernels have a driver module is known only with new package lists",
+            vec![Change::RefreshRepositories],
+        );
     };
     let reboots = words_of_cost(answer.reboots(kernels.image));
     let way = chosen(answer, kernels).and_then(|(way, _)| wish.ways.get(way));
@@ -157,9 +154,9 @@ fn answer(
     };
     let needed = list(&kernels.needed());
     match answer {
-        Answer::Unknown => Assessment::NotApplicable {
-            why: "neither the running kernel nor the one of the next boot is known".into(),
-        },
+        Answer::Unknown => Assessment::not_applicable(
+            "neither the running kernel nor the one of the next boot is known",
+        ),
         Answer::Here { way } => {
             let why = if asked
                 .question
@@ -173,12 +170,9 @@ fn answer(
             };
             let why = format!("{why}{}", unbooted(asked));
             if asked.certain {
-                Assessment::Satisfied { why }
+                Assessment::satisfied(why)
             } else {
-                Assessment::Needs {
-                    why,
-                    changes: vec![Change::RefreshRepositories],
-                }
+                Assessment::needs(why, vec![Change::RefreshRepositories])
             }
         }
         Answer::Boot { kernel, .. } => {
@@ -191,10 +185,7 @@ fn answer(
             );
             let new_lists = (!asked.certain).then_some(Change::RefreshRepositories);
             let reboot = Change::Reboot { why: why.clone() };
-            Assessment::Needs {
-                why,
-                changes: new_lists.into_iter().chain([reboot]).collect(),
-            }
+            Assessment::needs(why, new_lists.into_iter().chain([reboot]).collect())
         }
         Answer::Install {
             kernel,
@@ -235,10 +226,10 @@ fn answer(
                     why: format!("the driver needs kernel {kernel}"),
                 });
             }
-            Assessment::Needs { why, changes }
+            Assessment::needs(why, changes)
         }
         Answer::Refused(refused) => match refusal(refused, asked, wish, desired) {
-            (why, hint) if asked.certain => Assessment::Blocked { why, hint },
+            (why, hint) if asked.certain => Assessment::blocked(why, hint),
             (why, hint) => Assessment::BlockedByOldLists { why, hint },
         },
     }
@@ -273,9 +264,9 @@ impl Step for KernelRelease {
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         if adopts(cx).await {
-            return Ok(Assessment::NotApplicable {
-                why: "the existing driver is adopted, with its kernel".into(),
-            });
+            return Ok(Assessment::not_applicable(
+                "the existing driver is adopted, with its kernel",
+            ));
         }
         packages::unless_half_done(cx, decide(&detect(cx).await?, cx.desired)).await
     }

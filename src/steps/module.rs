@@ -116,69 +116,61 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
         return answer;
     }
     match &state.loaded {
-        Some(loaded) if fits(loaded) && state.not_loaded.is_empty() => Assessment::Satisfied {
-            why: format!("module {loaded} is loaded, as installed"),
-        },
-        _ if desired.image => Assessment::AwaitingBoot {
-            why: "modules are loaded at the first boot of the image".into(),
-        },
+        Some(loaded) if fits(loaded) && state.not_loaded.is_empty() => {
+            Assessment::satisfied(format!("module {loaded} is loaded, as installed"))
+        }
+        _ if desired.image => {
+            Assessment::awaits_boot("modules are loaded at the first boot of the image")
+        }
         // A run was interrupted between two modules, or somebody unloaded one.
-        Some(loaded) if fits(loaded) => Assessment::Needs {
-            why: format!(
+        Some(loaded) if fits(loaded) => Assessment::needs(
+            format!(
                 "module {loaded} is loaded, {} is not",
                 state.not_loaded.join(", ")
             ),
-            changes: load(&state.not_loaded),
-        },
+            load(&state.not_loaded),
+        ),
         Some(loaded) => match &state.packaged {
             None => Assessment::After {
                 upstream: DRIVER_PACKAGES,
                 why: format!("module {loaded} is loaded, its packages are not installed"),
                 expected: Vec::new(),
             },
-            Some(installed) => Assessment::Needs {
-                why: format!("module {loaded} is loaded, {installed} is installed"),
-                changes: vec![Change::Reboot {
+            Some(installed) => Assessment::needs(
+                format!("module {loaded} is loaded, {installed} is installed"),
+                vec![Change::Reboot {
                     why: format!("driver {loaded} is loaded and {installed} is installed"),
                 }],
-            },
+            ),
         },
-        None if facts.gpus.is_empty() => Assessment::NotApplicable {
-            why: "no NVIDIA GPU is on the PCI bus, so no module is needed".into(),
-        },
-        None if !state.denied_loaded.is_empty() => Assessment::Needs {
-            why: format!(
+        None if facts.gpus.is_empty() => {
+            Assessment::not_applicable("no NVIDIA GPU is on the PCI bus, so no module is needed")
+        }
+        None if !state.denied_loaded.is_empty() => Assessment::needs(
+            format!(
                 "{} is loaded and holds the GPU",
                 state.denied_loaded.join(", ")
             ),
-            changes: vec![Change::Reboot {
+            vec![Change::Reboot {
                 why: format!("{} must release the GPU", state.denied_loaded.join(", ")),
             }],
-        },
+        ),
         None => {
             let changes = load(&driver.load_modules);
             if state.on_disk {
-                Assessment::Needs {
-                    why: "the module is not loaded".into(),
-                    changes,
-                }
+                Assessment::needs("the module is not loaded", changes)
             } else if let Some(next) = &state.next.kernel {
                 let why = format!(
                     "there is no module for the running kernel, and one for kernel {next}, which the \
                      next boot starts"
                 );
-                Assessment::Needs {
-                    why: why.clone(),
-                    changes: vec![Change::Reboot { why }],
-                }
+                Assessment::needs(why.clone(), vec![Change::Reboot { why }])
             } else if state.installed && driver.dkms.is_none() {
-                Assessment::Blocked {
-                    why: "the driver's packages have no module for the running kernel".into(),
-                    hint:
-                        "boot a kernel that they have one for (`ls /lib/modules/*/*/nvidia*`, or \
-                           another entry of the boot loader), or set `driver.build = \"dkms\"`"
-                            .into(),
-                }
+                Assessment::blocked(
+                    "the driver's packages have no module for the running kernel",
+                    "boot a kernel that they have one for (`ls /lib/modules/*/*/nvidia*`, or \
+                     another entry of the boot loader), or set `driver.build = \"dkms\"`",
+                )
             } else {
                 Assessment::After {
                     upstream: DRIVER_PACKAGES,
@@ -206,10 +198,7 @@ fn not_as_packaged(
             "the {flavour} module {packaged} is loaded, the {} one is installed",
             driver.flavour
         );
-        return Some(Assessment::Needs {
-            why: why.clone(),
-            changes: vec![Change::Reboot { why }],
-        });
+        return Some(Assessment::needs(why.clone(), vec![Change::Reboot { why }]));
     }
     let next = state
         .next

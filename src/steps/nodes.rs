@@ -138,27 +138,20 @@ fn decide(state: &NodesState, desired: &Desired, facts: &Facts) -> Assessment {
         return words::no_driver();
     }
     if desired.toolkit.is_none() {
-        return Assessment::NotApplicable {
-            why: "the container toolkit, which makes the links, is not configured".into(),
-        };
+        return Assessment::not_applicable(
+            "the container toolkit, which makes the links, is not configured",
+        );
     }
     if facts.gpus.is_empty() && !desired.image {
-        return Assessment::NotApplicable {
-            why: "no NVIDIA GPU is on the PCI bus".into(),
-        };
+        return Assessment::not_applicable("no NVIDIA GPU is on the PCI bus");
     }
     let (unit, rule) = (unit(), rule());
-    let write = |path: &str, content: &str| Change::WriteFile {
-        path: path.into(),
-        content: content.to_owned(),
-        mode: 0o644,
-    };
     let mut changes = Vec::new();
     if state.unit.as_ref() != Some(&unit) {
-        changes.push(write(UNIT_PATH, &unit));
+        changes.push(Change::write(UNIT_PATH, &unit));
     }
     if state.rule.as_ref() != Some(&rule) {
-        changes.push(write(RULE_PATH, &rule));
+        changes.push(Change::write(RULE_PATH, &rule));
     }
     if !state.enabled || !changes.is_empty() {
         changes.push(Change::EnableUnit {
@@ -166,24 +159,19 @@ fn decide(state: &NodesState, desired: &Desired, facts: &Facts) -> Assessment {
             // In an image its conditions are not met, and nothing is started.
             start: true,
         });
-        return Assessment::Needs {
-            why: format!("`{UNIT}` does not make them at boot"),
-            changes,
-        };
+        return Assessment::needs(format!("`{UNIT}` does not make them at boot"), changes);
     }
     if desired.image || !state.loaded {
-        return Assessment::Satisfied {
-            why: format!("`{UNIT}` makes them at boot"),
-        };
+        return Assessment::satisfied(format!("`{UNIT}` makes them at boot"));
     }
     if let Some(first) = state.without.first() {
-        return Assessment::Needs {
-            why: format!(
+        return Assessment::needs(
+            format!(
                 "{} of {} device nodes have no link below `/dev/char`, for example `{first}`",
                 state.without.len(),
                 state.nodes
             ),
-            changes: vec![if state.active {
+            vec![if state.active {
                 Change::RestartUnit {
                     unit: UNIT.to_owned(),
                 }
@@ -193,14 +181,12 @@ fn decide(state: &NodesState, desired: &Desired, facts: &Facts) -> Assessment {
                     start: true,
                 }
             }],
-        };
+        );
     }
-    Assessment::Satisfied {
-        why: format!(
-            "{} device nodes have their links below `/dev/char`, and `{UNIT}` makes them at boot",
-            state.nodes
-        ),
-    }
+    Assessment::satisfied(format!(
+        "{} device nodes have their links below `/dev/char`, and `{UNIT}` makes them at boot",
+        state.nodes
+    ))
 }
 
 #[async_trait]

@@ -98,10 +98,9 @@ fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
         return words::no_driver();
     };
     if driver.options.is_empty() {
-        return Assessment::NotApplicable {
-            why: "no board and no instance type of this machine needs options of the modules"
-                .into(),
-        };
+        return Assessment::not_applicable(
+            "no board and no instance type of this machine needs options of the modules",
+        );
     }
     let (theirs, ours): (Vec<&ModuleOption>, Vec<&ModuleOption>) =
         (driver.options.iter()).partition(|wish| other(state, wish).is_some());
@@ -129,11 +128,7 @@ fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
             .map(|wish| format!("{}={}, which {}", wish.name, wish.value, wish.why))
             .collect();
         whys.push(format!("`{PATH}` does not set {}", names.join("; ")));
-        changes.push(Change::WriteFile {
-            path: PATH.into(),
-            content: wanted,
-            mode: 0o644,
-        });
+        changes.push(Change::write(PATH, wanted));
     }
     let differ = not_loaded(state, driver);
     if !differ.is_empty() && !desired.image {
@@ -149,14 +144,9 @@ fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
             true => "nothing is to be set".to_owned(),
             false => format!("`{PATH}` sets {}", set.join(", ")),
         };
-        return Assessment::Satisfied {
-            why: format!("{set}{notes}"),
-        };
+        return Assessment::satisfied(format!("{set}{notes}"));
     }
-    Assessment::Needs {
-        why: format!("{}{notes}", whys.join("; ")),
-        changes,
-    }
+    Assessment::needs(format!("{}{notes}", whys.join("; ")), changes)
 }
 
 fn content(options: &[&ModuleOption]) -> String {

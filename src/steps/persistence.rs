@@ -83,9 +83,7 @@ fn drop_in(wish: &Wish, command: Option<&str>) -> Option<Change> {
 
 fn decide(state: &PersistenceState, desired: &Desired, facts: &Facts, adopts: bool) -> Assessment {
     let (Some(_), Some(wish)) = (&desired.driver, &desired.persistence) else {
-        return Assessment::NotApplicable {
-            why: "no persistence daemon is configured".into(),
-        };
+        return Assessment::not_applicable("no persistence daemon is configured");
     };
     let name = &wish.unit;
     let unit = state.unit.as_ref();
@@ -97,24 +95,18 @@ fn decide(state: &PersistenceState, desired: &Desired, facts: &Facts, adopts: bo
             Some(_) => ", and persistence mode is on",
             None => "",
         };
-        return Assessment::Satisfied {
-            why: format!("`{name}` is enabled and active{mode}"),
-        };
+        return Assessment::satisfied(format!("`{name}` is enabled and active{mode}"));
     }
     if desired.image {
-        return Assessment::AwaitingBoot {
-            why: format!("`{name}` needs a GPU; it is started at the first boot of the image"),
-        };
+        return Assessment::awaits_boot(format!(
+            "`{name}` needs a GPU; it is started at the first boot of the image"
+        ));
     }
     if facts.gpus.is_empty() {
-        return Assessment::NotApplicable {
-            why: "no NVIDIA GPU is on the PCI bus".into(),
-        };
+        return Assessment::not_applicable("no NVIDIA GPU is on the PCI bus");
     }
     if unit.is_none() && adopts {
-        return Assessment::NotApplicable {
-            why: format!("the adopted driver has no `{name}`"),
-        };
+        return Assessment::not_applicable(format!("the adopted driver has no `{name}`"));
     }
     if let Some(refusal) = words::masked(name, unit, "set `persistence.enabled = false`") {
         return refusal;
@@ -125,27 +117,27 @@ fn decide(state: &PersistenceState, desired: &Desired, facts: &Facts, adopts: bo
     };
     let restart = Change::RestartUnit { unit: name.clone() };
     if let Some(drop_in) = drop_in {
-        return Assessment::Needs {
-            why: format!("`{name}` runs with `{OFF}`"),
-            changes: vec![drop_in, enable(false), restart],
-        };
+        return Assessment::needs(
+            format!("`{name}` runs with `{OFF}`"),
+            vec![drop_in, enable(false), restart],
+        );
     }
     if runs {
-        return Assessment::Needs {
-            why: format!(
+        return Assessment::needs(
+            format!(
                 "`{name}` is enabled and active, but persistence mode is off on {}",
                 words::indices(off)
             ),
-            changes: vec![restart],
-        };
+            vec![restart],
+        );
     }
-    Assessment::Needs {
-        why: match unit {
+    Assessment::needs(
+        match unit {
             None => format!("`{name}` is not installed"),
             Some(unit) => format!("`{name}` is {unit}"),
         },
-        changes: vec![enable(true)],
-    }
+        vec![enable(true)],
+    )
 }
 
 #[async_trait]

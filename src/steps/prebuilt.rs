@@ -72,13 +72,13 @@ fn decide(state: &PrebuiltState, module: &str, driver: &DriverWish, wish: &Prebu
         .as_ref()
         .is_some_and(|text| !text.starts_with(HEADER))
     {
-        return Assessment::Blocked {
-            why: format!("`{path}`, by which DKMS would be told, is not of this program"),
-            hint: format!(
+        return Assessment::blocked(
+            format!("`{path}`, by which DKMS would be told, is not of this program"),
+            format!(
                 "take what it says into `/etc/dkms/{module}-VERSION.conf`, which DKMS reads after it, or leave \
                  `driver.prebuilt.sources` out"
             ),
-        };
+        );
     }
     let program = match &state.program {
         Ok(program) => program,
@@ -95,18 +95,12 @@ fn decide(state: &PrebuiltState, module: &str, driver: &DriverWish, wish: &Prebu
             .as_deref()
             .map(|said| format!("; for this kernel it {said}"))
             .unwrap_or_default();
-        return Assessment::Satisfied {
-            why: format!("before it compiles, DKMS asks {sources}{said}"),
-        };
+        return Assessment::satisfied(format!("before it compiles, DKMS asks {sources}{said}"));
     }
-    Assessment::Needs {
-        why: format!("DKMS does not ask {sources} yet before it compiles"),
-        changes: vec![Change::WriteFile {
-            path,
-            content,
-            mode: 0o644,
-        }],
-    }
+    Assessment::needs(
+        format!("DKMS does not ask {sources} yet before it compiles"),
+        vec![Change::write(path, content)],
+    )
 }
 
 #[async_trait]
@@ -132,14 +126,14 @@ impl Step for PrebuiltModules {
             return Ok(words::no_driver());
         };
         let Some(module) = &driver.dkms else {
-            return Ok(Assessment::NotApplicable {
-                why: "the kernel modules come compiled from their vendor".into(),
-            });
+            return Ok(Assessment::not_applicable(
+                "the kernel modules come compiled from their vendor",
+            ));
         };
         let Some(wish) = &driver.prebuilt else {
-            return Ok(Assessment::NotApplicable {
-                why: "no source of modules that another machine has compiled is set".into(),
-            });
+            return Ok(Assessment::not_applicable(
+                "no source of modules that another machine has compiled is set",
+            ));
         };
         Ok(decide(&detect(cx, module)?, module, driver, wish))
     }

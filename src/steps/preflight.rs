@@ -199,25 +199,23 @@ fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessmen
                 passes: Some(Duration::MAX),
             }
         } else {
-            Assessment::Blocked { why, hint }
+            Assessment::blocked(why, hint)
         };
     }
     if !state.half_done.is_empty() {
-        return Assessment::Needs {
-            why: format!(
+        return Assessment::needs(
+            format!(
                 "an earlier package operation was interrupted: {}",
                 state.half_done.join(", ")
             ),
-            changes: vec![Change::RepairPackages],
-        };
+            vec![Change::RepairPackages],
+        );
     }
-    Assessment::Satisfied {
-        why: format!(
-            "{} free on `/`, {} on `/boot`, package database consistent",
-            bytes(state.root.free),
-            bytes(state.boot.free)
-        ),
-    }
+    Assessment::satisfied(format!(
+        "{} free on `/`, {} on `/boot`, package database consistent",
+        bytes(state.root.free),
+        bytes(state.boot.free)
+    ))
 }
 
 fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Obstacle> {

@@ -61,12 +61,10 @@ pub(super) fn named_or_lasting(
 
 /// Returns the answer of a step that has to name the program in a file, and may not.
 pub(super) fn not_lasting(why: &str, file: &str) -> Assessment {
-    Assessment::Blocked {
-        why: format!("`{file}` would have root start this program later: {why}"),
-        hint: format!(
-            "run `install -m 755 gpu-bootstrap {USUAL}` as root, then run `{USUAL} install`"
-        ),
-    }
+    Assessment::blocked(
+        format!("`{file}` would have root start this program later: {why}"),
+        format!("run `install -m 755 gpu-bootstrap {USUAL}` as root, then run `{USUAL} install`"),
+    )
 }
 
 #[cfg(test)]

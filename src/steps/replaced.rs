@@ -141,18 +141,18 @@ pub(super) fn not_asked(
     if driver.asked || newest.branch() <= driver.branch {
         return None;
     }
-    Some(Assessment::Blocked {
-        why: format!(
+    Some(Assessment::blocked(
+        format!(
             "driver {newest} is installed, and without a setting the older branch {} would be \
              selected",
             driver.branch
         ),
-        hint: format!(
+        format!(
             "set `driver.branch = {}` to keep it, or `driver.branch = {}` to go back",
             newest.branch(),
             driver.branch
         ),
-    })
+    ))
 }
 
 /// What to do about them: keep, replace or refuse, as was asked. What this program has installed is
@@ -179,28 +179,28 @@ pub(super) fn instead_of(
     let replaces = driver.existing == Existing::Replace;
     if replaces || !foreign {
         if !held.is_empty() {
-            return Assessment::Blocked {
-                why: format!("{} must be replaced, and somebody holds it", told(&held)),
-                hint: Comparison::default().held_hint(desired.packages.manager),
-            };
+            return Assessment::blocked(
+                format!("{} must be replaced, and somebody holds it", told(&held)),
+                Comparison::default().held_hint(desired.packages.manager),
+            );
         }
         let names: Vec<String> = others.iter().map(|(name, _)| name.clone()).collect();
         if !replaces && let Some(answer) = not_asked(driver, there, &names) {
             return answer;
         }
-        return Assessment::Needs {
-            why: format!("{named} are to be replaced: {wanted}"),
-            changes: install(&driver.packages, names),
-        };
+        return Assessment::needs(
+            format!("{named} are to be replaced: {wanted}"),
+            install(&driver.packages, names),
+        );
     }
-    Assessment::Blocked {
-        why: format!("another driver is installed ({named}), {wanted}"),
-        hint: format!(
+    Assessment::blocked(
+        format!("another driver is installed ({named}), {wanted}"),
+        format!(
             "set `driver.existing = \"replace\"` to replace it; to keep it, set `driver.branch` and \
              `driver.source` to the installed ones (source `{DISTRIBUTION}` is the system's \
              archive)"
         ),
-    }
+    )
 }
 
 #[cfg(test)]
@@ -268,6 +268,7 @@ mod tests {
             ours: Ours {
                 packages: names.clone(),
                 held: names,
+                ..Ours::default()
             },
             installed,
             origin: None,

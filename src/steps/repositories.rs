@@ -144,11 +144,7 @@ fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
         {
             // The administrator's file is not changed; the preference is a file of this program.
             whys.push(no_priority(&path, &repository.name));
-            changes.push(Change::WriteFile {
-                path,
-                content,
-                mode: 0o644,
-            });
+            changes.push(Change::write(path, content));
         }
     }
     let pins = desired.pins.iter();
@@ -164,23 +160,14 @@ fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
                 "no preference for {} of {first}{more}",
                 pin.version
             ));
-            changes.push(Change::WriteFile {
-                path,
-                content,
-                mode: 0o644,
-            });
+            changes.push(Change::write(path, content));
         }
     }
     if !changes.is_empty() {
-        return Assessment::Needs {
-            why: whys.join("; "),
-            changes,
-        };
+        return Assessment::needs(whys.join("; "), changes);
     }
     if desired.repositories.is_empty() {
-        return Assessment::NotApplicable {
-            why: "the profile adds no repositories".into(),
-        };
+        return Assessment::not_applicable("the profile adds no repositories");
     }
     let names: Vec<String> = desired
         .repositories
@@ -191,9 +178,10 @@ fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
             None => repository.name.clone(),
         })
         .collect();
-    Assessment::Satisfied {
-        why: format!("configured, with the accepted keys: {}", names.join(", ")),
-    }
+    Assessment::satisfied(format!(
+        "configured, with the accepted keys: {}",
+        names.join(", ")
+    ))
 }
 
 #[async_trait]

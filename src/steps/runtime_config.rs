@@ -29,14 +29,10 @@ fn decide(
     desired: &Desired,
 ) -> Assessment {
     if !is_configured(daemon, desired) {
-        return Assessment::NotApplicable {
-            why: "the container toolkit is not configured".into(),
-        };
+        return Assessment::not_applicable("the container toolkit is not configured");
     }
     let Some(unit) = &wish.unit else {
-        return Assessment::NotApplicable {
-            why: "this runtime has no daemon".into(),
-        };
+        return Assessment::not_applicable("this runtime has no daemon");
     };
     let name = daemon.name();
     let runtime = runtime_of(desired);
@@ -45,13 +41,13 @@ fn decide(
         && !(broken.forgiven && matches!(state.effective, Effective::Known { lenient: true, .. }))
     {
         let Broken { path, why, .. } = broken;
-        return Assessment::Blocked {
-            why: format!("`{path}` cannot be read by {name}: {why}"),
-            hint: format!(
+        return Assessment::blocked(
+            format!("`{path}` cannot be read by {name}: {why}"),
+            format!(
                 "correct `{path}`, or move it away; {name} does not start with it, and existing \
                  content is never overwritten"
             ),
-        };
+        );
     }
     let always = wish.restart == Restart::Always;
     let with_cdi = match state.cdi && !state.stops.is_empty() {
@@ -70,17 +66,16 @@ fn decide(
     let mut why = match &state.effective {
         Effective::Absent => format!("{name} is not installed yet"),
         Effective::Silent(words) if daemon == Daemon::Containerd && state.configured => {
-            return Assessment::Blocked {
-                why: format!("containerd refuses its configuration: {words}"),
-                hint: "correct the file that it names, or move it away, until `containerd config \
-                       dump` succeeds; containerd does not start with it"
-                    .to_owned(),
-            };
+            return Assessment::blocked(
+                format!("containerd refuses its configuration: {words}"),
+                "correct the file that it names, or move it away, until `containerd config \
+                 dump` succeeds; containerd does not start with it",
+            );
         }
         Effective::Silent(_) if state.not_booted && state.lacking.is_empty() => {
-            return Assessment::AwaitingBoot {
-                why: format!("{name} reads its configuration when it starts: no systemd runs here"),
-            };
+            return Assessment::awaits_boot(format!(
+                "{name} reads its configuration when it starts: no systemd runs here"
+            ));
         }
         Effective::Silent(words) => format!("{name} does not answer: {words}"),
         Effective::Known {
@@ -116,31 +111,29 @@ fn decide(
             } else if state.cdi && (always || state.stops.is_empty()) {
                 format!("{name} uses CDI only from its next start on")
             } else {
-                return Assessment::Satisfied {
-                    why: format!(
-                        "{name} runs with the runtimes {}{with_cdi}",
-                        runtimes.join(", ")
-                    ),
-                };
+                return Assessment::satisfied(format!(
+                    "{name} runs with the runtimes {}{with_cdi}",
+                    runtimes.join(", ")
+                ));
             }
         }
     };
     if let Some(docker::OtherConfig { config, path, line }) = &state.other {
-        return Assessment::Blocked {
-            why: format!(
+        return Assessment::blocked(
+            format!(
                 "{why}; docker reads `{config}` and not `{DAEMON_JSON}`, as `{path}`, line {line}, says"
             ),
-            hint: format!(
+            format!(
                 "move what it says to `{DAEMON_JSON}` and take `--config-file` out of that line, or add the runtime \
                  yourself (`nvidia-ctk runtime configure --runtime=docker --config={config}`); then run `systemctl \
                  daemon-reload`, restart Docker, and run the command again"
             ),
-        };
+        );
     }
     why.push_str(&with_cdi);
-    Assessment::Needs {
+    Assessment::needs(
         why,
-        changes: vec![Change::ConfigureRuntime {
+        vec![Change::ConfigureRuntime {
             settings: RuntimeSettings {
                 kind: daemon,
                 unit: unit.clone(),
@@ -151,7 +144,7 @@ fn decide(
                 may_stop: always,
             },
         }],
-    }
+    )
 }
 
 /// What writes containerd's whole file anew, after `install` has run: Google's script of each boot, whose unit starts it
@@ -181,11 +174,10 @@ fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<Result<Change, String>>
         return Ok(None);
     }
     Ok(Some(program::lasting(cx)?.map(|program| {
-        Change::WriteFile {
-            path: DROP_IN.into(),
-            content: format!("{HEADER}[Service]\nExecStartPre=-{program} {PUT_BACK}\n"),
-            mode: 0o644,
-        }
+        Change::write(
+            DROP_IN,
+            format!("{HEADER}[Service]\nExecStartPre=-{program} {PUT_BACK}\n"),
+        )
     })))
 }
 
@@ -232,9 +224,7 @@ impl Step for RuntimeConfig {
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let Some(wish) = wish(cx.desired, self.0.kind()) else {
-            return Ok(Assessment::NotApplicable {
-                why: "this runtime is not configured".into(),
-            });
+            return Ok(Assessment::not_applicable("this runtime is not configured"));
         };
         let mut answer = decide(&detect(cx, self.0, wish).await?, self.0, wish, cx.desired);
         let drop_in = match drop_in(cx, self.0)? {
@@ -247,10 +237,7 @@ impl Step for RuntimeConfig {
             match &mut answer {
                 Assessment::Needs { changes, .. } => changes.insert(0, change),
                 Assessment::Satisfied { .. } => {
-                    answer = Assessment::Needs {
-                        why,
-                        changes: vec![change],
-                    };
+                    answer = Assessment::needs(why, vec![change]);
                 }
                 _ => {}
             }

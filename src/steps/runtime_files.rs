@@ -3,12 +3,8 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
-    change::unread,
     config::desired::{Daemon, Desired, JoinMethod, RuntimeWish},
-    model::{
-        document::{Document, FileSettings, Format},
-        paths,
-    },
+    model::document::{Document, FileSettings, Format},
     state::{Effective, StateError},
     step::{Cx, StepError},
     tools::{
@@ -35,7 +31,7 @@ pub(super) struct RuntimeState {
     pub(super) lacking: Vec<FileSettings>,
     /// Whether there is a file that it reads first.
     pub(super) configured: bool,
-    /// Whether the daemon has not taken up what an interrupted run has written.
+    /// Whether the daemon may not have taken up what an earlier run has written.
     pub(super) unread: bool,
     /// Whether Docker has to be told to use CDI.
     pub(super) cdi: bool,
@@ -52,6 +48,17 @@ pub(super) struct Broken {
     pub(super) why: String,
     /// Whether newer daemons read it all the same.
     pub(super) forgiven: bool,
+}
+
+impl Broken {
+    /// One that no version reads.
+    fn for_all(path: impl Into<Utf8PathBuf>, why: String) -> Self {
+        Self {
+            path: path.into(),
+            why,
+            forgiven: false,
+        }
+    }
 }
 
 impl RuntimeState {
@@ -85,6 +92,7 @@ pub(super) async fn detect(
         Daemon::Containerd => detect_containerd(cx, wish).await?,
         Daemon::Crio => detect_crio(cx, wish).await?,
     };
+    state.unread = cx.state.ours().unread.contains(daemon.name());
     if let (Effective::Silent(_), Some(unit)) = (&state.effective, &wish.unit) {
         let unit = cx.state.unit(unit).await?;
         state.not_booted = unit.is_some_and(|unit| unit.is_not_booted());
@@ -110,7 +118,6 @@ async fn detect_docker(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, 
     if let Some(unit) = &wish.unit {
         state.other = docker::other_config(cx.host.files(), unit, DAEMON_JSON)?;
     }
-    state.unread = is_unread(cx, Daemon::Docker)?;
     let Ok(file) = Document::parse(Format::Json, text.as_deref().unwrap_or_default()) else {
         return Ok(state);
     };
@@ -167,22 +174,12 @@ async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeSta
     if let Some(text) = cx.host.files().read_text(&root)?
         && let Err(why) = containerd::check_config(&text)
     {
-        let broken = Broken {
-            path: root,
-            why,
-            forgiven: false,
-        };
-        return Ok(RuntimeState::of(effective, Err(broken)));
+        return Ok(RuntimeState::of(effective, Err(Broken::for_all(root, why))));
     }
     let files = match cx.state.containerd_files().await {
         Ok(files) => files,
         Err(StateError::Unexpected { what, why }) => {
-            let broken = Broken {
-                path: what.into(),
-                why,
-                forgiven: false,
-            };
-            return Ok(RuntimeState::of(effective, Err(broken)));
+            return Ok(RuntimeState::of(effective, Err(Broken::for_all(what, why))));
         }
         Err(error) => return Err(error.into()),
     };
@@ -219,15 +216,11 @@ async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeSta
         for_kubelet,
     };
     let version = cx.state.containerd_version().await;
-    let read = layout::settings(&files, version, &runtime).map_err(|why| Broken {
-        path: root,
-        why,
-        forgiven: false,
-    });
+    let read =
+        layout::settings(&files, version, &runtime).map_err(|why| Broken::for_all(root, why));
     let mut state = RuntimeState::of(effective, read);
     // Without any, `containerd config dump` of 1.6 fails, and the daemon starts all the same.
     state.configured = files.first().is_some_and(|file| file.text.is_some());
-    state.unread = is_unread(cx, Daemon::Containerd)?;
     Ok(state)
 }
 
@@ -252,11 +245,7 @@ pub(super) fn is_configured(daemon: Daemon, desired: &Desired) -> bool {
 
 async fn detect_crio(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepError> {
     let effective = cx.state.crio().await?;
-    let broken = |why: String| Broken {
-        path: crio::CONFIG.into(),
-        why,
-        forgiven: false,
-    };
+    let broken = |why: String| Broken::for_all(crio::CONFIG, why);
     let now = match cx.state.crio_config().await? {
         None => Default::default(),
         Some(Ok(now)) => now,
@@ -273,13 +262,5 @@ async fn detect_crio(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, St
         default: wish.nvidia_default,
     };
     let read = crio::settings(&cx.state.crio_files()?, &now, &runtime).map_err(broken);
-    let mut state = RuntimeState::of(effective, read);
-    state.unread = is_unread(cx, Daemon::Crio)?;
-    Ok(state)
-}
-
-/// Whether a run was interrupted before the daemon had taken up what it wrote.
-fn is_unread(cx: &Cx<'_>, kind: Daemon) -> Result<bool, StepError> {
-    let marker = unread(Utf8Path::new(paths::STATE), kind);
-    Ok(cx.host.files().stat(&marker)?.is_some())
+    Ok(RuntimeState::of(effective, read))
 }

@@ -112,26 +112,26 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
         && version < podman::READS_CDI
         && desired.toolkit.is_some()
     {
-        return Assessment::Blocked {
-            why: format!(
+        return Assessment::blocked(
+            format!(
                 "podman {version} cannot give GPUs to containers: it reads CDI specifications from \
                  {} on",
                 podman::READS_CDI
             ),
-            hint: "upgrade podman, or take it out of `runtime.use`".to_owned(),
-        };
+            "upgrade podman, or take it out of `runtime.use`",
+        );
     }
     if let Some(snap) = state.snap {
-        return Assessment::Blocked {
-            why: format!(
+        return Assessment::blocked(
+            format!(
                 "Docker is there as a snap (`{snap}`), which does not read `/etc/docker/daemon.json`; a second one \
                  beside it would have other containers"
             ),
-            hint: format!(
+            format!(
                 "{}; or leave \"docker\" out of `runtime.use`",
                 docker::SNAP_REMEDY
             ),
-        };
+        );
     }
     let running = (state.unit.as_ref()).is_some_and(UnitState::is_up);
 
@@ -144,11 +144,8 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
         )
     } else if let Some(program) = state.by_hand.as_ref().filter(|_| !comparison.all_met()) {
         format!("`{program}` was installed without a package and is kept")
-    } else if !comparison.held.is_empty() {
-        return Assessment::Blocked {
-            why: comparison.held.join("; "),
-            hint: comparison.held_hint(desired.packages.manager),
-        };
+    } else if let Some(refusal) = comparison.refusal(desired.packages.manager) {
+        return refusal;
     } else if !comparison.all_met() {
         whys.push(comparison.unmet_text());
         changes.extend(install(&wish.packages, Vec::new()));
@@ -185,17 +182,12 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
         });
     }
     if changes.is_empty() {
-        Assessment::Satisfied {
-            why: match (&wish.unit, &state.unit) {
-                (Some(name), Some(unit)) => format!("{what}; `{name}` is {unit}"),
-                _ => format!("{what}; it needs no daemon"),
-            },
-        }
+        Assessment::satisfied(match (&wish.unit, &state.unit) {
+            (Some(name), Some(unit)) => format!("{what}; `{name}` is {unit}"),
+            _ => format!("{what}; it needs no daemon"),
+        })
     } else {
-        Assessment::Needs {
-            why: whys.join("; "),
-            changes,
-        }
+        Assessment::needs(whys.join("; "), changes)
     }
 }
 
@@ -224,9 +216,7 @@ impl Step for RuntimePackages {
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let Some(wish) = wish(cx.desired, self.0) else {
-            return Ok(Assessment::NotApplicable {
-                why: "this runtime is not configured".into(),
-            });
+            return Ok(Assessment::not_applicable("this runtime is not configured"));
         };
         Ok(decide(&detect(cx, wish).await?, wish, cx.desired))
     }

@@ -122,46 +122,41 @@ fn decide(state: &SecureBootState, facts: &Facts, desired: &Desired) -> Assessme
         return words::no_driver();
     };
     let Some(module) = &driver.dkms else {
-        return Assessment::Satisfied {
-            why: "the kernel modules come compiled and signed from their vendor".into(),
-        };
+        return Assessment::satisfied(
+            "the kernel modules come compiled and signed from their vendor",
+        );
     };
     if state.adopts {
-        return Assessment::Satisfied {
-            why: "the existing driver is adopted, so no kernel module is compiled here".into(),
-        };
+        return Assessment::satisfied(
+            "the existing driver is adopted, so no kernel module is compiled here",
+        );
     }
     match facts.secure_boot {
-        State::Disabled => Assessment::Satisfied {
-            why: "Secure Boot is off".into(),
-        },
-        State::Unsupported => Assessment::Satisfied {
-            why: "the machine does not boot with UEFI".into(),
-        },
+        State::Disabled => Assessment::satisfied("Secure Boot is off"),
+        State::Unsupported => Assessment::satisfied("the machine does not boot with UEFI"),
         // Unreadable values are listed under `unknown` in the facts; loading the module will show
         // the result.
-        State::Unknown => Assessment::Satisfied {
-            why: "the state of Secure Boot cannot be read; an attempt to load the module will \
-                  show it"
-                .into(),
-        },
+        State::Unknown => Assessment::satisfied(
+            "the state of Secure Boot cannot be read; an attempt to load the module will \
+             show it",
+        ),
         State::Enabled => match &driver.signing {
             Some(signing) => signed(state, signing),
-            None if state.loaded => Assessment::Satisfied {
-                why: "Secure Boot is on and an accepted NVIDIA module is loaded".into(),
-            },
-            None => Assessment::Blocked {
-                why: format!(
+            None if state.loaded => {
+                Assessment::satisfied("Secure Boot is on and an accepted NVIDIA module is loaded")
+            }
+            None => Assessment::blocked(
+                format!(
                     "Secure Boot is on, and the module `{module}` would be compiled here, with a \
                      signature that this machine does not trust"
                 ),
-                hint: format!(
+                format!(
                     "use a source of signed modules ({}); or an image in which a signing key of \
                      yours is enrolled, and name it in `driver.mok-key` and \
                      `driver.mok-certificate`; or an instance without Secure Boot",
                     signed_source(driver)
                 ),
-            },
+            ),
         },
     }
 }
@@ -223,30 +218,24 @@ fn signed(state: &SecureBootState, signing: &SigningKey) -> Assessment {
             let content =
                 format!("{HEADER}mok_signing_key=\"{key}\"\nmok_certificate=\"{certificate}\"\n");
             if state.told.as_ref() == Some(&content) {
-                return Assessment::Satisfied {
-                    why: match state.key {
-                        Key::Enrolled => format!(
-                            "Secure Boot is on, and modules are signed with `{key}`, whose \
-                             certificate is enrolled"
-                        ),
-                        _ => format!(
-                            "Secure Boot is on, and modules are signed with `{key}`; whether its \
-                             certificate is enrolled cannot be read"
-                        ),
-                    },
-                };
+                return Assessment::satisfied(match state.key {
+                    Key::Enrolled => format!(
+                        "Secure Boot is on, and modules are signed with `{key}`, whose \
+                         certificate is enrolled"
+                    ),
+                    _ => format!(
+                        "Secure Boot is on, and modules are signed with `{key}`; whether its \
+                         certificate is enrolled cannot be read"
+                    ),
+                });
             }
-            Assessment::Needs {
-                why: format!(
+            Assessment::needs(
+                format!(
                     "`{}` does not name the key that signs modules",
                     dkms::SIGNING
                 ),
-                changes: vec![Change::WriteFile {
-                    path: dkms::SIGNING.into(),
-                    content,
-                    mode: 0o644,
-                }],
-            }
+                vec![Change::write(dkms::SIGNING, content)],
+            )
         }
     }
 }

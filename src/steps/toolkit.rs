@@ -1,10 +1,12 @@
 //! `toolkit.packages`: the NVIDIA Container Toolkit, all its packages at one version.
 
+use std::collections::BTreeSet;
+
 use async_trait::async_trait;
 
 use super::{
     REPOSITORIES, packages,
-    wishes::{Packages, compare, install, outdated},
+    wishes::{Packages, compare, install, outdated, package_step},
 };
 use crate::{
     change::{Change, Lock},
@@ -19,60 +21,34 @@ pub struct Toolkit;
 
 fn decide(installed: &Packages, ours: &Ours, desired: &Desired) -> Assessment {
     let Some(toolkit) = &desired.toolkit else {
-        return Assessment::NotApplicable {
-            why: "the container toolkit is not configured".into(),
-        };
+        return Assessment::not_applicable("the container toolkit is not configured");
     };
-    let comparison = compare(desired.packages.manager, &toolkit.packages, installed);
-    if !comparison.held.is_empty() {
-        return Assessment::Blocked {
-            why: comparison.held.join("; "),
-            hint: comparison.held_hint(desired.packages.manager),
-        };
+    let (manager, wishes) = (desired.packages.manager, &toolkit.packages);
+    let replaced = outdated(manager, wishes, installed, ours);
+    let answer = package_step(manager, wishes, installed, replaced);
+    if let (Assessment::Needs { .. }, Some(why)) = (&answer, &toolkit.vulnerable) {
+        return Assessment::blocked(
+            why.clone(),
+            "name a fixed version as `toolkit.version`, or set `driver.allow-vulnerable = true`",
+        );
     }
-    if let Some(why) = &toolkit.vulnerable
-        && !comparison.all_met()
-    {
-        return Assessment::Blocked {
-            why: why.clone(),
-            hint:
-                "name a fixed version as `toolkit.version`, or set `driver.allow-vulnerable = true`"
-                    .into(),
-        };
-    }
-    if !comparison.all_met() {
-        let manager = desired.packages.manager;
-        return Assessment::Needs {
-            why: comparison.unmet_text(),
-            changes: install(
-                &toolkit.packages,
-                outdated(manager, &toolkit.packages, installed, ours),
-            ),
-        };
+    if !matches!(answer, Assessment::Satisfied { .. }) {
+        return answer;
     }
     // One repository may have a newer version than another: the four packages are released together
     // and must be used together.
-    let mut versions: Vec<&str> = toolkit
-        .packages
-        .iter()
+    let versions: BTreeSet<&str> = (wishes.iter())
         .filter_map(|wish| installed.get(&wish.name))
         .map(|package| package.version.as_str())
         .collect();
-    versions.sort_unstable();
-    versions.dedup();
-    if let [_] = versions[..] {
-        Assessment::Satisfied {
-            why: comparison.met_text(),
-        }
-    } else {
-        Assessment::Needs {
-            why: format!(
-                "its packages have different versions: {}",
-                comparison.met.join(", ")
-            ),
-            changes: install(&toolkit.packages, Vec::new()),
-        }
+    if versions.len() == 1 {
+        return answer;
     }
+    let there = compare(manager, wishes, installed).met.join(", ");
+    Assessment::needs(
+        format!("its packages have different versions: {there}"),
+        install(wishes, Vec::new()),
+    )
 }
 
 #[async_trait]

@@ -6,6 +6,7 @@ use crate::{
     change::Change,
     config::desired::{Manager, PackageWish},
     state::Ours,
+    step::Assessment,
 };
 
 /// An installed package.
@@ -97,6 +98,13 @@ impl Comparison {
         self.unmet.join("; ")
     }
 
+    /// The refusal to give what somebody holds another version.
+    #[must_use]
+    pub fn refusal(&self, manager: Manager) -> Option<Assessment> {
+        (!self.held.is_empty())
+            .then(|| Assessment::blocked(self.held.join("; "), self.held_hint(manager)))
+    }
+
     /// What to do about held packages.
     #[must_use]
     pub fn held_hint(&self, manager: Manager) -> String {
@@ -128,6 +136,23 @@ pub fn outdated(
         .map(|wish| wish.name.clone())
         .filter(|name| ours.packages.contains(name))
         .collect()
+}
+
+/// The answer of a step that wants packages and nothing else. Those of `replacing` may get another version.
+pub fn package_step(
+    manager: Manager,
+    wishes: &[PackageWish],
+    installed: &Packages,
+    replacing: Vec<String>,
+) -> Assessment {
+    let comparison = compare(manager, wishes, installed);
+    if let Some(refusal) = comparison.refusal(manager) {
+        return refusal;
+    }
+    if comparison.all_met() {
+        return Assessment::satisfied(comparison.met_text());
+    }
+    Assessment::needs(comparison.unmet_text(), install(wishes, replacing))
 }
 
 /// The changes that meet the wishes: fresh package lists, then one transaction, which also replaces

@@ -8,9 +8,7 @@ use crate::{
 
 /// The answer of every step about the driver when none is wanted.
 pub(super) fn no_driver() -> Assessment {
-    Assessment::NotApplicable {
-        why: "no driver is configured for this machine".into(),
-    }
+    Assessment::not_applicable("no driver is configured for this machine")
 }
 
 /// Seconds since 1970 for people.
@@ -84,8 +82,8 @@ pub(super) fn gpus(gpus: usize) -> String {
 /// `otherwise` is how the settings do without it.
 pub(super) fn masked(name: &str, unit: Option<&UnitState>, otherwise: &str) -> Option<Assessment> {
     unit.filter(|unit| unit.load == "masked")?;
-    Some(Assessment::Blocked {
-        why: format!("`{name}` is masked, so nothing can start it"),
-        hint: format!("run `systemctl unmask {name}`, or {otherwise}; then run the command again"),
-    })
+    Some(Assessment::blocked(
+        format!("`{name}` is masked, so nothing can start it"),
+        format!("run `systemctl unmask {name}`, or {otherwise}; then run the command again"),
+    ))
 }

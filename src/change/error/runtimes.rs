@@ -13,20 +13,14 @@ pub enum RuntimeError {
         /// What it says.
         why: String,
     },
-    /// Its daemon does not answer.
-    #[error("get an answer of {runtime} within {seconds} s: {why}")]
+    /// Its daemon does not answer, or cannot be used.
+    #[error("see {runtime} work within {seconds} s: {why}")]
     Silent {
         runtime: &'static str,
         /// The time limit in seconds.
         seconds: u64,
         /// What its client says.
         why: String,
-    },
-    /// The part of it that serves the kubelet does not work.
-    #[error("use the CRI plugin of {runtime}, whose status is `{status}`")]
-    NoCri {
-        runtime: &'static str,
-        status: String,
     },
     /// It does not work with the new configuration; the former one is back.
     #[error("configure {runtime}, which has its former configuration again and works with it")]
@@ -57,7 +51,6 @@ impl Report for RuntimeError {
         match self {
             Self::Refused { .. } => "configuration-refused",
             Self::Silent { .. } => "runtime-silent",
-            Self::NoCri { .. } => "cri-failed",
             Self::PutBack { .. } => "configuration-put-back",
             Self::NotPutBack { .. } => "configuration-not-put-back",
         }
@@ -65,7 +58,7 @@ impl Report for RuntimeError {
 
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Silent { .. } | Self::NoCri { .. } => None,
+            Self::Silent { .. } => None,
             Self::Refused { runtime, .. } => Some(format!(
                 "{runtime} was not restarted, and its files are as before; correct what it names in \
                  them, and run the command again"

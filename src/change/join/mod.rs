@@ -12,7 +12,7 @@ mod kubeadm;
 mod node;
 mod token;
 
-use std::{future::Future, time::Duration};
+use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use schemars::JsonSchema;
@@ -38,9 +38,6 @@ use crate::{
         nodeadm,
     },
 };
-
-/// The pause between two looks at something that is awaited.
-const POLL: Duration = Duration::from_secs(1);
 
 /// How long pods have to end when the machine leaves.
 const DRAIN: Duration = Duration::from_secs(300);
@@ -436,28 +433,5 @@ impl Applier {
         let done = work(&path).await;
         files.remove(&path)?;
         Ok(done)
-    }
-
-    /// Looks again and again until something is there; `None` if it is not in time.
-    async fn awaited<T, F>(
-        &self,
-        what: &str,
-        bound: Duration,
-        look: impl Fn() -> F,
-    ) -> Result<Option<T>, ChangeError>
-    where
-        F: Future<Output = Result<Option<T>, ChangeError>>,
-    {
-        let clock = &self.host.clock;
-        let started = clock.monotonic();
-        loop {
-            if let Some(found) = look().await? {
-                return Ok(Some(found));
-            }
-            if clock.monotonic().saturating_sub(started) >= bound {
-                return Ok(None);
-            }
-            self.pause_for(POLL, what).await?;
-        }
     }
 }

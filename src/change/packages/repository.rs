@@ -138,7 +138,7 @@ impl Applier {
         {
             paths.push(keyring);
         }
-        self.capture_files(&paths, |_| FileAfter::Unknown)
+        self.capture_files(paths.into_iter().map(|path| (path, FileAfter::Unknown)))
     }
 
     /// Reports in advance what would make adding the repository fail: a wrong key, or a conflicting

@@ -12,11 +12,8 @@ use super::{
     run::Attempts,
 };
 use crate::{
-    change::{
-        Applier, ChangeError, FileAfter, FileBefore, PackageError, Reverted, STOPPED, Sink,
-        restored::needs_toolkit,
-    },
-    config::desired::{Daemon, PackageWish},
+    change::{Applier, ChangeError, FileAfter, FileBefore, PackageError, Reverted, STOPPED, Sink},
+    config::desired::PackageWish,
     error::{Report, one_line},
     host::digest::sha256,
     model::pattern,
@@ -413,12 +410,9 @@ impl Applier {
             names: Vec::new(),
             why: None,
         };
-        let mut daemons = Vec::new();
-        for daemon in Daemon::ALL {
-            if (self.host.files).exists(&needs_toolkit(&self.state, daemon))? {
-                daemons.push(daemon.name());
-            }
-        }
+        let daemons: Vec<&str> = (self.need_toolkit().iter())
+            .map(|daemon| daemon.name())
+            .collect();
         if daemons.is_empty() {
             return Ok(kept);
         }

@@ -71,7 +71,7 @@ impl Applier {
             }
         } else {
             // `check --prove` writes it, too.
-            self.capture_files(&[record.to_owned()], |_| FileAfter::Any)?
+            self.capture_files([(record.to_owned(), FileAfter::Any)])?
         };
         let (runtime, image) = match probe {
             Probe::ContainerSeesGpus { runtime, image, .. } => (runtime, image),

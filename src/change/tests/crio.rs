@@ -2,16 +2,15 @@
 
 use serde_json::json;
 
-use super::kit::TestMachine;
+use super::kit::{TestMachine, configure};
 use crate::{
-    change::{Change, RuntimeSettings},
+    change::Change,
     config::desired::Daemon,
     error::causes,
     host::{
         ReadFiles,
         fake::{diff, failed, ok},
     },
-    model::document::{FileSettings, Setting},
 };
 
 const PACKAGED: &str = "/etc/crio/crio.conf.d/10-crio.conf";
@@ -46,25 +45,9 @@ fn machine(refuses: bool) -> TestMachine {
 }
 
 fn change() -> Change {
-    Change::ConfigureRuntime {
-        settings: RuntimeSettings {
-            kind: Daemon::Crio,
-            unit: "crio.service".into(),
-            files: vec![FileSettings {
-                path: OWN.into(),
-                settings: vec![Setting {
-                    key: ["crio", "runtime", "runtimes", "nvidia"]
-                        .map(str::to_owned)
-                        .into(),
-                    value: Some(json!({"runtime_path": "/usr/bin/nvidia-container-runtime"})),
-                }],
-            }],
-            runtime: "nvidia".into(),
-            default: false,
-            cdi: false,
-            may_stop: false,
-        },
-    }
+    let key = ["crio", "runtime", "runtimes", "nvidia"];
+    let entry = json!({"runtime_path": "/usr/bin/nvidia-container-runtime"});
+    configure(Daemon::Crio, OWN, &key, entry)
 }
 
 fn verbs(machine: &TestMachine) -> Vec<String> {
@@ -76,13 +59,13 @@ fn verbs(machine: &TestMachine) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn its_files_are_taken_up_by_a_reload_and_taken_back() {
+async fn its_files_are_taken_up_and_taken_back() {
     let machine = machine(false);
     machine.apply_and_undo(&change()).await;
     assert_eq!(
         verbs(&machine),
         [
-            "systemctl reload -- crio.service",
+            "systemctl restart -- crio.service",
             "systemctl restart -- crio.service"
         ]
     );

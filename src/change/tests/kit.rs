@@ -5,14 +5,17 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use serde_json::Value;
+
 use super::archive::Kind;
 use crate::{
-    change::{Applier, Change, ChangeError, Probe, Reverted, Sink, Undo},
-    config::desired::{Guard, Manager, PackagePolicy, RuntimeKind},
+    change::{Applier, Change, ChangeError, Probe, Reverted, RuntimeSettings, Sink, Undo},
+    config::desired::{Daemon, Guard, Manager, PackagePolicy, RuntimeKind},
     host::{
         Host,
         fake::{self, Fakes, Snapshot, diff, failed, ok},
     },
+    model::document::{FileSettings, Setting},
 };
 
 pub(super) const STATE: &str = "/var/lib/gpu-bootstrap";
@@ -51,6 +54,27 @@ pub(in crate::change) fn container_probe(runtime: RuntimeKind, image: Option<&st
         expect: None,
         timeout_seconds: 60,
         pull_timeout_seconds: 60,
+    }
+}
+
+/// Sets the entry of the nvidia runtime in a file of a daemon.
+pub(super) fn configure(kind: Daemon, path: &str, key: &[&str], entry: Value) -> Change {
+    Change::ConfigureRuntime {
+        settings: RuntimeSettings {
+            kind,
+            unit: format!("{}.service", kind.name()),
+            files: vec![FileSettings {
+                path: path.into(),
+                settings: vec![Setting {
+                    key: key.iter().map(ToString::to_string).collect(),
+                    value: Some(entry),
+                }],
+            }],
+            runtime: "nvidia".into(),
+            default: false,
+            cdi: false,
+            may_stop: false,
+        },
     }
 }
 

@@ -1,8 +1,11 @@
 //! Units, kernel modules, initial RAM filesystems.
 
-use super::kit::TestMachine;
+use serde_json::json;
+
+use super::kit::{TestMachine, configure};
 use crate::{
     change::{Change, Reverted},
+    config::desired::Daemon,
     error::Report,
     host::fake::{FakeFiles, diff, failed, ok},
 };
@@ -198,12 +201,10 @@ fn docker(machine: &TestMachine, after: usize, live_restore: bool, default: &'st
     });
 }
 
-fn reload() -> Change {
-    Change::ReloadDocker {
-        unit: "docker.service".into(),
-        runtime: "nvidia".into(),
-        default: false,
-    }
+fn nvidia() -> Change {
+    let entry = json!({"path": "nvidia-container-runtime"});
+    let path = "/etc/docker/daemon.json";
+    configure(Daemon::Docker, path, &["runtimes", "nvidia"], entry)
 }
 
 pub(super) fn restarts(machine: &TestMachine) -> usize {
@@ -217,7 +218,7 @@ pub(super) fn restarts(machine: &TestMachine) -> usize {
 async fn docker_takes_up_a_runtime_without_a_restart() {
     let machine = TestMachine::new();
     docker(&machine, 3, false, "runc");
-    let undo = machine.apply(&reload()).await.unwrap();
+    let undo = machine.apply(&nvidia()).await.unwrap();
     assert_eq!(restarts(&machine), 0);
     // The undo does not stop the containers, either.
     let Reverted::Done { what } = machine.revert(&undo).await else {
@@ -238,13 +239,14 @@ async fn a_restart_of_docker_never_stops_containers() {
     const NEVER: usize = 1_000_000;
     let machine = TestMachine::new();
     docker(&machine, NEVER, false, "runc");
-    let error = machine.apply(&reload()).await.unwrap_err();
-    assert_eq!(error.reason(), "containers-run");
-    assert!(error.to_string().contains("web, training"), "{error}");
+    let error = machine.apply(&nvidia()).await.unwrap_err();
+    assert_eq!(error.reason(), "configuration-put-back");
+    let said = crate::error::causes(&error).join("; ");
+    assert!(said.contains("web, training"), "{said}");
     assert!(error.hint().unwrap().contains("live-restore"));
     assert_eq!(restarts(&machine), 0);
     docker(&machine, NEVER, true, "runc");
-    machine.apply(&reload()).await.unwrap();
+    machine.apply(&nvidia()).await.unwrap();
     assert_eq!(restarts(&machine), 1);
 }
 
@@ -258,9 +260,9 @@ async fn a_docker_that_does_not_tell_its_containers_is_not_restarted() {
     for answer in silent {
         let machine = TestMachine::new();
         docker(&machine, 0, false, "runc");
-        let undo = machine.apply(&reload()).await.unwrap();
+        let undo = machine.apply(&nvidia()).await.unwrap();
         machine.fakes.exec.on("docker", move |_, _| ok(answer));
-        let error = machine.apply(&reload()).await.unwrap_err();
+        let error = machine.apply(&nvidia()).await.unwrap_err();
         assert_eq!(error.reason(), "docker-silent", "{answer}");
         assert!(error.hint().unwrap().contains("docker info"));
         let Reverted::Left { why, .. } = machine.revert(&undo).await else {
@@ -291,7 +293,8 @@ async fn restored_configuration_is_read_again() {
         .await
         .unwrap();
     machine.fakes.exec.clear_log();
-    machine.revert(&restart.merge(&file).unwrap()).await;
+    machine.revert(&file).await;
+    machine.revert(&restart).await;
     assert_eq!(machine.fakes.files.text("/etc/docker/daemon.json"), "{}");
     assert!(
         machine

@@ -7,12 +7,13 @@ use nix::errno::Errno;
 
 use super::{
     archive::{Archive, Kind, Offered},
-    kit::{STATE, TestMachine},
+    kit::{STATE, TestMachine, configure},
     packages::{docker, install},
     with_each_manager,
 };
 use crate::{
     change::{Change, Reverted, Undo},
+    config::desired::Daemon,
     host::fake::{Damage, ok},
 };
 
@@ -148,22 +149,15 @@ async fn the_last_package_takes_accounts_and_files_along(kind: Kind) {
     assert!(left.is_empty(), "{left:#?}");
 }
 
-/// Registers the nvidia runtime with docker.
+/// Registers the nvidia runtime with docker, which does not run any more afterwards.
 async fn register(machine: &TestMachine) -> Undo {
-    machine.fakes.exec.on("nvidia-ctk", |_, files| {
-        let text = files.text(DAEMON);
-        let mut content: serde_json::Value = serde_json::from_str(&text).unwrap();
-        content["runtimes"]["nvidia"] = serde_json::json!({"args": [], "path": "n"});
-        files.put(DAEMON, serde_json::to_string(&content).unwrap());
-        ok("")
-    });
-    let change = Change::RunTool {
-        purpose: "register".into(),
-        command: vec!["nvidia-ctk".into()],
-        writes: vec![DAEMON.into()],
-        repeated: false,
-    };
-    machine.apply(&change).await.unwrap()
+    machine.units.put("docker.service", "enabled", "active");
+    (machine.fakes.exec).on("docker", |_, _| ok(r#"{"Runtimes": {"nvidia": {}}}"#));
+    let entry = serde_json::json!({"args": [], "path": "n"});
+    let change = configure(Daemon::Docker, DAEMON, &["runtimes", "nvidia"], entry);
+    let undo = machine.apply(&change).await.unwrap();
+    machine.units.put("docker.service", "enabled", "inactive");
+    undo
 }
 
 #[tokio::test]

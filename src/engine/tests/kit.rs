@@ -137,7 +137,7 @@ impl Verbs for FileVerbs {
                     after: FileAfter::Unknown,
                 }],
                 created_folders: Vec::new(),
-                then: Vec::new(),
+                daemon: None,
             },
             Change::InstallPackages { .. } => Undo::Packages {
                 transaction: self.names()?.join(" "),

@@ -100,22 +100,16 @@ fn decide(state: &KernelState, desired: &Desired) -> Assessment {
         ..
     } = &wish.method
     else {
-        return Assessment::NotApplicable {
-            why: format!(
-                "only kubeadm leaves the kernel to others, and the settings name {}",
-                wish.method.name()
-            ),
-        };
+        return Assessment::not_applicable(format!(
+            "only kubeadm leaves the kernel to others, and the settings name {}",
+            wish.method.name()
+        ));
     };
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     for (path, content) in [(MODULES_FILE, modules_file()), (SYSCTL_FILE, sysctl_file())] {
         if state.files.get(path).and_then(Option::as_ref) != Some(&content) {
             whys.push(format!("`{path}` is missing or another one"));
-            changes.push(Change::WriteFile {
-                path: path.into(),
-                content,
-                mode: 0o644,
-            });
+            changes.push(Change::write(path, content));
         }
     }
     // A cluster whose kubelets may swap says so by the check that it ignores.
@@ -125,17 +119,17 @@ fn decide(state: &KernelState, desired: &Desired) -> Assessment {
     let fstab = state.fstab.as_deref().and_then(sysctl::without_swap);
     if let (Some(_), false, true) = (&fstab, may_swap, state.fstab_mode & 0o004 == 0) {
         // Its passwords would stand in the plan and in the journal.
-        return Assessment::Blocked {
-            why: format!(
+        return Assessment::blocked(
+            format!(
                 "`{}` has a swap area, and not all users may read it: it may have passwords, so it is not changed",
                 sysctl::FSTAB
             ),
-            hint: format!(
+            format!(
                 "remove the lines with `swap` from `{}` and run `swapoff --all`, or name `Swap` in \
                  `cluster.ignore-preflight-errors`",
                 sysctl::FSTAB
             ),
-        };
+        );
     }
     if let (Some(content), false) = (fstab, may_swap) {
         whys.push(format!("`{}` has a swap area", sysctl::FSTAB));
@@ -150,15 +144,11 @@ fn decide(state: &KernelState, desired: &Desired) -> Assessment {
         now(state, may_swap, &mut whys, &mut changes);
     }
     if !changes.is_empty() {
-        return Assessment::Needs {
-            why: whys.join("; "),
-            changes,
-        };
+        return Assessment::needs(whys.join("; "), changes);
     }
-    Assessment::Satisfied {
-        why: "overlay filesystems, packet filters on bridges and forwarding are there, swap is off"
-            .to_owned(),
-    }
+    Assessment::satisfied(
+        "overlay filesystems, packet filters on bridges and forwarding are there, swap is off",
+    )
 }
 
 /// What is missing in the kernel that runs.

@@ -192,12 +192,11 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
 }
 
 fn unusable_files(state: &JoinState) -> Assessment {
-    Assessment::Blocked {
-        why: state.unusable.join("; "),
-        hint: "write each secret into a file of root's with mode 0600, in a folder of root's; cloud-init's `write_files` does \
-               that. A credential may be in `/etc/credstore`, too, also for the run after a reboot"
-            .to_owned(),
-    }
+    Assessment::blocked(
+        state.unusable.join("; "),
+        "write each secret into a file of root's with mode 0600, in a folder of root's; cloud-init's `write_files` does \
+         that. A credential may be in `/etc/credstore`, too, also for the run after a reboot",
+    )
 }
 
 /// Whether the unit of an agent does not start while NetworkManager's set-up for clouds is enabled, which it is.
@@ -231,9 +230,7 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
         return no_cluster();
     };
     if desired.image {
-        return Assessment::AwaitingBoot {
-            why: "an image joins no cluster".to_owned(),
-        };
+        return Assessment::awaits_boot("an image joins no cluster");
     }
     if state.is_node() && !state.unusable.is_empty() {
         return unusable_files(state);
@@ -242,9 +239,9 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
         return of_member(state, membership, wish);
     }
     if state.has_joined_file {
-        return Assessment::Satisfied {
-            why: "the file exists that your command writes when it has joined".to_owned(),
-        };
+        return Assessment::satisfied(
+            "the file exists that your command writes when it has joined",
+        );
     }
     if matches!(wish.method, JoinMethod::Managed) {
         return Assessment::BlockedNow {
@@ -258,10 +255,10 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
         return unusable_files(state);
     }
     let Some(node) = &state.node else {
-        return Assessment::Blocked {
-            why: "the machine has no host name, which would be the node's name".to_owned(),
-            hint: "set a host name, or `cluster.node-name`".to_owned(),
-        };
+        return Assessment::blocked(
+            "the machine has no host name, which would be the node's name",
+            "set a host name, or `cluster.node-name`",
+        );
     };
     if let Some(missing) = missing(state, wish) {
         return missing;
@@ -271,10 +268,7 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
     }
     let changes = changes(state, wish, node);
     match &state.unknown {
-        None => Assessment::Needs {
-            why: "the machine is a node of no cluster".to_owned(),
-            changes,
-        },
+        None => Assessment::needs("the machine is a node of no cluster", changes),
         Some(unknown) => Assessment::After {
             upstream: VALIDATION_DEVICES,
             why: format!("the machine is a node of no cluster; {unknown}"),
@@ -296,12 +290,11 @@ fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> 
         state.wanted.as_ref(),
     );
     if let Some(other) = other {
-        return Assessment::Blocked {
-            why: format!("{is}, which is another one: {other}"),
-            hint: "take the machine out of that cluster first (drain and delete its node, then `kubeadm reset`), or \
-                   correct `cluster.server` and `cluster.ca-cert-hashes`"
-                .to_owned(),
-        };
+        return Assessment::blocked(
+            format!("{is}, which is another one: {other}"),
+            "take the machine out of that cluster first (drain and delete its node, then `kubeadm reset`), or \
+             correct `cluster.server` and `cluster.ca-cert-hashes`",
+        );
     }
     let mut why = is;
     let mut changes = Vec::new();
@@ -315,25 +308,20 @@ fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> 
         changes.extend(outdated.change());
     }
     match &state.outdated {
-        _ if changes.is_empty() => Assessment::Satisfied { why },
+        _ if changes.is_empty() => Assessment::satisfied(why),
         Some(outdated) if !outdated.has_toolkit => Assessment::After {
             upstream: TOOLKIT_PACKAGES,
             why,
             expected: changes,
         },
-        _ => Assessment::Needs { why, changes },
+        _ => Assessment::needs(why, changes),
     }
 }
 
 /// What joins must be there; the community's packages bring it for kubeadm.
 fn missing(state: &JoinState, wish: &ClusterWish) -> Option<Assessment> {
     let (unit, program, _) = tool(&wish.method);
-    let blocked = |why: String, hint: &str| {
-        Some(Assessment::Blocked {
-            why,
-            hint: hint.to_owned(),
-        })
-    };
+    let blocked = |why: String, hint: &str| Some(Assessment::blocked(why, hint));
     let has_unit = state.is_unit_unknown || state.unit.as_ref().is_some_and(UnitState::exists);
     match (&wish.method, unit, program) {
         (JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. }, Some(unit), _) if !has_unit => blocked(
@@ -350,7 +338,7 @@ fn missing(state: &JoinState, wish: &ClusterWish) -> Option<Assessment> {
                     agents::CLOUD_SETUP
                 ),
                 "install an agent from October 2025 or newer, which does not have this condition, or run `systemctl disable \
-             nm-cloud-setup.service nm-cloud-setup.timer` and reboot",
+                 nm-cloud-setup.service nm-cloud-setup.timer` and reboot",
             )
         }
         (JoinMethod::Eks, ..) if !state.has_program => blocked(

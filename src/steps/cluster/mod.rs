@@ -22,9 +22,7 @@ use crate::{
 
 /// The answer of each of these steps where no cluster is named.
 fn no_cluster() -> Assessment {
-    Assessment::NotApplicable {
-        why: "no cluster is configured".to_owned(),
-    }
+    Assessment::not_applicable("no cluster is configured")
 }
 
 fn wish(desired: &Desired) -> Option<&ClusterWish> {

@@ -64,9 +64,7 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
         return no_cluster();
     };
     if desired.image {
-        return Assessment::AwaitingBoot {
-            why: "an image is no node".to_owned(),
-        };
+        return Assessment::awaits_boot("an image is no node");
     }
     let (name, says, wanted, features) = match state {
         NodeState::NotJoined => {
@@ -77,22 +75,21 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
             };
         }
         NodeState::OutOfSight => {
-            return Assessment::NotApplicable {
-                why: "the kubelet has no kubeconfig at a place that this program knows".to_owned(),
-            };
+            return Assessment::not_applicable(
+                "the kubelet has no kubeconfig at a place that this program knows",
+            );
         }
         // The image of EKS has none.
         NodeState::NoKubectl if wish.node.startup_taint.is_none() => {
-            return Assessment::NotApplicable {
-                why: "the cluster cannot be asked: there is no kubectl on this machine".to_owned(),
-            };
+            return Assessment::not_applicable(
+                "the cluster cannot be asked: there is no kubectl on this machine",
+            );
         }
         NodeState::NoKubectl => {
-            return Assessment::Blocked {
-                why: "nothing can remove the startup taint: there is no kubectl on this machine"
-                    .to_owned(),
-                hint: "put kubectl into `/usr/local/bin`, then run the command again".to_owned(),
-            };
+            return Assessment::blocked(
+                "nothing can remove the startup taint: there is no kubectl on this machine",
+                "put kubectl into `/usr/local/bin`, then run the command again",
+            );
         }
         NodeState::Joined {
             name,
@@ -110,11 +107,7 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
     }
     let file = (wanted.features.as_ref())
         .filter(|text| Some(*text) != features.as_ref())
-        .map(|text| Change::WriteFile {
-            path: FEATURES_FILE.into(),
-            content: text.clone(),
-            mode: 0o644,
-        });
+        .map(|text| Change::write(FEATURES_FILE, text.clone()));
     let admit = |why: String, missing: Labels, has_taint: bool| {
         let mut changes: Vec<Change> = file.iter().cloned().collect();
         changes.push(Change::AdmitNode {
@@ -126,7 +119,7 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
                 ready_timeout_seconds: wish.ready_timeout_seconds,
             },
         });
-        Assessment::Needs { why, changes }
+        Assessment::needs(why, changes)
     };
     let node = match says {
         Registered::Node(node) => node,
@@ -164,15 +157,13 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
         whys.push("the startup taint is still there".to_owned());
     }
     if let (true, Some(file)) = (whys.is_empty(), &file) {
-        return Assessment::Needs {
-            why: format!("`{FEATURES_FILE}` is missing or another one"),
-            changes: vec![file.clone()],
-        };
+        return Assessment::needs(
+            format!("`{FEATURES_FILE}` is missing or another one"),
+            vec![file.clone()],
+        );
     }
     if whys.is_empty() {
-        return Assessment::Satisfied {
-            why: format!("node `{name}` is Ready and has its labels"),
-        };
+        return Assessment::satisfied(format!("node `{name}` is Ready and has its labels"));
     }
     admit(whys.join("; "), missing, has_taint)
 }

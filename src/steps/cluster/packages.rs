@@ -11,7 +11,7 @@ use crate::{
     step::{Assessment, Cx, Step, StepError},
     steps::{
         CLUSTER_PACKAGES, REPOSITORIES, packages,
-        wishes::{Packages, compare, install, outdated},
+        wishes::{Packages, outdated, package_step},
     },
 };
 
@@ -23,28 +23,14 @@ fn decide(installed: &Packages, ours: &Ours, desired: &Desired) -> Assessment {
         return no_cluster();
     };
     if wish.packages.is_empty() {
-        return Assessment::NotApplicable {
-            why: format!("{} needs no packages of Kubernetes", wish.method.name()),
-        };
+        return Assessment::not_applicable(format!(
+            "{} needs no packages of Kubernetes",
+            wish.method.name()
+        ));
     }
     let manager = desired.packages.manager;
-    let comparison = compare(manager, &wish.packages, installed);
-    if !comparison.held.is_empty() {
-        return Assessment::Blocked {
-            why: comparison.held.join("; "),
-            hint: comparison.held_hint(manager),
-        };
-    }
-    if comparison.all_met() {
-        return Assessment::Satisfied {
-            why: comparison.met_text(),
-        };
-    }
     let replaced = outdated(manager, &wish.packages, installed, ours);
-    Assessment::Needs {
-        why: comparison.unmet_text(),
-        changes: install(&wish.packages, replaced),
-    }
+    package_step(manager, &wish.packages, installed, replaced)
 }
 
 #[async_trait]

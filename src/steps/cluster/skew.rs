@@ -47,13 +47,12 @@ pub(super) fn refused(wish: &ClusterWish, versions: &Versions) -> Option<Assessm
     let kubelet = kubelet(wish)?;
     let containerd = versions.containerd.as_deref();
     if let Some(why) = containerd.and_then(|found| skew::with_containerd(kubelet, found)) {
-        return Some(Assessment::Blocked {
+        return Some(Assessment::blocked(
             why,
-            hint: "upgrade containerd (a package that is installed already is kept: upgrade it yourself, or remove it, and \
-                   `runtime.source = \"docker\"` installs Docker's newest), or set an older `cluster.version` that the \
-                   cluster accepts"
-                .to_owned(),
-        });
+            "upgrade containerd (a package that is installed already is kept: upgrade it yourself, or remove it, and \
+             `runtime.source = \"docker\"` installs Docker's newest), or set an older `cluster.version` that the \
+             cluster accepts",
+        ));
     }
     // A cluster whose kubelets accept cgroup v1 says so by the check that it ignores: kubeadm looks at the same.
     let ignores = match &wish.method {
@@ -68,12 +67,11 @@ pub(super) fn refused(wish: &ClusterWish, versions: &Versions) -> Option<Assessm
     let why = (versions.has_cgroup_v1 && !ignores)
         .then(|| skew::with_cgroup_v1(kubelet))
         .flatten()?;
-    Some(Assessment::Blocked {
+    Some(Assessment::blocked(
         why,
-        hint: "boot with `systemd.unified_cgroup_hierarchy=1` on the kernel's command line; or, if the cluster's \
-               kubelets have `failCgroupV1: false`, name `SystemVerification` in `cluster.ignore-preflight-errors`"
-            .to_owned(),
-    })
+        "boot with `systemd.unified_cgroup_hierarchy=1` on the kernel's command line; or, if the cluster's \
+         kubelets have `failCgroupV1: false`, name `SystemVerification` in `cluster.ignore-preflight-errors`",
+    ))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ mod tests;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 
 use super::{
     DRIVER_MODULE, DRIVER_PACKAGES, DRIVER_PERSISTENCE,
@@ -160,20 +160,16 @@ async fn version(cx: &Cx<'_>) -> Result<Option<DriverVersion>, StepError> {
 fn files(service: &FabricService) -> Vec<Change> {
     let mut files = Vec::new();
     if !service.modules.is_empty() {
-        files.push(Change::WriteFile {
-            path: AUTOLOAD.into(),
-            content: format!("{HEADER}{}\n", service.modules.join("\n")),
-            mode: 0o644,
-        });
+        files.push(Change::write(
+            AUTOLOAD,
+            format!("{HEADER}{}\n", service.modules.join("\n")),
+        ));
     }
     if let Some(unit) = &service.unit {
-        files.push(Change::WriteFile {
-            path: Utf8PathBuf::from(format!(
-                "/etc/systemd/system/{unit}.d/50-gpu-bootstrap.conf"
-            )),
-            content: format!("{HEADER}[Unit]\nBefore={USERS}\n"),
-            mode: 0o644,
-        });
+        files.push(Change::write(
+            format!("/etc/systemd/system/{unit}.d/50-gpu-bootstrap.conf"),
+            format!("{HEADER}[Unit]\nBefore={USERS}\n"),
+        ));
     }
     files
 }
@@ -183,17 +179,16 @@ fn decide(state: &FabricState, desired: &Desired) -> Assessment {
         return words::no_driver();
     };
     if driver.fabric == Fabric::None {
-        return Assessment::NotApplicable {
-            why: "no GPU of this machine is known to need a fabric manager".into(),
-        };
+        return Assessment::not_applicable(
+            "no GPU of this machine is known to need a fabric manager",
+        );
     }
     match &driver.fabric_service {
         Some(service) if !state.adopts => set_up(state, desired, service),
-        _ if driver.fabric == Fabric::Imex => Assessment::NotApplicable {
-            why: "GPUs of several nodes need IMEX to work together, which is not set up; those of \
-                  one node work without it"
-                .into(),
-        },
+        _ if driver.fabric == Fabric::Imex => Assessment::not_applicable(
+            "GPUs of several nodes need IMEX to work together, which is not set up; those of \
+             one node work without it",
+        ),
         _ => found(state, driver),
     }
 }
@@ -206,13 +201,10 @@ fn found(state: &FabricState, driver: &DriverWish) -> Assessment {
         None => version.branch() == driver.branch,
     };
     match &state.version {
-        Some(version) if runs && wanted(version) => {
-            not_joined(state).unwrap_or_else(|| Assessment::Satisfied {
-                why: format!("the fabric manager {version} runs"),
-            })
-        }
-        Some(version) if runs => Assessment::Blocked {
-            why: format!(
+        Some(version) if runs && wanted(version) => not_joined(state)
+            .unwrap_or_else(|| Assessment::satisfied(format!("the fabric manager {version} runs"))),
+        Some(version) if runs => Assessment::blocked(
+            format!(
                 "the fabric manager {version} runs, and {} is wanted: both must have the same \
                  version",
                 match &state.loaded {
@@ -220,29 +212,28 @@ fn found(state: &FabricState, driver: &DriverWish) -> Assessment {
                     None => format!("driver branch {}", driver.branch),
                 }
             ),
-            hint: format!("set `driver.branch = {}`", version.branch()),
-        },
-        _ => Assessment::Blocked {
-            why: format!(
+            format!("set `driver.branch = {}`", version.branch()),
+        ),
+        _ => Assessment::blocked(
+            format!(
                 "the GPUs need the fabric manager of exactly the driver's version, which does not \
                  run ({}) and which `{}` does not have",
                 (state.unit.as_ref()).map_or("not installed".to_owned(), ToString::to_string),
                 driver.source
             ),
-            hint: "set `driver.source = \"nvidia\"`, whose repository has it; or use an image in \
-                   which the driver and its fabric manager are installed, and keep them with \
-                   `driver.existing = \"keep\"`"
-                .into(),
-        },
+            "set `driver.source = \"nvidia\"`, whose repository has it; or use an image in \
+             which the driver and its fabric manager are installed, and keep them with \
+             `driver.existing = \"keep\"`",
+        ),
     }
 }
 
 /// What makes the service run beside the loaded driver, and the GPUs join.
 fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> Assessment {
     if desired.image {
-        return Assessment::AwaitingBoot {
-            why: "the switches are managed from the first boot of the image on".into(),
-        };
+        return Assessment::awaits_boot(
+            "the switches are managed from the first boot of the image on",
+        );
     }
     let Some(loaded) = &state.loaded else {
         return Assessment::After {
@@ -274,12 +265,10 @@ fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> As
         };
     }
     let Some(unit) = &service.unit else {
-        return Assessment::Satisfied {
-            why: format!(
-                "{}; the cluster starts it with the list of the nodes",
-                state.packages.met_text()
-            ),
-        };
+        return Assessment::satisfied(format!(
+            "{}; the cluster starts it with the list of the nodes",
+            state.packages.met_text()
+        ));
     };
     let runs = (state.unit.as_ref()).is_some_and(|unit| unit.is_active() && unit.is_enabled());
     let mut changes = state.files.clone();
@@ -307,19 +296,16 @@ fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> As
         changes.push(Change::RestartUnit { unit: unit.clone() });
     }
     if !changes.is_empty() {
-        return Assessment::Needs {
-            why: whys.join("; "),
-            changes,
-        };
+        return Assessment::needs(whys.join("; "), changes);
     }
-    not_joined(state).unwrap_or_else(|| Assessment::Satisfied {
-        why: format!(
+    not_joined(state).unwrap_or_else(|| {
+        Assessment::satisfied(format!(
             "the fabric manager {loaded} runs{}",
             match state.gpus.len() {
                 0 => String::new(),
                 count => format!(", and {} joined the fabric", words::has(count)),
             }
-        ),
+        ))
     })
 }
 
@@ -349,16 +335,16 @@ fn not_joined(state: &FabricState) -> Option<Assessment> {
         .find(|(done, status)| *done && *status != 0)
         .unwrap_or_default();
     if !failed.is_empty() {
-        return Some(Assessment::Blocked {
-            why: format!(
+        return Some(Assessment::blocked(
+            format!(
                 "{} could not join the fabric (NVML code {code}): no program can use them together",
                 words::indices(&failed)
             ),
-            hint: format!(
+            format!(
                 "run `journalctl --unit {}` to see why, and reboot",
                 fabric::UNIT
             ),
-        });
+        ));
     }
     let waiting = indices(&|gpu| !is_done(gpu));
     if waiting.is_empty() {
