@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     error::one_line,
-    host::{ExecError, FilesError, Kind},
+    host::{Cmd, ExecError, FilesError, Kind},
     tools::{dkms, initramfs, kmod, prebuilt},
 };
 
@@ -75,7 +75,7 @@ impl Applier {
     async fn modprobe(
         &self,
         what: &str,
-        cmd: &crate::host::Cmd,
+        cmd: &Cmd,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let module = |text: &str, source: ExecError| ModuleError::Refused {
@@ -230,6 +230,16 @@ impl Applier {
         Ok(())
     }
 
+    /// A command in which DKMS may compile, without the debug information that it would take out again.
+    pub(super) fn compiling(&self, cmd: &Cmd) -> Result<Cmd, FilesError> {
+        let cmd = cmd.clone();
+        if dkms::needs_debug_information(&*self.host.files)? {
+            return Ok(cmd);
+        }
+        let (key, value) = dkms::WITHOUT_DEBUG_INFORMATION;
+        Ok(cmd.env(key, value))
+    }
+
     /// Tells why DKMS has compiled modules since a time, in seconds since 1970, although it asked for modules of other
     /// machines: that costs minutes, and nothing fails by it.
     pub(super) fn tell_of_compiled_modules(&self, since: i64, sink: &dyn Sink) {
@@ -378,7 +388,7 @@ impl Applier {
         let [version] = versions.as_slice() else {
             return Err(error(Some(no_single_version(module, &versions)), None).into());
         };
-        let cmd = dkms::install(module, version, kernel);
+        let cmd = self.compiling(&dkms::install(module, version, kernel))?;
         let begun = self.host.clock.now().as_second();
         let ran = self
             .exec(&cmd, sink)

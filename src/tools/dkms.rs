@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
+use super::kmod;
 use crate::host::{Cmd, FilesError, Kind, Query, ReadFiles};
 
 /// Compiling NVIDIA's module takes 80 to 275 s; the rest is for a slow machine.
@@ -194,6 +195,26 @@ pub fn parse_status(text: &str) -> Vec<Status> {
             })
         })
         .collect()
+}
+
+/// For the environment of a command in which DKMS may compile: the kernel's build adds `KCFLAGS` behind its own options
+/// (Documentation/kbuild/kbuild.rst), DKMS keeps it, and nothing of it stays on the machine. Distributions compile with debug
+/// information, which takes a seventh of the time, and DKMS strips it from what it has built (`actual_build` of `dkms.in`).
+pub const WITHOUT_DEBUG_INFORMATION: (&str, &str) = ("KCFLAGS", "-g0");
+
+/// Whether type information of modules (BTF) is made from their debug information: where the headers of a kernel have `vmlinux`
+/// (`cmd_btf_ko` in the kernel's scripts/Makefile.modfinal).
+///
+/// # Errors
+/// A folder cannot be read.
+pub fn needs_debug_information(files: &dyn ReadFiles) -> Result<bool, FilesError> {
+    let kernels = Utf8Path::new(kmod::FOLDER);
+    for kernel in files.list(kernels)? {
+        if files.exists(&kernels.join(kernel).join("build/vmlinux"))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Builds and installs a module for a kernel.

@@ -1,6 +1,10 @@
 //! Units, kernel modules, initial RAM filesystems.
 
-use super::kit::TestMachine;
+use super::{
+    archive::{Archive, Offered},
+    kit::TestMachine,
+    packages::install,
+};
 use crate::{
     change::{Change, Reverted},
     error::Report,
@@ -579,6 +583,34 @@ async fn a_module_that_a_package_took_out_of_dkms_is_built_from_its_source() {
     let wanted = "dkms install -m nvidia -v 580.95.05 -k 6.1.0";
     assert!(lines.iter().any(|line| line == wanted), "{lines:#?}");
     assert!(!undo.is_nothing());
+}
+
+/// Whether the last command whose line begins so compiles without debug information.
+fn compiles_lean(machine: &TestMachine, line: &str) -> bool {
+    let log = machine.fakes.exec.log();
+    let ran = log.iter().rev().find(|cmd| cmd.line().starts_with(line));
+    let lean = ("KCFLAGS".to_owned(), "-g0".to_owned());
+    ran.expect("it ran").env.contains(&lean)
+}
+
+#[tokio::test]
+async fn modules_are_compiled_without_the_debug_information_that_dkms_strips() {
+    // Headers with the kernel itself: type information is made from debug information.
+    for (headers, lean) in [("include", true), ("vmlinux", false)] {
+        let machine = machine_with_dkms("");
+        let file = format!("/usr/src/linux-headers-6.1.0/{headers}");
+        machine.fakes.files.put(&file, "x");
+        (machine.fakes.files).put_link("/lib/modules/6.1.0/build", "/usr/src/linux-headers-6.1.0");
+        let archive = Archive::on(&machine);
+        archive.offer("nvidia-kernel-dkms", Offered::new("580.95.05-1", &[]));
+        machine
+            .apply(&install(&["nvidia-kernel-dkms"]))
+            .await
+            .unwrap();
+        assert_eq!(compiles_lean(&machine, "apt-get -q -y"), lean, "{headers}");
+        machine.apply(&build_nvidia()).await.unwrap();
+        assert_eq!(compiles_lean(&machine, "dkms install"), lean, "{headers}");
+    }
 }
 
 #[tokio::test]
