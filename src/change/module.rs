@@ -72,12 +72,7 @@ impl Applier {
         }
     }
 
-    async fn modprobe(
-        &self,
-        what: &str,
-        cmd: &Cmd,
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    async fn modprobe(&self, what: &str, cmd: &Cmd, sink: &dyn Sink) -> Result<(), ChangeError> {
         let module = |text: &str, source: ExecError| ModuleError::Refused {
             what: what.to_owned(),
             fault: kmod::Fault::of(text),
