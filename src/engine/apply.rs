@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Session,
-    gate::{due, gate},
+    gate::{due, gate, only_compiles},
     job::{Answer, End, Job, had_nothing_to_do},
     ledger::Ledger,
     patience::Patience,
@@ -261,6 +261,9 @@ impl<'s> Applying<'s> {
         let mut locks: BTreeSet<Lock> = self.jobs[at].locks.iter().copied().collect();
         if changes.iter().any(needs_package_lock) {
             locks.insert(Lock::Packages);
+        }
+        if only_compiles(&self.jobs[at]) {
+            locks.remove(&Lock::Packages);
         }
         if !self.free(&locks) {
             return false;

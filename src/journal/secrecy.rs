@@ -110,10 +110,15 @@ fn names_of_change(change: &Change) -> Vec<&str> {
             .chain(keyring.as_deref().map(camino::Utf8Path::as_str))
             .chain(key_files.iter().map(|path| path.as_str()))
             .collect(),
-        Change::InstallPackages { packages, removing } => packages
+        Change::InstallPackages {
+            packages,
+            removing,
+            later,
+        } => packages
             .iter()
             .map(|package| package.name.as_str())
             .chain(strs(removing))
+            .chain(later.as_deref())
             .collect(),
         Change::EnableStream { module, stream } => vec![module, stream],
         Change::HoldPackages { patterns: names } | Change::RebuildInitramfs { kernels: names } => {
@@ -364,6 +369,7 @@ mod tests {
                 version: None,
             }],
             removing: Vec::new(),
+            later: None,
         }
     }
 

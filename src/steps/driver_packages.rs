@@ -13,7 +13,10 @@ use super::{
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverWish, Existing, PackageWish},
-    model::{id::StepId, version::DriverVersion},
+    model::{
+        id::StepId,
+        version::{DriverVersion, KernelVersion},
+    },
     state::{FoundDriver, Origin, Ours, Owner, owner},
     step::{Assessment, Cx, Step, StepError},
     tools::dkms,
@@ -32,6 +35,8 @@ struct DriverPackagesState {
     kernels_without_module: Vec<String>,
     /// Packages do not let DKMS build.
     no_autoinstall: bool,
+    /// The packages can leave the module to a change behind them, for the same kernels.
+    leaves_module: bool,
     /// What DKMS's last build said, if there is no module although the packages are installed.
     build: Option<String>,
     /// The driver that is there, however it came.
@@ -58,6 +63,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
     };
     Ok(DriverPackagesState {
         installed: packages::held_by_others(cx).await?,
+        leaves_module: leaves_module(cx, driver, &kernels_without_module),
         kernels_without_module,
         no_autoinstall: cx
             .host
@@ -69,6 +75,17 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
         ours: cx.state.ours().clone(),
         stream: streams::enabled(cx)?,
     })
+}
+
+/// Whether a change behind the packages can compile the module for the same kernels as their scripts, beside other packages: none
+/// has one yet, and each that boots or was installed last is known. Modules that another machine has compiled are there at once.
+fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> bool {
+    let (installed, next) = cx.state.bootable_kernels();
+    let is_known = |kernel: &KernelVersion| without.iter().any(|one| one == kernel.as_str());
+    driver.prebuilt.is_none()
+        && without.len() == cx.facts.kernel.bootable().len()
+        && !installed.is_empty()
+        && installed.last().into_iter().chain(&next).all(is_known)
 }
 
 /// The end of the log of DKMS's last build. The scripts of some packages ignore that it failed.
@@ -204,7 +221,7 @@ fn builds(module: &str, state: &DriverPackagesState) -> impl Iterator<Item = Cha
     })
 }
 
-/// The same beside an installation that does not bring the module: its package is there, because an earlier run was
+/// The same behind an installation that does not bring the module: its package leaves it, or is there, because an earlier run was
 /// interrupted, or may not build. All packages from which DKMS compiles say so in their names.
 fn builds_beside(
     driver: &DriverWish,
@@ -215,10 +232,11 @@ fn builds_beside(
         .filter(|wish| wish.name.contains("dkms"))
         .cloned()
         .collect();
-    let is_there = !sources.is_empty()
+    let is_left = !sources.is_empty()
         && (state.no_autoinstall
+            || state.leaves_module
             || compare(desired.packages.manager, &sources, &state.installed).all_met());
-    match (&driver.dkms, is_there) {
+    match (&driver.dkms, is_left) {
         (Some(module), true) => builds(module, state).collect(),
         _ => Vec::new(),
     }
@@ -371,6 +389,7 @@ mod tests {
             installed: packages(installed),
             kernels_without_module: without.iter().map(ToString::to_string).collect(),
             no_autoinstall: false,
+            leaves_module: false,
             build: None,
             found: FoundDriver::default(),
             uninstaller: true,
@@ -419,6 +438,20 @@ mod tests {
             panic!("all packages are missing");
         };
         assert!(matches!(changes.last(), Some(Change::BuildModule { .. })));
+        // The packages leave it to a change behind them.
+        let mut left = state(&[], &kernel);
+        left.leaves_module = true;
+        let Assessment::Needs { changes, .. } = decide(&left, &want) else {
+            panic!("all packages are missing");
+        };
+        assert!(matches!(
+            &changes[..],
+            [
+                Change::RefreshRepositories,
+                Change::InstallPackages { .. },
+                Change::BuildModule { .. }
+            ]
+        ));
         let mut failed = state(&INSTALLED, &["6.1.0-44-amd64"]);
         failed.build = Some("the log says: error".to_owned());
         let Assessment::Needs { why, .. } = decide(&failed, &want) else {

@@ -228,6 +228,7 @@ fn answer(
                 Change::InstallPackages {
                     packages,
                     removing: Vec::new(),
+                    later: None,
                 },
             ];
             if !kernels.image {

@@ -30,6 +30,7 @@ pub(super) fn install(names: &[&str]) -> Change {
     Change::InstallPackages {
         packages: names.iter().map(|name| wish(name, None)).collect(),
         removing: vec![],
+        later: None,
     }
 }
 
@@ -55,6 +56,78 @@ with_each_manager! {
     a_timer_that_cannot_be_started_is_told_and_tried_again
     nothing_of_a_transaction_that_was_undone_counts_as_ours
     the_plan_shows_what_the_transaction_will_do
+    scripts_leave_a_module_to_the_change_behind_them
+    a_module_about_which_somebody_tells_dkms_is_compiled_by_the_scripts
+    what_an_interrupted_transaction_told_dkms_is_taken_back
+}
+
+/// What the script of a package was told about a module.
+const TOLD: &str = "/var/lib/told";
+
+/// The words to DKMS about the module, in the file for them.
+const OVERRIDE: &str = "/etc/dkms/nvidia-current.conf";
+
+/// A machine with a package from which DKMS compiles, and the installation that leaves the module to the change behind it.
+fn with_source(kind: Kind) -> (TestMachine, Change) {
+    let machine = TestMachine::with(kind);
+    let archive = Archive::on(&machine);
+    archive.offer(
+        "nvidia-kernel-dkms",
+        Offered {
+            script: |files| {
+                if files.exists(OVERRIDE.into()).unwrap() {
+                    files.put(TOLD, files.text(OVERRIDE));
+                }
+            },
+            ..Offered::new("535.261.03-1", &[])
+        },
+    );
+    let later = Change::InstallPackages {
+        packages: vec![wish("nvidia-kernel-dkms", None)],
+        removing: vec![],
+        later: Some("nvidia-current".into()),
+    };
+    (machine, later)
+}
+
+/// Whether a command told scripts to leave the module.
+fn left(machine: &TestMachine) -> bool {
+    let variable = ("GPU_BOOTSTRAP_BUILDS".to_owned(), "later".to_owned());
+    let log = machine.fakes.exec.log();
+    log.iter().any(|cmd| cmd.env.contains(&variable))
+}
+
+async fn scripts_leave_a_module_to_the_change_behind_them(kind: Kind) {
+    let (machine, later) = with_source(kind);
+    machine.apply(&later).await.unwrap();
+    let files = &machine.fakes.files;
+    assert!(files.text(TOLD).contains("BUILD_EXCLUSIVE_KERNEL=later"));
+    assert!(left(&machine));
+    // DKMS itself is not there, so its folder goes, too.
+    assert!(!files.exists("/etc/dkms".into()).unwrap());
+}
+
+async fn a_module_about_which_somebody_tells_dkms_is_compiled_by_the_scripts(kind: Kind) {
+    let (machine, later) = with_source(kind);
+    machine.fakes.files.put(OVERRIDE, "MAKE[0]=theirs\n");
+    machine.apply(&later).await.unwrap();
+    assert_eq!(machine.fakes.files.text(OVERRIDE), "MAKE[0]=theirs\n");
+    assert!(!left(&machine));
+}
+
+async fn what_an_interrupted_transaction_told_dkms_is_taken_back(kind: Kind) {
+    let (machine, later) = with_source(kind);
+    machine.apply(&later).await.unwrap();
+    let files = &machine.fakes.files;
+    let told = files.text(TOLD);
+    // The program was killed between its words and their end.
+    let undo = machine.applier.capture(&later).await.unwrap();
+    files.put("/etc/dkms/framework.conf", "");
+    files.put(OVERRIDE, told);
+    let restarted = machine.restarted();
+    restarted.reconcile(&undo, &machine.sink).await.unwrap();
+    assert!(!files.exists(OVERRIDE.into()).unwrap());
+    assert!(files.exists("/etc/dkms/framework.conf".into()).unwrap());
 }
 
 /// An archive with docker, and what it needs.
@@ -186,6 +259,7 @@ async fn removals_upgrades_and_versions_that_are_not_configured_are_refused(kind
     let wanted = Change::InstallPackages {
         packages: vec![wish("nvidia", Some("580.*"))],
         removing: vec!["podman".into()],
+        later: None,
     };
     let error = machine.apply(&wanted).await.unwrap_err();
     assert_eq!(error.reason(), "package-not-found");
@@ -194,6 +268,7 @@ async fn removals_upgrades_and_versions_that_are_not_configured_are_refused(kind
     let named = Change::InstallPackages {
         packages: vec![wish("nvidia", Some("535.*"))],
         removing: vec!["podman".into()],
+        later: None,
     };
     let undo = machine.apply(&named).await.unwrap();
     assert!(!apt.installed.lock().unwrap().contains_key("podman"));
@@ -211,6 +286,7 @@ async fn only_simulated_and_approved_removals_happen() {
     let named = Change::InstallPackages {
         packages: vec![wish("docker.io", None)],
         removing: vec!["podman".into()],
+        later: None,
     };
     machine.apply(&named).await.unwrap();
     let real: Vec<bool> = machine
@@ -273,6 +349,7 @@ async fn an_upgraded_package_stays_and_the_rollback_is_reported(kind: Kind) {
     let change = Change::InstallPackages {
         packages: vec![wish("docker.io", None), wish("runc", Some("1.1.*"))],
         removing: vec![],
+        later: None,
     };
     let undo = machine.apply(&change).await.unwrap();
     let Reverted::Left { what, why } = machine.revert(&undo).await else {

@@ -8,7 +8,10 @@ use super::{
 use crate::{
     change::{Change, Reverted},
     error::Report,
-    host::fake::{FakeFiles, diff, failed, ok},
+    host::{
+        ReadFiles,
+        fake::{FakeFiles, diff, failed, ok},
+    },
 };
 
 fn enable(unit: &str) -> Change {
@@ -562,6 +565,17 @@ async fn a_build_of_which_a_power_cut_left_empty_files_is_made_again() {
         let built = lines.iter().any(|line| line.starts_with("dkms install"));
         assert_eq!(built, torn, "{file}, {content:?}: {lines:#?}");
     }
+}
+
+#[tokio::test]
+async fn what_a_killed_build_has_left_keeps_no_other_from_being_made() {
+    let machine = machine_with_dkms("nvidia/580.95.05: added\n");
+    let files = &machine.fakes.files;
+    let unfinished = "/var/lib/dkms/nvidia/580.95.05/6.1.0/x86_64/log/make.log";
+    files.put(unfinished, "CC nv.o\n");
+    machine.apply(&build_nvidia()).await.unwrap();
+    assert!(!files.exists(unfinished.into()).unwrap());
+    assert_eq!(files.text(BUILT), "ELF");
 }
 
 #[tokio::test]
