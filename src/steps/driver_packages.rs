@@ -82,9 +82,11 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
 fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> bool {
     let (installed, next) = cx.state.bootable_kernels();
     let is_known = |kernel: &KernelVersion| without.iter().any(|one| one == kernel.as_str());
+    let is_installed = |kernel: &String| installed.iter().any(|one| one.as_str() == kernel);
     driver.prebuilt.is_none()
         && without.len() == cx.facts.kernel.bootable().len()
-        && !installed.is_empty()
+        // In a chroot the running kernel is another machine's.
+        && without.iter().all(is_installed)
         && installed.last().into_iter().chain(&next).all(is_known)
 }
 
