@@ -19,7 +19,7 @@ use crate::{
     },
     state::{FoundDriver, Origin, Ours, Owner, owner},
     step::{Assessment, Cx, Step, StepError},
-    tools::dkms,
+    tools::{dkms, packages::Transactions},
 };
 
 /// NVIDIA's installer leaves this behind; it removes what the installer put there.
@@ -83,7 +83,9 @@ fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> bool {
     let (installed, next) = cx.state.bootable_kernels();
     let is_known = |kernel: &KernelVersion| without.iter().any(|one| one == kernel.as_str());
     let is_installed = |kernel: &String| installed.iter().any(|one| one.as_str() == kernel);
-    driver.prebuilt.is_none()
+    let transactions = packages::backend(cx).transactions();
+    transactions.is_some_and(Transactions::scripts_may_leave_modules)
+        && driver.prebuilt.is_none()
         && without.len() == cx.facts.kernel.bootable().len()
         // In a chroot the running kernel is another machine's.
         && without.iter().all(is_installed)

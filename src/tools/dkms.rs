@@ -30,8 +30,7 @@ pub fn override_path(module: &str) -> Utf8PathBuf {
 pub const LATER: (&str, &str) = ("GPU_BOOTSTRAP_BUILDS", "later");
 
 /// Returns the text for [`override_path`] by which DKMS, in a command with [`LATER`], only learns of a module: it skips each
-/// kernel that `BUILD_EXCLUSIVE_KERNEL` does not name (dkms(8)), and `common.postinst`, the scripts of headers and those of RPM
-/// packages go on then. Without that variable the text says nothing, so it does no harm where it is left behind.
+/// kernel that `BUILD_EXCLUSIVE_KERNEL` does not name (dkms(8)). Without that variable the text says nothing, so it does no harm where it is left behind.
 #[must_use]
 pub fn later_text() -> String {
     let (name, value) = LATER;

@@ -137,7 +137,7 @@ impl Applier {
         }
         let (request, actions) = (work.request(), &work.actions);
         let mut cmd = transactions.perform(&settings, &request, removals(actions));
-        if let Some(module) = later {
+        if let Some(module) = later.filter(|_| transactions.scripts_may_leave_modules()) {
             cmd = self.compile_later(module, cmd)?;
         }
         let performed = self.attempt(undo, "install packages", &cmd, actions, sink);

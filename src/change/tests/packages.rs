@@ -56,9 +56,6 @@ with_each_manager! {
     a_timer_that_cannot_be_started_is_told_and_tried_again
     nothing_of_a_transaction_that_was_undone_counts_as_ours
     the_plan_shows_what_the_transaction_will_do
-    scripts_leave_a_module_to_the_change_behind_them
-    a_module_about_which_somebody_tells_dkms_is_compiled_by_the_scripts
-    what_an_interrupted_transaction_told_dkms_is_taken_back
 }
 
 /// What the script of a package was told about a module.
@@ -97,8 +94,9 @@ fn left(machine: &TestMachine) -> bool {
     log.iter().any(|cmd| cmd.env.contains(&variable))
 }
 
-async fn scripts_leave_a_module_to_the_change_behind_them(kind: Kind) {
-    let (machine, later) = with_source(kind);
+#[tokio::test]
+async fn scripts_leave_a_module_to_the_change_behind_them() {
+    let (machine, later) = with_source(Kind::Apt);
     machine.apply(&later).await.unwrap();
     let files = &machine.fakes.files;
     assert!(files.text(TOLD).contains("BUILD_EXCLUSIVE_KERNEL=later"));
@@ -107,16 +105,23 @@ async fn scripts_leave_a_module_to_the_change_behind_them(kind: Kind) {
     assert!(!files.exists("/etc/dkms".into()).unwrap());
 }
 
-async fn a_module_about_which_somebody_tells_dkms_is_compiled_by_the_scripts(kind: Kind) {
-    let (machine, later) = with_source(kind);
+#[tokio::test]
+async fn a_module_is_compiled_by_scripts_that_cannot_leave_it_or_are_told_otherwise() {
+    let (machine, later) = with_source(Kind::Apt);
     machine.fakes.files.put(OVERRIDE, "MAKE[0]=theirs\n");
     machine.apply(&later).await.unwrap();
     assert_eq!(machine.fakes.files.text(OVERRIDE), "MAKE[0]=theirs\n");
     assert!(!left(&machine));
+    // Scripts that fail where DKMS skips a module.
+    let (machine, later) = with_source(Kind::Dnf);
+    machine.apply(&later).await.unwrap();
+    let files = &machine.fakes.files;
+    assert!(!files.exists(TOLD.into()).unwrap() && !left(&machine));
 }
 
-async fn what_an_interrupted_transaction_told_dkms_is_taken_back(kind: Kind) {
-    let (machine, later) = with_source(kind);
+#[tokio::test]
+async fn what_an_interrupted_transaction_told_dkms_is_taken_back() {
+    let (machine, later) = with_source(Kind::Apt);
     machine.apply(&later).await.unwrap();
     let files = &machine.fakes.files;
     let told = files.text(TOLD);
