@@ -229,7 +229,8 @@ impl Applier {
                 removing,
                 later,
             } => {
-                (self.install(packages, removing, later.as_deref(), &undo, sink)).await?;
+                self.install(packages, removing, *later, &undo, sink)
+                    .await?;
             }
             Change::RepairPackages => self.repair(&undo, sink).await?,
             Change::HoldPackages { patterns } => self.hold(patterns, &undo, sink).await?,

@@ -78,9 +78,9 @@ pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<Shared> {
             change: Change::RefreshRepositories,
         });
     }
-    let compiles = |at: usize| jobs[at].pending().iter().any(|one| compiled(one).is_some());
-    if at_gate(Gate::Install).any(compiles) {
-        let goes_first = |at: &usize| compiles(*at) || jobs[*at].locks.contains(&Lock::Modules);
+    let will_compile = |at: usize| jobs[at].pending().iter().any(compiles);
+    if at_gate(Gate::Install).any(will_compile) {
+        let goes_first = |at: &usize| will_compile(*at) || jobs[*at].locks.contains(&Lock::Modules);
         return Some(union(jobs, at_gate(Gate::Install).filter(goes_first)));
     }
     let for_long_ones: Vec<usize> = at_gate(Gate::Install)
@@ -95,18 +95,15 @@ pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<Shared> {
     Some(union(jobs, for_long_ones.into_iter()))
 }
 
-/// The module that a change compiles.
-fn compiled(change: &Change) -> Option<&str> {
-    match change {
-        Change::BuildModule { module, .. } => Some(module),
-        _ => None,
-    }
+/// Whether a change compiles a module.
+const fn compiles(change: &Change) -> bool {
+    matches!(change, Change::BuildModule { .. })
 }
 
 /// Whether a step has package work behind it: what is left of its changes compiles modules.
 pub(super) fn only_compiles(job: &Job) -> bool {
     let left = job.pending();
-    job.decided && !left.is_empty() && left.iter().all(|change| compiled(change).is_some())
+    job.decided && !left.is_empty() && left.iter().all(compiles)
 }
 
 /// One transaction for as many steps as have no conflict. The other steps get the next one.
@@ -115,7 +112,7 @@ fn union(jobs: &[Job], waiting: impl Iterator<Item = usize>) -> Shared {
     let mut wishes: BTreeMap<&str, &PackageWish> = BTreeMap::new();
     let mut order: Vec<&str> = Vec::new();
     let mut gone: Vec<String> = Vec::new();
-    let mut later: Option<&str> = None;
+    let mut later = false;
     for at in waiting {
         let Some(Change::InstallPackages {
             packages, removing, ..
@@ -147,7 +144,7 @@ fn union(jobs: &[Job], waiting: impl Iterator<Item = usize>) -> Shared {
                 gone.push(name.clone());
             }
         }
-        later = later.or(jobs[at].pending().iter().find_map(compiled));
+        later |= jobs[at].pending().iter().any(compiles);
         steps.push(at);
     }
     Shared {
@@ -155,7 +152,7 @@ fn union(jobs: &[Job], waiting: impl Iterator<Item = usize>) -> Shared {
         change: Change::InstallPackages {
             packages: order.iter().map(|name| wishes[name].clone()).collect(),
             removing: gone,
-            later: later.map(str::to_owned),
+            later,
         },
     }
 }

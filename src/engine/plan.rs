@@ -59,7 +59,7 @@ impl Listed {
         Ok(Change::InstallPackages {
             packages: rest,
             removing: removing.clone(),
-            later: None,
+            later: false,
         })
     }
 

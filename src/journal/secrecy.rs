@@ -111,14 +111,11 @@ fn names_of_change(change: &Change) -> Vec<&str> {
             .chain(key_files.iter().map(|path| path.as_str()))
             .collect(),
         Change::InstallPackages {
-            packages,
-            removing,
-            later,
+            packages, removing, ..
         } => packages
             .iter()
             .map(|package| package.name.as_str())
             .chain(strs(removing))
-            .chain(later.as_deref())
             .collect(),
         Change::EnableStream { module, stream } => vec![module, stream],
         Change::HoldPackages { patterns: names } | Change::RebuildInitramfs { kernels: names } => {
@@ -369,7 +366,7 @@ mod tests {
                 version: None,
             }],
             removing: Vec::new(),
-            later: None,
+            later: false,
         }
     }
 

@@ -63,7 +63,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
     };
     Ok(DriverPackagesState {
         installed: packages::held_by_others(cx).await?,
-        leaves_module: leaves_module(cx, driver, &kernels_without_module),
+        leaves_module: leaves_module(cx, driver, &kernels_without_module)?,
         kernels_without_module,
         no_autoinstall: cx
             .host
@@ -77,19 +77,29 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
     })
 }
 
-/// Whether a change behind the packages can compile the module for the same kernels as their scripts, beside other packages: none
-/// has one yet, and each that boots or was installed last is known. Modules that another machine has compiled are there at once.
-fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> bool {
+/// Whether a change behind the packages can do what their scripts do, beside other packages: it compiles the only module that
+/// DKMS knows then, for the same kernels, of which none has one yet, and each that boots or was installed last is known. Modules
+/// that another machine has compiled are there at once.
+fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> Result<bool, StepError> {
+    let transactions = packages::backend(cx).transactions();
+    let (Some(module), None, true) = (
+        &driver.dkms,
+        &driver.prebuilt,
+        transactions.is_some_and(Transactions::scripts_may_leave_modules),
+    ) else {
+        return Ok(false);
+    };
+    let files = cx.host.files();
+    if dkms::is_used(files)? || dkms::has_source(files, module)? {
+        return Ok(false);
+    }
     let (installed, next) = cx.state.bootable_kernels();
     let is_known = |kernel: &KernelVersion| without.iter().any(|one| one == kernel.as_str());
     let is_installed = |kernel: &String| installed.iter().any(|one| one.as_str() == kernel);
-    let transactions = packages::backend(cx).transactions();
-    transactions.is_some_and(Transactions::scripts_may_leave_modules)
-        && driver.prebuilt.is_none()
-        && without.len() == cx.facts.kernel.bootable().len()
+    Ok(without.len() == cx.facts.kernel.bootable().len()
         // In a chroot the running kernel is another machine's.
         && without.iter().all(is_installed)
-        && installed.last().into_iter().chain(&next).all(is_known)
+        && installed.last().into_iter().chain(&next).all(is_known))
 }
 
 /// The end of the log of DKMS's last build. The scripts of some packages ignore that it failed.

@@ -228,7 +228,7 @@ fn answer(
                 Change::InstallPackages {
                     packages,
                     removing: Vec::new(),
-                    later: None,
+                    later: false,
                 },
             ];
             if !kernels.image {

@@ -139,7 +139,7 @@ pub fn install(wishes: &[PackageWish], replacing: Vec<String>) -> Vec<Change> {
         Change::InstallPackages {
             packages: wishes.to_vec(),
             removing: replacing,
-            later: None,
+            later: false,
         },
     ]
 }

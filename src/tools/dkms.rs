@@ -17,24 +17,10 @@ pub const SIGNING: &str = "/etc/dkms/framework.conf.d/gpu-bootstrap.conf";
 /// The first version that reads [`SIGNING`] (the same, at its tags).
 pub const FIRST_TO_SIGN: &str = "3.0.4";
 
-/// The folder of [`override_path`].
-pub const OVERRIDES: &str = "/etc/dkms";
-
 /// Returns the file that DKMS reads after the `dkms.conf` of a module (dkms(8), "dkms.conf overriding").
 #[must_use]
 pub fn override_path(module: &str) -> Utf8PathBuf {
-    Utf8PathBuf::from(format!("{OVERRIDES}/{module}.conf"))
-}
-
-/// For the environment of a transaction whose scripts are to compile no module with [`later_text`].
-pub const LATER: (&str, &str) = ("GPU_BOOTSTRAP_BUILDS", "later");
-
-/// Returns the text for [`override_path`] by which DKMS, in a command with [`LATER`], only learns of a module: it skips each
-/// kernel that `BUILD_EXCLUSIVE_KERNEL` does not name (dkms(8)). Without that variable the text says nothing, so it does no harm where it is left behind.
-#[must_use]
-pub fn later_text() -> String {
-    let (name, value) = LATER;
-    format!("if [[ ${{{name}-}} == {value} ]]; then BUILD_EXCLUSIVE_KERNEL={value}; fi\n")
+    Utf8PathBuf::from(format!("/etc/dkms/{module}.conf"))
 }
 
 /// Returns the text for [`override_path`] by which a program brings the built modules, and DKMS compiles only where the program
@@ -152,7 +138,8 @@ fn folders(files: &dyn ReadFiles, folder: &Utf8Path) -> Result<Vec<String>, File
     Ok(found)
 }
 
-/// While it exists, Debian's packages of modules build nothing (`common.postinst` of Debian's dkms 3.0.10).
+/// While it exists, the scripts of Debian's and Ubuntu's packages of modules and headers build nothing (`common.postinst` and
+/// `dkms_autoinstaller` of DKMS 2.8.7 to 3.2.2).
 pub const NO_AUTOINSTALL: &str = "/etc/dkms/no-autoinstall";
 
 /// The tree in which DKMS keeps what it builds: `MODULE/VERSION`, with a link `source` in each.
@@ -166,6 +153,23 @@ pub fn folder_of(module: &str, version: &str, kernel: &str) -> Utf8PathBuf {
 
 /// Where packages put the source of modules: `MODULE-VERSION`, with a `dkms.conf` in each.
 pub const SOURCES: &str = "/usr/src";
+
+/// Whether DKMS knows any module.
+///
+/// # Errors
+/// A folder cannot be read.
+pub fn is_used(files: &dyn ReadFiles) -> Result<bool, FilesError> {
+    Ok(!folders(files, Utf8Path::new(TREE))?.is_empty())
+}
+
+/// Whether the source of a module is there, in any version.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn has_source(files: &dyn ReadFiles, module: &str) -> Result<bool, FilesError> {
+    let sources = files.list(Utf8Path::new(SOURCES))?;
+    Ok((sources.iter()).any(|folder| version_in(folder, module).is_some()))
+}
 
 /// The version that the name of a folder of [`SOURCES`] has for a module.
 #[must_use]
@@ -382,27 +386,6 @@ eval "{ ${make_command/#make/make -j$parallel_jobs KERNELRELEASE=$kernelver}; }"
             format!("{NAMES}{make} # clang"),
         ] {
             assert_eq!(built(&conf, "exit 0"), made, "{conf}");
-        }
-    }
-
-    #[test]
-    fn only_a_command_that_asks_for_it_leaves_a_module() {
-        let folder = tempfile::tempdir().expect("a folder");
-        std::fs::write(folder.path().join("override"), later_text()).expect("written");
-        for (told, kernels) in [(Some(LATER.1), "later"), (Some(""), "^6"), (None, "^6")] {
-            let script =
-                "set -u; BUILD_EXCLUSIVE_KERNEL='^6'; . ./override; echo $BUILD_EXCLUSIVE_KERNEL";
-            let output = std::process::Command::new("bash")
-                .args(["-c", script])
-                .env_remove(LATER.0)
-                .envs(told.map(|told| (LATER.0, told)))
-                .current_dir(folder.path())
-                .output()
-                .expect("bash");
-            assert_eq!(
-                String::from_utf8_lossy(&output.stdout),
-                format!("{kernels}\n")
-            );
         }
     }
 

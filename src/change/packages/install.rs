@@ -55,13 +55,13 @@ fn versions_of<'i>(installed: &'i Installed, name: &str) -> Vec<&'i str> {
 }
 
 impl Applier {
-    /// Installs the wanted packages; those that are installed in a wanted version stay untouched. Their scripts leave the module
-    /// `later` to a change that follows.
+    /// Installs the wanted packages; those that are installed in a wanted version stay untouched. With `later` their scripts
+    /// leave the module that they compile to a change that follows.
     pub(in crate::change) async fn install(
         &self,
         wishes: &[PackageWish],
         removing: &[String],
-        later: Option<&str>,
+        later: bool,
         undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
@@ -102,7 +102,7 @@ impl Applier {
         resolved: &BTreeMap<String, String>,
         wishes: &[PackageWish],
         removing: &[String],
-        later: Option<&str>,
+        later: bool,
         undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<Vec<String>, ChangeError> {
@@ -136,9 +136,9 @@ impl Applier {
             }
         }
         let (request, actions) = (work.request(), &work.actions);
-        let mut cmd = transactions.perform(&settings, &request, removals(actions));
-        if let Some(module) = later.filter(|_| transactions.scripts_may_leave_modules()) {
-            cmd = self.compile_later(module, cmd)?;
+        let cmd = transactions.perform(&settings, &request, removals(actions));
+        if later && transactions.scripts_may_leave_modules() {
+            self.compile_later(actions)?;
         }
         let performed = self.attempt(undo, "install packages", &cmd, actions, sink);
         match (performed.await, self.compile_again()) {

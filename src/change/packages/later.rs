@@ -1,45 +1,49 @@
 //! Modules that the scripts of packages leave to a change that follows. Compiling takes most of the time of an installation and
 //! needs no package manager, so other packages are installed meanwhile.
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 
 use crate::{
     change::{Applier, ChangeError},
-    host::{Cmd, FilesError},
-    tools::{dkms, packages::HEADER},
+    host::FilesError,
+    tools::{
+        dkms,
+        packages::{Action, HEADER},
+    },
 };
 
-fn text() -> String {
-    format!("{HEADER}{}", dkms::later_text())
+/// The flag by which the scripts compile nothing.
+fn flag() -> &'static Utf8Path {
+    Utf8Path::new(dkms::NO_AUTOINSTALL)
+}
+
+/// Whether DKMS compiles from this package. All of them say so in their names.
+fn is_source(action: &Action) -> bool {
+    matches!(action, Action::Install { name, .. } if name.contains("dkms") && name != "dkms")
 }
 
 impl Applier {
-    /// Adds to a command that its scripts do not compile this module, until [`Applier::compile_again`]. Where somebody else tells
-    /// DKMS about the module, they compile it as always.
-    pub(super) fn compile_later(&self, module: &str, cmd: Cmd) -> Result<Cmd, ChangeError> {
-        let path = dkms::override_path(module);
-        match self.host.files.read(&path)? {
-            None => self.host.files.write(&path, text().as_bytes(), 0o644)?,
-            Some(found) if found == text().as_bytes() => {}
-            Some(_) => return Ok(cmd),
+    /// Keeps the scripts of a transaction from compiling, until [`Applier::compile_again`]. The change that follows compiles one
+    /// module: where there are others, or an administrator has set the flag, nothing is done.
+    pub(super) fn compile_later(&self, actions: &[Action]) -> Result<(), ChangeError> {
+        let files = &self.host.files;
+        let only_one = actions.iter().filter(|action| is_source(action)).count() == 1;
+        if only_one && !dkms::is_used(&**files)? && !files.exists(flag())? {
+            files.write(flag(), HEADER.as_bytes(), 0o644)?;
         }
-        let (name, value) = dkms::LATER;
-        Ok(cmd.env(name, value))
+        Ok(())
     }
 
-    /// Takes away what [`Applier::compile_later`] has written, also in a run that was interrupted.
+    /// Takes the flag away, also that of a run that was interrupted.
     pub(super) fn compile_again(&self) -> Result<(), FilesError> {
         let files = &self.host.files;
-        let folder = Utf8Path::new(dkms::OVERRIDES);
-        let names = files.list(folder)?;
-        let overrides = names.iter().filter(|name| name.ends_with(".conf"));
-        let paths: Vec<Utf8PathBuf> = overrides.map(|name| folder.join(name)).collect();
-        for path in paths {
-            if files.read(&path)?.as_deref() == Some(text().as_bytes()) {
-                files.remove(&path)?;
-                // DKMS was not installed.
-                files.remove_empty_folder(folder)?;
-            }
+        if files.read(flag())?.as_deref() != Some(HEADER.as_bytes()) {
+            return Ok(());
+        }
+        files.remove(flag())?;
+        if let Some(folder) = flag().parent() {
+            // DKMS was not installed.
+            files.remove_empty_folder(folder)?;
         }
         Ok(())
     }

@@ -15,8 +15,9 @@ use crate::{
     exit::Exit,
     host::{
         Files, ReadFiles,
-        fake::{Mutation, diff, failed, ok},
+        fake::{FakeFiles, Mutation, diff, failed, ok},
     },
+    tools::packages::HEADER,
 };
 
 pub(super) fn wish(name: &str, version: Option<&str>) -> PackageWish {
@@ -30,7 +31,7 @@ pub(super) fn install(names: &[&str]) -> Change {
     Change::InstallPackages {
         packages: names.iter().map(|name| wish(name, None)).collect(),
         removing: vec![],
-        later: None,
+        later: false,
     }
 }
 
@@ -58,81 +59,79 @@ with_each_manager! {
     the_plan_shows_what_the_transaction_will_do
 }
 
-/// What the script of a package was told about a module.
-const TOLD: &str = "/var/lib/told";
+/// The flag by which scripts compile nothing.
+const FLAG: &str = "/etc/dkms/no-autoinstall";
 
-/// The words to DKMS about the module, in the file for them.
-const OVERRIDE: &str = "/etc/dkms/nvidia-current.conf";
+/// There if the script of a package has seen the flag.
+const SEEN: &str = "/var/lib/seen";
 
-/// A machine with a package from which DKMS compiles, and the installation that leaves the module to the change behind it.
-fn with_source(kind: Kind) -> (TestMachine, Change) {
+/// An installation that leaves the module to the change behind it, and a machine that `differs`.
+fn with_sources(kind: Kind, names: &[&'static str], differs: &str) -> (TestMachine, Change) {
     let machine = TestMachine::with(kind);
     let archive = Archive::on(&machine);
-    archive.offer(
-        "nvidia-kernel-dkms",
-        Offered {
-            script: |files| {
-                if files.exists(OVERRIDE.into()).unwrap() {
-                    files.put(TOLD, files.text(OVERRIDE));
-                }
-            },
+    for name in names {
+        let script = |files: &FakeFiles| {
+            if files.exists(FLAG.into()).unwrap() {
+                files.put(SEEN, "");
+            }
+        };
+        let source = Offered {
+            script,
             ..Offered::new("535.261.03-1", &[])
-        },
-    );
+        };
+        archive.offer(*name, source);
+    }
+    if !differs.is_empty() {
+        machine.fakes.files.put(differs, "");
+    }
     let later = Change::InstallPackages {
-        packages: vec![wish("nvidia-kernel-dkms", None)],
+        packages: names.iter().map(|name| wish(name, None)).collect(),
         removing: vec![],
-        later: Some("nvidia-current".into()),
+        later: true,
     };
     (machine, later)
 }
 
-/// Whether a command told scripts to leave the module.
-fn left(machine: &TestMachine) -> bool {
-    let variable = ("GPU_BOOTSTRAP_BUILDS".to_owned(), "later".to_owned());
-    let log = machine.fakes.exec.log();
-    log.iter().any(|cmd| cmd.env.contains(&variable))
+#[tokio::test]
+async fn scripts_leave_the_only_module_to_the_change_behind_them() {
+    let (one, two) = (
+        &["nvidia-kernel-dkms"][..],
+        &["nvidia-kernel-dkms", "zfs-dkms"][..],
+    );
+    for (kind, names, differs, leave) in [
+        (Kind::Apt, one, "", true),
+        (Kind::Apt, one, "/etc/dkms/framework.conf", true),
+        // What others compile is compiled as always.
+        (Kind::Apt, two, "", false),
+        (Kind::Apt, one, "/var/lib/dkms/zfs/2.1.11/source", false),
+        // The scripts obey no flag.
+        (Kind::Dnf, one, "", false),
+    ] {
+        let (machine, later) = with_sources(kind, names, differs);
+        let before = machine.fakes.files.exists("/etc/dkms".into()).unwrap();
+        machine.apply(&later).await.unwrap();
+        let exists = |path: &str| machine.fakes.files.exists(path.into()).unwrap();
+        assert_eq!(exists(SEEN), leave, "{names:?} {differs}");
+        assert!(!exists(FLAG), "{names:?} {differs}");
+        assert_eq!(exists("/etc/dkms"), before, "{names:?} {differs}");
+    }
 }
 
 #[tokio::test]
-async fn scripts_leave_a_module_to_the_change_behind_them() {
-    let (machine, later) = with_source(Kind::Apt);
+async fn the_flag_of_an_administrator_stays_and_that_of_an_interrupted_run_goes() {
+    let (machine, later) = with_sources(Kind::Apt, &["nvidia-kernel-dkms"], FLAG);
     machine.apply(&later).await.unwrap();
     let files = &machine.fakes.files;
-    assert!(files.text(TOLD).contains("BUILD_EXCLUSIVE_KERNEL=later"));
-    assert!(left(&machine));
-    // DKMS itself is not there, so its folder goes, too.
-    assert!(!files.exists("/etc/dkms".into()).unwrap());
-}
-
-#[tokio::test]
-async fn a_module_is_compiled_by_scripts_that_cannot_leave_it_or_are_told_otherwise() {
-    let (machine, later) = with_source(Kind::Apt);
-    machine.fakes.files.put(OVERRIDE, "MAKE[0]=theirs\n");
-    machine.apply(&later).await.unwrap();
-    assert_eq!(machine.fakes.files.text(OVERRIDE), "MAKE[0]=theirs\n");
-    assert!(!left(&machine));
-    // Scripts that fail where DKMS skips a module.
-    let (machine, later) = with_source(Kind::Dnf);
-    machine.apply(&later).await.unwrap();
-    let files = &machine.fakes.files;
-    assert!(!files.exists(TOLD.into()).unwrap() && !left(&machine));
-}
-
-#[tokio::test]
-async fn what_an_interrupted_transaction_told_dkms_is_taken_back() {
-    let (machine, later) = with_source(Kind::Apt);
-    machine.apply(&later).await.unwrap();
-    let files = &machine.fakes.files;
-    let told = files.text(TOLD);
-    // The program was killed between its words and their end.
+    assert!(files.exists(SEEN.into()).unwrap());
     let undo = machine.applier.capture(&later).await.unwrap();
-    files.put("/etc/dkms/framework.conf", "");
-    files.put(OVERRIDE, told);
-    let restarted = machine.restarted();
-    restarted.reconcile(&undo, &machine.sink).await.unwrap();
-    assert!(!files.exists(OVERRIDE.into()).unwrap());
-    assert!(files.exists("/etc/dkms/framework.conf".into()).unwrap());
+    let reconcile = async || {
+        let restarted = machine.restarted();
+        restarted.reconcile(&undo, &machine.sink).await.unwrap();
+        files.exists(FLAG.into()).unwrap()
+    };
+    assert!(reconcile().await);
+    files.put(FLAG, HEADER);
+    assert!(!reconcile().await);
 }
 
 /// An archive with docker, and what it needs.
@@ -264,7 +263,7 @@ async fn removals_upgrades_and_versions_that_are_not_configured_are_refused(kind
     let wanted = Change::InstallPackages {
         packages: vec![wish("nvidia", Some("580.*"))],
         removing: vec!["podman".into()],
-        later: None,
+        later: false,
     };
     let error = machine.apply(&wanted).await.unwrap_err();
     assert_eq!(error.reason(), "package-not-found");
@@ -273,7 +272,7 @@ async fn removals_upgrades_and_versions_that_are_not_configured_are_refused(kind
     let named = Change::InstallPackages {
         packages: vec![wish("nvidia", Some("535.*"))],
         removing: vec!["podman".into()],
-        later: None,
+        later: false,
     };
     let undo = machine.apply(&named).await.unwrap();
     assert!(!apt.installed.lock().unwrap().contains_key("podman"));
@@ -291,7 +290,7 @@ async fn only_simulated_and_approved_removals_happen() {
     let named = Change::InstallPackages {
         packages: vec![wish("docker.io", None)],
         removing: vec!["podman".into()],
-        later: None,
+        later: false,
     };
     machine.apply(&named).await.unwrap();
     let real: Vec<bool> = machine
@@ -354,7 +353,7 @@ async fn an_upgraded_package_stays_and_the_rollback_is_reported(kind: Kind) {
     let change = Change::InstallPackages {
         packages: vec![wish("docker.io", None), wish("runc", Some("1.1.*"))],
         removing: vec![],
-        later: None,
+        later: false,
     };
     let undo = machine.apply(&change).await.unwrap();
     let Reverted::Left { what, why } = machine.revert(&undo).await else {

@@ -126,7 +126,7 @@ async fn versions_that_disagree_are_not_merged() {
                     version: Some(version.to_owned()),
                 }],
                 removing: Vec::new(),
-                later: None,
+                later: false,
             }])
         })
         .locks(&[Lock::Packages])
@@ -392,7 +392,7 @@ async fn a_module_is_compiled_beside_the_packages_that_do_not_need_it() {
     // The scripts of the first packages leave the module to the change behind them.
     let journal = rig.fakes.files.text("/var/lib/gpu-bootstrap/journal.jsonl");
     let mut transactions = (journal.lines()).filter(|line| line.contains("install-packages"));
-    let left = |line: Option<&str>| line.unwrap().contains(r#""later":"nvidia""#);
+    let left = |line: Option<&str>| line.unwrap().contains(r#""later":true"#);
     assert!(left(transactions.next()), "{journal}");
     assert!(!left(transactions.next()), "{journal}");
     rig.fakes.files.take("/built/nvidia");

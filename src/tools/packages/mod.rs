@@ -525,7 +525,7 @@ pub trait Transactions: Debug + Send + Sync {
         false
     }
 
-    /// Whether the scripts of packages succeed where DKMS skips the kernels of a module.
+    /// Whether the scripts of packages compile nothing while [`NO_AUTOINSTALL`](crate::tools::dkms::NO_AUTOINSTALL) is there.
     fn scripts_may_leave_modules(&self) -> bool {
         false
     }

@@ -288,8 +288,6 @@ impl Transactions for Apt {
         commands::perform(settings, request, removals)
     }
 
-    /// `dkms build` ends with 77 then, up to DKMS 3.0.3 with 9, and `common.postinst` goes on (github:dell/dkms). The scripts of
-    /// RPM packages of newer drivers do not (github:negativo17/dkms-nvidia, 187e910).
     fn scripts_may_leave_modules(&self) -> bool {
         true
     }
