@@ -13,6 +13,7 @@ use super::{
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverWish, Existing, PackageWish},
+    host::{FilesError, ReadFiles},
     model::{
         id::StepId,
         version::{DriverVersion, KernelVersion},
@@ -89,17 +90,27 @@ fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> Result
     ) else {
         return Ok(false);
     };
-    let files = cx.host.files();
-    if dkms::is_used(files)? || dkms::has_source(files, module)? {
-        return Ok(false);
-    }
     let (installed, next) = cx.state.bootable_kernels();
     let is_known = |kernel: &KernelVersion| without.iter().any(|one| one == kernel.as_str());
     let is_installed = |kernel: &String| installed.iter().any(|one| one.as_str() == kernel);
-    Ok(without.len() == cx.facts.kernel.bootable().len()
+    let for_the_same = without.len() == cx.facts.kernel.bootable().len()
         // In a chroot the running kernel is another machine's.
         && without.iter().all(is_installed)
-        && installed.last().into_iter().chain(&next).all(is_known))
+        && installed.last().into_iter().chain(&next).all(is_known);
+    if !for_the_same {
+        return Ok(false);
+    }
+    match knows_others(cx.host.files(), module) {
+        Ok(others) => Ok(!others),
+        // It was not recorded.
+        Err(error) if error.not_told().is_some() => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether DKMS knows a module, or finds a source of this one.
+fn knows_others(files: &dyn ReadFiles, module: &str) -> Result<bool, FilesError> {
+    Ok(dkms::is_used(files)? || dkms::has_source(files, module)?)
 }
 
 /// The end of the log of DKMS's last build. The scripts of some packages ignore that it failed.
