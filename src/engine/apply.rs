@@ -306,8 +306,11 @@ impl<'s> Applying<'s> {
             return true;
         }
         let mut locks = BTreeSet::from([Lock::Packages]);
-        for at in &shared.steps {
-            locks.extend(self.jobs[*at].locks.iter().copied());
+        // New lists concern the package manager alone, and not what the steps change with them.
+        if shared.change != Change::RefreshRepositories {
+            for at in &shared.steps {
+                locks.extend(self.jobs[*at].locks.iter().copied());
+            }
         }
         if !self.free(&locks) {
             return false;

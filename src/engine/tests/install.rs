@@ -402,6 +402,35 @@ async fn a_module_is_compiled_beside_the_packages_that_do_not_need_it() {
 }
 
 #[tokio::test]
+async fn new_lists_wait_for_nobody_who_changes_something_else() {
+    let compile = Change::BuildModule {
+        module: "zfs".to_owned(),
+        kernel: "6.1".to_owned(),
+    };
+    let rig = Rig::new([
+        step("long", move |host| match exists(host, "/built/zfs") {
+            true => satisfied("compiled"),
+            false => needs(vec![compile.clone()]),
+        })
+        .locks(&[Lock::Modules]),
+        packages("driver", &["driver"]).locks(&[Lock::Packages, Lock::Modules]),
+    ]);
+    rig.install().await.unwrap();
+    let spans = starts_and_ends(&rig);
+    assert_eq!(
+        spans,
+        [
+            "start long",
+            "start driver",
+            "end driver",
+            "end long",
+            "start driver",
+            "end driver"
+        ]
+    );
+}
+
+#[tokio::test]
 async fn a_module_that_does_not_compile_takes_no_package_along() {
     let rig = Rig::new([
         step("driver", |host| {
