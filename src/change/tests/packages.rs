@@ -79,7 +79,7 @@ fn with_sources(kind: Kind, names: &[&'static str], differs: &str) -> (TestMachi
             script,
             ..Offered::new("535.261.03-1", &[])
         };
-        archive.offer(*name, source);
+        archive.offer(name, source);
     }
     if !differs.is_empty() {
         machine.fakes.files.put(differs, "");

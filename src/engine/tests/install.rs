@@ -434,7 +434,7 @@ async fn new_lists_wait_for_nobody_who_changes_something_else() {
 async fn a_module_that_does_not_compile_takes_no_package_along() {
     let rig = Rig::new([
         step("driver", |host| {
-            let changes = vec![
+            let changes = [
                 install(&["driver"]),
                 Change::BuildModule {
                     module: "nvidia".to_owned(),
