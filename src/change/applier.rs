@@ -159,9 +159,9 @@ impl Applier {
                 Some(file::diff(path, text(path)?.as_deref(), content))
             }
             Change::AddRepository { repository } => Some(self.preview_repository(repository)?),
-            Change::InstallPackages { packages, removing } => {
-                Some(self.preview_install(packages, removing).await?)
-            }
+            Change::InstallPackages {
+                packages, removing, ..
+            } => Some(self.preview_install(packages, removing).await?),
             Change::RefreshRepositories => self.preview_refresh()?,
             Change::HoldPackages { patterns } => Some(self.preview_hold(patterns).await?),
             Change::RepairPackages => Some(self.preview_repair().await?),
@@ -178,9 +178,9 @@ impl Applier {
     pub async fn rehearse(&self, change: &Change) -> Result<(), ChangeError> {
         match change {
             Change::AddRepository { repository } => self.rehearse_repository(repository).await,
-            Change::InstallPackages { packages, removing } => {
-                self.rehearse_install(packages, removing).await
-            }
+            Change::InstallPackages {
+                packages, removing, ..
+            } => self.rehearse_install(packages, removing).await,
             _ => Ok(()),
         }
     }
@@ -255,8 +255,13 @@ impl Applier {
             Change::EnableStream { module, stream } => {
                 self.enable_stream(module, stream, sink).await?;
             }
-            Change::InstallPackages { packages, removing } => {
-                self.install(packages, removing, &undo, sink).await?;
+            Change::InstallPackages {
+                packages,
+                removing,
+                later,
+            } => {
+                self.install(packages, removing, *later, &undo, sink)
+                    .await?;
             }
             Change::RepairPackages => self.repair(&undo, sink).await?,
             Change::HoldPackages { patterns } => self.hold(patterns, &undo, sink).await?,

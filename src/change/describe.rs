@@ -15,7 +15,9 @@ impl Change {
             Self::EnableStream { module, stream } => {
                 format!("enable stream {stream} of module {module}")
             }
-            Self::InstallPackages { packages, removing } => {
+            Self::InstallPackages {
+                packages, removing, ..
+            } => {
                 let names: Vec<String> = packages
                     .iter()
                     .map(|package| match &package.version {

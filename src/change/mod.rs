@@ -100,6 +100,9 @@ pub enum Change {
         /// something wanted needs it, and is removed otherwise. A hold on one of them is this
         /// program's.
         removing: Vec<String>,
+        /// The scripts of the packages leave the module that DKMS compiles to a change that follows.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        later: bool,
     },
     /// Repair packages that an interrupted package manager left half done.
     RepairPackages,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     error::one_line,
-    host::{ExecError, FilesError, Kind},
+    host::{Cmd, ExecError, FilesError, Kind},
     tools::{dkms, initramfs, kmod, prebuilt},
 };
 
@@ -72,12 +72,7 @@ impl Applier {
         }
     }
 
-    async fn modprobe(
-        &self,
-        what: &str,
-        cmd: &crate::host::Cmd,
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    async fn modprobe(&self, what: &str, cmd: &Cmd, sink: &dyn Sink) -> Result<(), ChangeError> {
         let module = |text: &str, source: ExecError| ModuleError::Refused {
             what: what.to_owned(),
             fault: kmod::Fault::of(text),
@@ -230,6 +225,16 @@ impl Applier {
         Ok(())
     }
 
+    /// A command in which DKMS may compile, without the debug information that it would take out again.
+    pub(super) fn compiling(&self, cmd: &Cmd) -> Result<Cmd, FilesError> {
+        let cmd = cmd.clone();
+        if dkms::needs_debug_information(&*self.host.files)? {
+            return Ok(cmd);
+        }
+        let (key, value) = dkms::WITHOUT_DEBUG_INFORMATION;
+        Ok(cmd.env(key, value))
+    }
+
     /// Tells why DKMS has compiled modules since a time, in seconds since 1970, although it asked for modules of other
     /// machines: that costs minutes, and nothing fails by it.
     pub(super) fn tell_of_compiled_modules(&self, since: i64, sink: &dyn Sink) {
@@ -331,10 +336,7 @@ impl Applier {
     fn is_torn(&self, status: &dkms::Status, kernel: &str) -> Result<bool, ChangeError> {
         let files = &*self.host.files;
         let list = files.read_text(&kmod::list_of(kernel))?.unwrap_or_default();
-        let of_kernel = Utf8Path::new(dkms::TREE)
-            .join(&status.module)
-            .join(&status.version)
-            .join(kernel);
+        let of_kernel = dkms::folder_of(&status.module, &status.version, kernel);
         for architecture in files.list(&of_kernel)? {
             let built = of_kernel.join(architecture).join("module");
             for name in files.list(&built)? {
@@ -378,7 +380,9 @@ impl Applier {
         let [version] = versions.as_slice() else {
             return Err(error(Some(no_single_version(module, &versions)), None).into());
         };
-        let cmd = dkms::install(module, version, kernel);
+        // With the folder that a killed build has left, DKMS neither goes on nor begins again (`prepare_build` of `dkms.in`).
+        self.remove_tree(&dkms::folder_of(module, version, kernel))?;
+        let cmd = self.compiling(&dkms::install(module, version, kernel))?;
         let begun = self.host.clock.now().as_second();
         let ran = self
             .exec(&cmd, sink)
@@ -401,6 +405,19 @@ impl Applier {
             let log = self.log_tail(&dkms::log_path(module, version))?;
             Err(error(log, None).into())
         }
+    }
+
+    /// Removes a folder with all that is in it; links are not followed.
+    fn remove_tree(&self, folder: &Utf8Path) -> Result<(), FilesError> {
+        let files = &self.host.files;
+        for name in files.list(folder)? {
+            let path = folder.join(name);
+            match files.stat(&path)?.map(|stat| stat.kind) {
+                Some(Kind::Folder) => self.remove_tree(&path)?,
+                _ => files.remove(&path)?,
+            }
+        }
+        files.remove_empty_folder(folder).map(drop)
     }
 
     pub(super) async fn revert_build(

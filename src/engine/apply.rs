@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Session,
-    gate::{due, gate},
+    gate::{due, gate, only_compiles},
     job::{Answer, End, Job, had_nothing_to_do},
     ledger::Ledger,
     patience::Patience,
@@ -262,6 +262,9 @@ impl<'s> Applying<'s> {
         if changes.iter().any(needs_package_lock) {
             locks.insert(Lock::Packages);
         }
+        if only_compiles(&self.jobs[at]) {
+            locks.remove(&Lock::Packages);
+        }
         if !self.free(&locks) {
             return false;
         }
@@ -303,8 +306,11 @@ impl<'s> Applying<'s> {
             return true;
         }
         let mut locks = BTreeSet::from([Lock::Packages]);
-        for at in &shared.steps {
-            locks.extend(self.jobs[*at].locks.iter().copied());
+        // New lists concern the package manager alone, and not what the steps change with them.
+        if shared.change != Change::RefreshRepositories {
+            for at in &shared.steps {
+                locks.extend(self.jobs[*at].locks.iter().copied());
+            }
         }
         if !self.free(&locks) {
             return false;

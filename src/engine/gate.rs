@@ -3,7 +3,8 @@
 //! A step whose next change refreshes repositories or installs packages waits at a gate. It opens
 //! when no other step with the package lock can reach it any more. Then all waiting steps share
 //! one refresh or one transaction. What a long step needs gets a transaction before that one, so that
-//! the long step goes on beside it.
+//! the long step goes on beside it. So do packages from which a module is compiled, together with
+//! those that the compiler needs: their steps hold the lock of modules, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,6 +58,7 @@ pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<Shared> {
     let may_come = jobs.iter().enumerate().any(|(at, job)| {
         job.ended.is_none()
             && job.locks.contains(&Lock::Packages)
+            && !only_compiles(job)
             && !waiting.iter().any(|(waiting, _)| *waiting == at)
             && !behind.contains(&at)
     });
@@ -76,6 +78,11 @@ pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<Shared> {
             change: Change::RefreshRepositories,
         });
     }
+    let will_compile = |at: usize| jobs[at].pending().iter().any(compiles);
+    if at_gate(Gate::Install).any(will_compile) {
+        let goes_first = |at: &usize| will_compile(*at) || jobs[*at].locks.contains(&Lock::Modules);
+        return Some(union(jobs, at_gate(Gate::Install).filter(goes_first)));
+    }
     let for_long_ones: Vec<usize> = at_gate(Gate::Install)
         .filter(|at| {
             let mut below = graph.below[*at].iter();
@@ -88,14 +95,28 @@ pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<Shared> {
     Some(union(jobs, for_long_ones.into_iter()))
 }
 
+/// Whether a change compiles a module.
+const fn compiles(change: &Change) -> bool {
+    matches!(change, Change::BuildModule { .. })
+}
+
+/// Whether a step has package work behind it: what is left of its changes compiles modules.
+pub(super) fn only_compiles(job: &Job) -> bool {
+    let left = job.pending();
+    job.decided && !left.is_empty() && left.iter().all(compiles)
+}
+
 /// One transaction for as many steps as have no conflict. The other steps get the next one.
 fn union(jobs: &[Job], waiting: impl Iterator<Item = usize>) -> Shared {
     let mut steps = Vec::new();
     let mut wishes: BTreeMap<&str, &PackageWish> = BTreeMap::new();
     let mut order: Vec<&str> = Vec::new();
     let mut gone: Vec<String> = Vec::new();
+    let mut later = false;
     for at in waiting {
-        let Some(Change::InstallPackages { packages, removing }) = jobs[at].pending().first()
+        let Some(Change::InstallPackages {
+            packages, removing, ..
+        }) = jobs[at].pending().first()
         else {
             continue;
         };
@@ -123,6 +144,7 @@ fn union(jobs: &[Job], waiting: impl Iterator<Item = usize>) -> Shared {
                 gone.push(name.clone());
             }
         }
+        later |= jobs[at].pending().iter().any(compiles);
         steps.push(at);
     }
     Shared {
@@ -130,6 +152,7 @@ fn union(jobs: &[Job], waiting: impl Iterator<Item = usize>) -> Shared {
         change: Change::InstallPackages {
             packages: order.iter().map(|name| wishes[name].clone()).collect(),
             removing: gone,
+            later,
         },
     }
 }

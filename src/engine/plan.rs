@@ -37,7 +37,10 @@ struct Listed {
 impl Listed {
     /// What is new in a change. The error is the step with which all of it is listed.
     fn rest(&mut self, step: &StepId, change: &Change) -> Result<Change, StepId> {
-        let Change::InstallPackages { packages, removing } = change else {
+        let Change::InstallPackages {
+            packages, removing, ..
+        } = change
+        else {
             return Ok(change.clone());
         };
         let first = |wish: &PackageWish| self.packages.iter().find(|(known, _)| known == wish);
@@ -56,6 +59,7 @@ impl Listed {
         Ok(Change::InstallPackages {
             packages: rest,
             removing: removing.clone(),
+            later: false,
         })
     }
 

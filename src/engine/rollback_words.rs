@@ -16,7 +16,10 @@ use crate::{
 
 /// Whether a change would replace packages of the proven driver.
 fn replaces(change: &Change, manager: Manager, proven: &Proven) -> bool {
-    let Change::InstallPackages { packages, removing } = change else {
+    let Change::InstallPackages {
+        packages, removing, ..
+    } = change
+    else {
         return false;
     };
     let is_moved = |one: &PackageWish| {

@@ -110,7 +110,9 @@ fn names_of_change(change: &Change) -> Vec<&str> {
             .chain(keyring.as_deref().map(camino::Utf8Path::as_str))
             .chain(key_files.iter().map(|path| path.as_str()))
             .collect(),
-        Change::InstallPackages { packages, removing } => packages
+        Change::InstallPackages {
+            packages, removing, ..
+        } => packages
             .iter()
             .map(|package| package.name.as_str())
             .chain(strs(removing))
@@ -363,6 +365,7 @@ mod tests {
                 version: None,
             }],
             removing: Vec::new(),
+            later: false,
         }
     }
 

@@ -13,10 +13,14 @@ use super::{
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverWish, Existing, PackageWish},
-    model::{id::StepId, version::DriverVersion},
+    host::{FilesError, ReadFiles},
+    model::{
+        id::StepId,
+        version::{DriverVersion, KernelVersion},
+    },
     state::{FoundDriver, Origin, Ours, Owner, owner},
     step::{Assessment, Cx, Step, StepError},
-    tools::dkms,
+    tools::{dkms, packages::Transactions},
 };
 
 /// NVIDIA's installer leaves this behind; it removes what the installer put there.
@@ -32,6 +36,8 @@ struct DriverPackagesState {
     kernels_without_module: Vec<String>,
     /// Packages do not let DKMS build.
     no_autoinstall: bool,
+    /// The packages can leave the module to a change behind them, for the same kernels.
+    leaves_module: bool,
     /// What DKMS's last build said, if there is no module although the packages are installed.
     build: Option<String>,
     /// The driver that is there, however it came.
@@ -58,6 +64,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
     };
     Ok(DriverPackagesState {
         installed: packages::held_by_others(cx).await?,
+        leaves_module: leaves_module(cx, driver, &kernels_without_module)?,
         kernels_without_module,
         no_autoinstall: cx
             .host
@@ -69,6 +76,41 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
         ours: cx.state.ours().clone(),
         stream: streams::enabled(cx)?,
     })
+}
+
+/// Whether a change behind the packages can do what their scripts do, beside other packages: it compiles the only module that
+/// DKMS knows then, for the same kernels, of which none has one yet, and each that boots or was installed last is known. Modules
+/// that another machine has compiled are there at once.
+fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> Result<bool, StepError> {
+    let transactions = packages::backend(cx).transactions();
+    let (Some(module), None, true) = (
+        &driver.dkms,
+        &driver.prebuilt,
+        transactions.is_some_and(Transactions::scripts_may_leave_modules),
+    ) else {
+        return Ok(false);
+    };
+    let (installed, next) = cx.state.bootable_kernels();
+    let is_known = |kernel: &KernelVersion| without.iter().any(|one| one == kernel.as_str());
+    let is_installed = |kernel: &String| installed.iter().any(|one| one.as_str() == kernel);
+    let for_the_same = without.len() == cx.facts.kernel.bootable().len()
+        // In a chroot the running kernel is another machine's.
+        && without.iter().all(is_installed)
+        && installed.last().into_iter().chain(&next).all(is_known);
+    if !for_the_same {
+        return Ok(false);
+    }
+    match knows_others(cx.host.files(), module) {
+        Ok(others) => Ok(!others),
+        // It was not recorded.
+        Err(error) if error.not_told().is_some() => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether DKMS knows a module, or finds a source of this one.
+fn knows_others(files: &dyn ReadFiles, module: &str) -> Result<bool, FilesError> {
+    Ok(dkms::is_used(files)? || dkms::has_source(files, module)?)
 }
 
 /// The end of the log of DKMS's last build. The scripts of some packages ignore that it failed.
@@ -194,7 +236,7 @@ fn builds(module: &str, state: &DriverPackagesState) -> impl Iterator<Item = Cha
     })
 }
 
-/// The same beside an installation that does not bring the module: its package is there, because an earlier run was
+/// The same behind an installation that does not bring the module: its package leaves it, or is there, because an earlier run was
 /// interrupted, or may not build. All packages from which DKMS compiles say so in their names.
 fn builds_beside(
     driver: &DriverWish,
@@ -205,10 +247,11 @@ fn builds_beside(
         .filter(|wish| wish.name.contains("dkms"))
         .cloned()
         .collect();
-    let is_there = !sources.is_empty()
+    let is_left = !sources.is_empty()
         && (state.no_autoinstall
+            || state.leaves_module
             || compare(desired.packages.manager, &sources, &state.installed).all_met());
-    match (&driver.dkms, is_there) {
+    match (&driver.dkms, is_left) {
         (Some(module), true) => builds(module, state).collect(),
         _ => Vec::new(),
     }
@@ -369,6 +412,7 @@ mod tests {
             installed: packages(installed),
             kernels_without_module: without.iter().map(ToString::to_string).collect(),
             no_autoinstall: false,
+            leaves_module: false,
             build: None,
             found: FoundDriver::default(),
             uninstaller: true,
@@ -417,6 +461,20 @@ mod tests {
             panic!("all packages are missing");
         };
         assert!(matches!(changes.last(), Some(Change::BuildModule { .. })));
+        // The packages leave it to a change behind them.
+        let mut left = state(&[], &kernel);
+        left.leaves_module = true;
+        let Assessment::Needs { changes, .. } = decide(&left, &want) else {
+            panic!("all packages are missing");
+        };
+        assert!(matches!(
+            &changes[..],
+            [
+                Change::RefreshRepositories,
+                Change::InstallPackages { .. },
+                Change::BuildModule { .. }
+            ]
+        ));
         let mut failed = state(&INSTALLED, &["6.1.0-44-amd64"]);
         failed.build = Some("the log says: error".to_owned());
         let Assessment::Needs { why, .. } = decide(&failed, &want) else {

@@ -62,7 +62,8 @@ impl Step for Headers {
     }
 
     fn locks(&self) -> &[Lock] {
-        &[Lock::Packages]
+        // Their scripts compile modules for the kernel.
+        &[Lock::Packages, Lock::Modules]
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {

@@ -94,6 +94,7 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
             changes.push(Change::InstallPackages {
                 packages: hold.packages.clone(),
                 removing: Vec::new(),
+                later: false,
             });
         }
         changes.push(Change::HoldPackages {

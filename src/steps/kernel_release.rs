@@ -219,6 +219,7 @@ fn answer(
                 Change::InstallPackages {
                     packages,
                     removing: Vec::new(),
+                    later: false,
                 },
             ];
             if !kernels.image {

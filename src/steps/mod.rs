@@ -206,7 +206,7 @@ mod tests {
         for (step, locks) in [
             (REPOSITORIES, &[Lock::Packages][..]),
             (KERNEL_RELEASE, &[Lock::Packages, Lock::Modules]),
-            (HEADERS, &[Lock::Packages]),
+            (HEADERS, &[Lock::Packages, Lock::Modules]),
             (DRIVER_PACKAGES, &[Lock::Packages, Lock::Modules]),
             (KERNEL_DENY, &[Lock::Modules]),
             (DRIVER_MODULE, &[Lock::Modules]),

@@ -164,6 +164,7 @@ pub fn install(wishes: &[PackageWish], replacing: Vec<String>) -> Vec<Change> {
         Change::InstallPackages {
             packages: wishes.to_vec(),
             removing: replacing,
+            later: false,
         },
     ]
 }

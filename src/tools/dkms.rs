@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
+use super::kmod;
 use crate::host::{Cmd, FilesError, Kind, Query, ReadFiles};
 
 /// Compiling NVIDIA's module takes 80 to 275 s; the rest is for a slow machine.
@@ -76,7 +77,7 @@ impl Build {
             kernel,
             architecture,
         } = self;
-        Utf8PathBuf::from(format!("{TREE}/{module}/{version}/{kernel}/{architecture}"))
+        folder_of(module, version, kernel).join(architecture)
     }
 
     /// Where its modules are, under the names that they have on the machine.
@@ -137,14 +138,38 @@ fn folders(files: &dyn ReadFiles, folder: &Utf8Path) -> Result<Vec<String>, File
     Ok(found)
 }
 
-/// While it exists, Debian's packages of modules build nothing (`common.postinst` of Debian's dkms 3.0.10).
+/// While it exists, the scripts of Debian's and Ubuntu's packages of modules and headers build nothing (`common.postinst` and
+/// `dkms_autoinstaller` of DKMS 2.8.7 to 3.2.2).
 pub const NO_AUTOINSTALL: &str = "/etc/dkms/no-autoinstall";
 
 /// The tree in which DKMS keeps what it builds: `MODULE/VERSION`, with a link `source` in each.
 pub const TREE: &str = "/var/lib/dkms";
 
+/// Where DKMS keeps what it has built for a kernel, in a folder for each architecture.
+#[must_use]
+pub fn folder_of(module: &str, version: &str, kernel: &str) -> Utf8PathBuf {
+    Utf8PathBuf::from(format!("{TREE}/{module}/{version}/{kernel}"))
+}
+
 /// Where packages put the source of modules: `MODULE-VERSION`, with a `dkms.conf` in each.
 pub const SOURCES: &str = "/usr/src";
+
+/// Whether DKMS knows any module.
+///
+/// # Errors
+/// A folder cannot be read.
+pub fn is_used(files: &dyn ReadFiles) -> Result<bool, FilesError> {
+    Ok(!folders(files, Utf8Path::new(TREE))?.is_empty())
+}
+
+/// Whether the source of a module is there, in any version.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn has_source(files: &dyn ReadFiles, module: &str) -> Result<bool, FilesError> {
+    let sources = files.list(Utf8Path::new(SOURCES))?;
+    Ok((sources.iter()).any(|folder| version_in(folder, module).is_some()))
+}
 
 /// The version that the name of a folder of [`SOURCES`] has for a module.
 #[must_use]
@@ -194,6 +219,26 @@ pub fn parse_status(text: &str) -> Vec<Status> {
             })
         })
         .collect()
+}
+
+/// For the environment of a command in which DKMS may compile: the kernel's build adds `KCFLAGS` behind its own options
+/// (Documentation/kbuild/kbuild.rst), DKMS keeps it, and nothing of it stays on the machine. Distributions compile with debug
+/// information, which takes a seventh of the time, and DKMS strips it from what it has built (`actual_build` of `dkms.in`).
+pub const WITHOUT_DEBUG_INFORMATION: (&str, &str) = ("KCFLAGS", "-g0");
+
+/// Whether type information of modules (BTF) is made from their debug information: where the headers of a kernel have `vmlinux`
+/// (`cmd_btf_ko` in the kernel's scripts/Makefile.modfinal).
+///
+/// # Errors
+/// A folder cannot be read.
+pub fn needs_debug_information(files: &dyn ReadFiles) -> Result<bool, FilesError> {
+    let kernels = Utf8Path::new(kmod::FOLDER);
+    for kernel in files.list(kernels)? {
+        if files.exists(&kernels.join(kernel).join("build/vmlinux"))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Builds and installs a module for a kernel.

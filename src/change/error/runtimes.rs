@@ -98,14 +98,6 @@ mod tests {
         let rows = [
             (refused(), "configuration-refused", "was not restarted"),
             (silent(), "runtime-silent", ""),
-            (
-                RuntimeError::NoCri {
-                    runtime: "containerd",
-                    status: "error".into(),
-                },
-                "cri-failed",
-                "",
-            ),
             // What helps against its cause comes first.
             (
                 put_back(refused()),

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     change::{Applier, ChangeError, PackageError, Sink, Undo},
     config::desired::PackageWish,
+    error::one_line,
     facts::detection::{carries_driver, is_driver_part},
     model::{
         pattern,
@@ -54,11 +55,13 @@ fn versions_of<'i>(installed: &'i Installed, name: &str) -> Vec<&'i str> {
 }
 
 impl Applier {
-    /// Installs the wanted packages; those that are installed in a wanted version stay untouched.
+    /// Installs the wanted packages; those that are installed in a wanted version stay untouched. With `later` their scripts
+    /// leave the module that they compile to a change that follows.
     pub(in crate::change) async fn install(
         &self,
         wishes: &[PackageWish],
         removing: &[String],
+        later: bool,
         undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
@@ -77,7 +80,8 @@ impl Applier {
             };
             let mut attempts = Attempts::new();
             let removed = loop {
-                match self.transact(&resolved, wishes, removing, undo, sink).await {
+                let transacted = self.transact(&resolved, wishes, removing, later, undo, sink);
+                match transacted.await {
                     Ok(removed) => break removed,
                     Err(error) => self.wait_before_retry(&mut attempts, error, sink).await?,
                 }
@@ -98,6 +102,7 @@ impl Applier {
         resolved: &BTreeMap<String, String>,
         wishes: &[PackageWish],
         removing: &[String],
+        later: bool,
         undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<Vec<String>, ChangeError> {
@@ -132,8 +137,18 @@ impl Applier {
         }
         let (request, actions) = (work.request(), &work.actions);
         let cmd = transactions.perform(&settings, &request, removals(actions));
-        self.attempt(undo, "install packages", &cmd, actions, sink)
-            .await?;
+        if later && transactions.scripts_may_leave_modules() {
+            self.compile_later(actions)?;
+        }
+        let performed = self.attempt(undo, "install packages", &cmd, actions, sink);
+        match (performed.await, self.compile_again()) {
+            (Ok(()), taken_back) => taken_back?,
+            (Err(error), Ok(())) => return Err(error),
+            (Err(error), Err(second)) => {
+                sink.line(&one_line(&second));
+                return Err(error);
+            }
+        }
         Ok(work.removing)
     }
 

@@ -3,7 +3,7 @@
 //! not approve, downloads before it changes anything, asks no questions, and is verified
 //! afterwards.
 //!
-//! [`install`] is the transaction, [`approval`] decides what it may do, [`run`] runs its commands,
+//! [`later`] keeps compilers out of it. [`install`] is the transaction, [`approval`] decides what it may do, [`run`] runs its commands,
 //! [`record`] stores the effects of each command on disk, and [`undo`] undoes them.
 
 mod approval;
@@ -13,6 +13,7 @@ mod exclusive;
 mod holds;
 mod install;
 mod inventory;
+mod later;
 mod lists;
 mod record;
 mod repair;

@@ -169,6 +169,7 @@ impl Applier {
             self.wait_for_locks(sink).await?;
             self.record_begun().await?;
         }
+        self.compile_again()?;
         transaction.effects(self).await
     }
 

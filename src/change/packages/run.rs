@@ -66,6 +66,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let begun = self.host.clock.now().as_second();
+        let cmd = &self.compiling(cmd)?;
         let ran = self.run_once(what, cmd, stages, sink).await;
         self.tell_of_compiled_modules(begun, sink);
         self.synced_after(ran, sink).await

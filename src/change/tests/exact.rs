@@ -28,6 +28,7 @@ async fn what_works_only_beside_one_driver_gets_the_version_of_that_driver(kind:
             wish("nvidia-fabricmanager", Some("580.*")),
         ],
         removing: vec![],
+        later: false,
     };
     let (machine, _) = fabric_of("580.178.04-1");
     machine.apply(&both).await.unwrap();

@@ -28,6 +28,7 @@ fn install(name: &str) -> Change {
             version: None,
         }],
         removing: vec![],
+        later: false,
     }
 }
 
@@ -156,6 +157,7 @@ async fn an_undo_stopped_during_a_wait_reports_the_stop() {
     let removal = Change::InstallPackages {
         packages: vec![],
         removing: vec!["a".into()],
+        later: false,
     };
     let undo = machine.apply(&removal).await.unwrap();
     *apt.faults.lock().unwrap() = vec!["E: Could not get lock /var/lib/dpkg/lock-frontend."];

@@ -265,5 +265,6 @@ fn install_new(names: &[&str]) -> Change {
             .map(|name| super::packages::wish(name, Some("1.1.5")))
             .collect(),
         removing: vec![],
+        later: false,
     }
 }

@@ -60,6 +60,7 @@ pub(super) fn install(version: &str, replaced: &[&str]) -> Change {
     Change::InstallPackages {
         packages: vec![wish("driver", Some(version))],
         removing: replaced.iter().map(|name| (*name).to_owned()).collect(),
+        later: false,
     }
 }
 
@@ -179,6 +180,7 @@ async fn what_is_wanted_is_not_removed_by_what_it_follows(kind: Kind) {
     let change = Change::InstallPackages {
         packages: vec![wish("driver", Some("580.*")), wish("library-1", None)],
         removing: vec!["driver".to_owned()],
+        later: false,
     };
     let error = machine.apply(&change).await.unwrap_err();
     assert_eq!(error.reason(), "transaction-refused");

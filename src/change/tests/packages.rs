@@ -15,8 +15,9 @@ use crate::{
     exit::Exit,
     host::{
         Files, ReadFiles,
-        fake::{Mutation, diff, failed, ok},
+        fake::{FakeFiles, Mutation, diff, failed, ok},
     },
+    tools::packages::HEADER,
 };
 
 pub(super) fn wish(name: &str, version: Option<&str>) -> PackageWish {
@@ -30,6 +31,7 @@ pub(super) fn install(names: &[&str]) -> Change {
     Change::InstallPackages {
         packages: names.iter().map(|name| wish(name, None)).collect(),
         removing: vec![],
+        later: false,
     }
 }
 
@@ -55,6 +57,81 @@ with_each_manager! {
     a_timer_that_cannot_be_started_is_told_and_tried_again
     nothing_of_a_transaction_that_was_undone_counts_as_ours
     the_plan_shows_what_the_transaction_will_do
+}
+
+/// The flag by which scripts compile nothing.
+const FLAG: &str = "/etc/dkms/no-autoinstall";
+
+/// There if the script of a package has seen the flag.
+const SEEN: &str = "/var/lib/seen";
+
+/// An installation that leaves the module to the change behind it, and a machine that `differs`.
+fn with_sources(kind: Kind, names: &[&'static str], differs: &str) -> (TestMachine, Change) {
+    let machine = TestMachine::with(kind);
+    let archive = Archive::on(&machine);
+    for name in names {
+        let script = |files: &FakeFiles| {
+            if files.exists(FLAG.into()).unwrap() {
+                files.put(SEEN, "");
+            }
+        };
+        let source = Offered {
+            script,
+            ..Offered::new("535.261.03-1", &[])
+        };
+        archive.offer(name, source);
+    }
+    if !differs.is_empty() {
+        machine.fakes.files.put(differs, "");
+    }
+    let later = Change::InstallPackages {
+        packages: names.iter().map(|name| wish(name, None)).collect(),
+        removing: vec![],
+        later: true,
+    };
+    (machine, later)
+}
+
+#[tokio::test]
+async fn scripts_leave_the_only_module_to_the_change_behind_them() {
+    let (one, two) = (
+        &["nvidia-kernel-dkms"][..],
+        &["nvidia-kernel-dkms", "zfs-dkms"][..],
+    );
+    for (kind, names, differs, leave) in [
+        (Kind::Apt, one, "", true),
+        (Kind::Apt, one, "/etc/dkms/framework.conf", true),
+        // What others compile is compiled as always.
+        (Kind::Apt, two, "", false),
+        (Kind::Apt, one, "/var/lib/dkms/zfs/2.1.11/source", false),
+        // The scripts obey no flag.
+        (Kind::Dnf, one, "", false),
+    ] {
+        let (machine, later) = with_sources(kind, names, differs);
+        let before = machine.fakes.files.exists("/etc/dkms".into()).unwrap();
+        machine.apply(&later).await.unwrap();
+        let exists = |path: &str| machine.fakes.files.exists(path.into()).unwrap();
+        assert_eq!(exists(SEEN), leave, "{names:?} {differs}");
+        assert!(!exists(FLAG), "{names:?} {differs}");
+        assert_eq!(exists("/etc/dkms"), before, "{names:?} {differs}");
+    }
+}
+
+#[tokio::test]
+async fn the_flag_of_an_administrator_stays_and_that_of_an_interrupted_run_goes() {
+    let (machine, later) = with_sources(Kind::Apt, &["nvidia-kernel-dkms"], FLAG);
+    machine.apply(&later).await.unwrap();
+    let files = &machine.fakes.files;
+    assert!(files.exists(SEEN.into()).unwrap());
+    let undo = machine.applier.capture(&later).await.unwrap();
+    let reconcile = async || {
+        let restarted = machine.restarted();
+        restarted.reconcile(&undo, &machine.sink).await.unwrap();
+        files.exists(FLAG.into()).unwrap()
+    };
+    assert!(reconcile().await);
+    files.put(FLAG, HEADER);
+    assert!(!reconcile().await);
 }
 
 /// An archive with docker, and what it needs.
@@ -186,6 +263,7 @@ async fn removals_upgrades_and_versions_that_are_not_configured_are_refused(kind
     let wanted = Change::InstallPackages {
         packages: vec![wish("nvidia", Some("580.*"))],
         removing: vec!["podman".into()],
+        later: false,
     };
     let error = machine.apply(&wanted).await.unwrap_err();
     assert_eq!(error.reason(), "package-not-found");
@@ -194,6 +272,7 @@ async fn removals_upgrades_and_versions_that_are_not_configured_are_refused(kind
     let named = Change::InstallPackages {
         packages: vec![wish("nvidia", Some("535.*"))],
         removing: vec!["podman".into()],
+        later: false,
     };
     let undo = machine.apply(&named).await.unwrap();
     assert!(!apt.installed.lock().unwrap().contains_key("podman"));
@@ -211,6 +290,7 @@ async fn only_simulated_and_approved_removals_happen() {
     let named = Change::InstallPackages {
         packages: vec![wish("docker.io", None)],
         removing: vec!["podman".into()],
+        later: false,
     };
     machine.apply(&named).await.unwrap();
     let real: Vec<bool> = machine
@@ -273,6 +353,7 @@ async fn an_upgraded_package_stays_and_the_rollback_is_reported(kind: Kind) {
     let change = Change::InstallPackages {
         packages: vec![wish("docker.io", None), wish("runc", Some("1.1.*"))],
         removing: vec![],
+        later: false,
     };
     let undo = machine.apply(&change).await.unwrap();
     let Reverted::Left { what, why } = machine.revert(&undo).await else {

@@ -237,6 +237,7 @@ async fn an_undo_stopped_during_a_wait_completes_in_the_next_run(kind: Kind) {
         .apply(&Change::InstallPackages {
             packages: vec![wish("docker.io", None)],
             removing: vec!["podman".into()],
+            later: false,
         })
         .await
         .unwrap();

@@ -2,12 +2,19 @@
 
 use serde_json::json;
 
-use super::kit::{TestMachine, configure};
+use super::{
+    archive::{Archive, Offered},
+    kit::{TestMachine, configure},
+    packages::install,
+};
 use crate::{
     change::{Change, Reverted},
     config::desired::Daemon,
     error::Report,
-    host::fake::{FakeFiles, diff, failed, ok},
+    host::{
+        ReadFiles,
+        fake::{FakeFiles, diff, failed, ok},
+    },
 };
 
 fn enable(unit: &str) -> Change {
@@ -564,6 +571,17 @@ async fn a_build_of_which_a_power_cut_left_empty_files_is_made_again() {
 }
 
 #[tokio::test]
+async fn what_a_killed_build_has_left_keeps_no_other_from_being_made() {
+    let machine = machine_with_dkms("nvidia/580.95.05: added\n");
+    let files = &machine.fakes.files;
+    let unfinished = "/var/lib/dkms/nvidia/580.95.05/6.1.0/x86_64/log/make.log";
+    files.put(unfinished, "CC nv.o\n");
+    machine.apply(&build_nvidia()).await.unwrap();
+    assert!(!files.exists(unfinished.into()).unwrap());
+    assert_eq!(files.text(BUILT), "ELF");
+}
+
+#[tokio::test]
 async fn of_several_sources_of_a_module_none_is_built_and_each_is_named() {
     let machine = machine_with_dkms("");
     (machine.fakes.files).put("/usr/src/nvidia-535.261.03/dkms.conf", "x");
@@ -582,6 +600,34 @@ async fn a_module_that_a_package_took_out_of_dkms_is_built_from_its_source() {
     let wanted = "dkms install -m nvidia -v 580.95.05 -k 6.1.0";
     assert!(lines.iter().any(|line| line == wanted), "{lines:#?}");
     assert!(!undo.is_nothing());
+}
+
+/// Whether the last command whose line begins so compiles without debug information.
+fn compiles_lean(machine: &TestMachine, line: &str) -> bool {
+    let log = machine.fakes.exec.log();
+    let ran = log.iter().rev().find(|cmd| cmd.line().starts_with(line));
+    let lean = ("KCFLAGS".to_owned(), "-g0".to_owned());
+    ran.expect("it ran").env.contains(&lean)
+}
+
+#[tokio::test]
+async fn modules_are_compiled_without_the_debug_information_that_dkms_strips() {
+    // Headers with the kernel itself: type information is made from debug information.
+    for (headers, lean) in [("include", true), ("vmlinux", false)] {
+        let machine = machine_with_dkms("");
+        let file = format!("/usr/src/linux-headers-6.1.0/{headers}");
+        machine.fakes.files.put(&file, "x");
+        (machine.fakes.files).put_link("/lib/modules/6.1.0/build", "/usr/src/linux-headers-6.1.0");
+        let archive = Archive::on(&machine);
+        archive.offer("nvidia-kernel-dkms", Offered::new("580.95.05-1", &[]));
+        machine
+            .apply(&install(&["nvidia-kernel-dkms"]))
+            .await
+            .unwrap();
+        assert_eq!(compiles_lean(&machine, "apt-get -q -y"), lean, "{headers}");
+        machine.apply(&build_nvidia()).await.unwrap();
+        assert_eq!(compiles_lean(&machine, "dkms install"), lean, "{headers}");
+    }
 }
 
 #[tokio::test]

@@ -126,6 +126,7 @@ async fn versions_that_disagree_are_not_merged() {
                     version: Some(version.to_owned()),
                 }],
                 removing: Vec::new(),
+                later: false,
             }])
         })
         .locks(&[Lock::Packages])
@@ -326,18 +327,134 @@ async fn a_change_of_one_step_does_not_wait_for_the_lock_of_another() {
         file("c", "/c", "").locks(&[Lock::Modules]),
     ]);
     rig.install().await.unwrap();
-    let started: Vec<String> = rig
-        .seen()
+    let started = starts_and_ends(&rig);
+    let at = |what: &str| started.iter().position(|line| line == what).unwrap();
+    assert!(at("start b") < at("end a"), "{started:?}");
+    assert!(at("end a") < at("start c"), "{started:?}");
+}
+
+/// When changes started and ended, by the first of their steps.
+fn starts_and_ends(rig: &Rig) -> Vec<String> {
+    rig.seen()
         .iter()
         .filter_map(|event| match event {
             Event::ChangeStarted { steps, .. } => Some(format!("start {}", steps[0])),
             Event::ChangeApplied { steps, .. } => Some(format!("end {}", steps[0])),
             _ => None,
         })
-        .collect();
-    let at = |what: &str| started.iter().position(|line| line == what).unwrap();
-    assert!(at("start b") < at("end a"), "{started:?}");
-    assert!(at("end a") < at("start c"), "{started:?}");
+        .collect()
+}
+
+#[tokio::test]
+async fn a_module_is_compiled_beside_the_packages_that_do_not_need_it() {
+    let both = [Lock::Packages, Lock::Modules];
+    let rig = Rig::new([
+        packages("headers", &["headers"]).locks(&both),
+        step("driver", |host| {
+            let compile = Change::BuildModule {
+                module: "nvidia".to_owned(),
+                kernel: "6.1".to_owned(),
+            };
+            match (
+                exists(host, "/packages/driver"),
+                exists(host, "/built/nvidia"),
+            ) {
+                (true, true) => satisfied("compiled"),
+                (true, false) => needs(vec![compile]),
+                (false, _) => needs(vec![
+                    Change::RefreshRepositories,
+                    install(&["driver"]),
+                    compile,
+                ]),
+            }
+        })
+        .locks(&both),
+        packages("docker", &["docker"]),
+        packages("toolkit", &["toolkit"]),
+        file("module", "/module", "x").after(&["driver"]),
+    ]);
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok, "{report:#?}");
+    assert_eq!(
+        rig.log(),
+        [
+            "refresh the package lists",
+            "install headers, driver",
+            "build kernel module `nvidia` for 6.1",
+            "install docker, toolkit",
+            "write `/module`"
+        ]
+    );
+    let spans = starts_and_ends(&rig);
+    let at = |what: &str| spans.iter().rposition(|line| line == what).unwrap();
+    assert!(at("start docker") < at("end driver"), "{spans:?}");
+    assert!(at("end docker") < at("end driver"), "{spans:?}");
+    // The scripts of the first packages leave the module to the change behind them.
+    let journal = rig.fakes.files.text("/var/lib/gpu-bootstrap/journal.jsonl");
+    let mut transactions = (journal.lines()).filter(|line| line.contains("install-packages"));
+    let left = |line: Option<&str>| line.unwrap().contains(r#""later":true"#);
+    assert!(left(transactions.next()), "{journal}");
+    assert!(!left(transactions.next()), "{journal}");
+    rig.fakes.files.take("/built/nvidia");
+    // An interrupted run is completed: only the module is missing.
+    rig.install().await.unwrap();
+    assert_eq!(rig.log(), ["build kernel module `nvidia` for 6.1"]);
+}
+
+#[tokio::test]
+async fn new_lists_wait_for_nobody_who_changes_something_else() {
+    let compile = Change::BuildModule {
+        module: "zfs".to_owned(),
+        kernel: "6.1".to_owned(),
+    };
+    let rig = Rig::new([
+        step("long", move |host| match exists(host, "/built/zfs") {
+            true => satisfied("compiled"),
+            false => needs(vec![compile.clone()]),
+        })
+        .locks(&[Lock::Modules]),
+        packages("driver", &["driver"]).locks(&[Lock::Packages, Lock::Modules]),
+    ]);
+    rig.install().await.unwrap();
+    let spans = starts_and_ends(&rig);
+    assert_eq!(
+        spans,
+        [
+            "start long",
+            "start driver",
+            "end driver",
+            "end long",
+            "start driver",
+            "end driver"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_module_that_does_not_compile_takes_no_package_along() {
+    let rig = Rig::new([
+        step("driver", |host| {
+            let changes = [
+                install(&["driver"]),
+                Change::BuildModule {
+                    module: "nvidia".to_owned(),
+                    kernel: "6.1".to_owned(),
+                },
+            ];
+            let there = exists(host, "/packages/driver");
+            needs(changes[usize::from(there)..].to_vec())
+        })
+        .locks(&[Lock::Packages, Lock::Modules]),
+        packages("docker", &["docker"]),
+        file("module", "/module", "x").after(&["driver"]),
+    ]);
+    *rig.verbs.fails.lock().unwrap() = Some("build kernel module".to_owned());
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed);
+    assert_eq!(
+        outcomes(&report),
+        ["driver failed", "docker changed", "module not-run"]
+    );
 }
 
 #[tokio::test]

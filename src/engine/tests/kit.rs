@@ -93,6 +93,10 @@ impl FileVerbs {
                 let path = Utf8PathBuf::from(format!("{WANTS}/{unit}"));
                 files.write(&path, b"", 0o644).map_err(broken)?;
             }
+            Change::BuildModule { module, .. } => {
+                let path = Utf8PathBuf::from(format!("/built/{module}"));
+                files.write(&path, b"", 0o644).map_err(broken)?;
+            }
             _ => {}
         }
         Ok(())
@@ -181,6 +185,12 @@ impl Verbs for FileVerbs {
             if *late > 0 {
                 *late -= 1;
                 return Err(Box::new(Unreachable));
+            }
+        }
+        if matches!(change, Change::BuildModule { .. }) {
+            // It takes longer than all other work.
+            for _ in 0..200 {
+                tokio::task::yield_now().await;
             }
         }
         let refuses = self.refuses.lock().unwrap().clone();

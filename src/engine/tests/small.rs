@@ -181,6 +181,7 @@ pub fn install(names: &[&str]) -> Change {
     Change::InstallPackages {
         packages: wishes(names),
         removing: Vec::new(),
+        later: false,
     }
 }
 

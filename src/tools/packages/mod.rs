@@ -525,6 +525,11 @@ pub trait Transactions: Debug + Send + Sync {
         false
     }
 
+    /// Whether the scripts of packages compile nothing while [`NO_AUTOINSTALL`](crate::tools::dkms::NO_AUTOINSTALL) is there.
+    fn scripts_may_leave_modules(&self) -> bool {
+        false
+    }
+
     /// Whether a command that changes packages has succeeded.
     fn has_succeeded(&self, output: &Output) -> bool {
         output.ok()

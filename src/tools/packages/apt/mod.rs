@@ -288,6 +288,10 @@ impl Transactions for Apt {
         commands::perform(settings, request, removals)
     }
 
+    fn scripts_may_leave_modules(&self) -> bool {
+        true
+    }
+
     fn configure(&self) -> Option<Cmd> {
         Some(commands::configure())
     }

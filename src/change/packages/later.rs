@@ -1,0 +1,50 @@
+//! Modules that the scripts of packages leave to a change that follows. Compiling takes most of the time of an installation and
+//! needs no package manager, so other packages are installed meanwhile.
+
+use camino::Utf8Path;
+
+use crate::{
+    change::{Applier, ChangeError},
+    host::FilesError,
+    tools::{
+        dkms,
+        packages::{Action, HEADER},
+    },
+};
+
+/// The flag by which the scripts compile nothing.
+fn flag() -> &'static Utf8Path {
+    Utf8Path::new(dkms::NO_AUTOINSTALL)
+}
+
+/// Whether DKMS compiles from this package. All of them say so in their names.
+fn is_source(action: &Action) -> bool {
+    matches!(action, Action::Install { name, .. } if name.contains("dkms") && name != "dkms")
+}
+
+impl Applier {
+    /// Keeps the scripts of a transaction from compiling, until [`Applier::compile_again`]. The change that follows compiles one
+    /// module: where there are others, or an administrator has set the flag, nothing is done.
+    pub(super) fn compile_later(&self, actions: &[Action]) -> Result<(), ChangeError> {
+        let files = &self.host.files;
+        let only_one = actions.iter().filter(|action| is_source(action)).count() == 1;
+        if only_one && !dkms::is_used(&**files)? && !files.exists(flag())? {
+            files.write(flag(), HEADER.as_bytes(), 0o644)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the flag away, also that of a run that was interrupted.
+    pub(super) fn compile_again(&self) -> Result<(), FilesError> {
+        let files = &self.host.files;
+        if files.read(flag())?.as_deref() != Some(HEADER.as_bytes()) {
+            return Ok(());
+        }
+        files.remove(flag())?;
+        if let Some(folder) = flag().parent() {
+            // DKMS was not installed.
+            files.remove_empty_folder(folder)?;
+        }
+        Ok(())
+    }
+}
