@@ -18,6 +18,7 @@ use crate::{
         version::Branch,
     },
     state::State,
+    step::Cx,
     steps::wishes::fixtures::wishes,
     tools::systemctl::UnitState,
 };
@@ -115,6 +116,22 @@ static MATRIX: LazyLock<Arc<Matrix>> =
 /// The built-in matrix, which takes long to read.
 pub(crate) fn matrix() -> Arc<Matrix> {
     Arc::clone(&MATRIX)
+}
+
+/// What a step is given to look at such a machine.
+pub(crate) fn cx<'a>(
+    host: &'a Host,
+    facts: &'a Facts,
+    state: &'a State,
+    desired: &'a Desired,
+) -> Cx<'a> {
+    Cx {
+        host: host.reader(),
+        facts,
+        state,
+        desired,
+        matrix: Some(&MATRIX),
+    }
 }
 
 /// The machine of [`facts`], with Debian 12.

@@ -483,14 +483,13 @@ mod tests {
         config::kernel::RefusedKernel,
         host::fake,
         model::{gpu::Flavour, version::KernelVersion},
-        step::Cx,
         steps::fixtures,
     };
 
     #[test]
     fn a_running_kernel_that_cannot_have_a_module_needs_none_if_the_next_boot_starts_another() {
         let (host, _) = fake::host();
-        let (facts, matrix) = (fixtures::facts(), fixtures::matrix());
+        let facts = fixtures::facts();
         let state = fixtures::state(&host, facts.clone());
         let mut desired = fixtures::desired();
         let driver = desired.driver.as_mut().expect("a driver");
@@ -501,13 +500,7 @@ mod tests {
             why: "it is of a vendor".into(),
             hint: String::new(),
         }];
-        let cx = Cx {
-            host: host.reader(),
-            facts: &facts,
-            state: &state,
-            desired: &desired,
-            matrix: Some(&matrix),
-        };
+        let cx = fixtures::cx(&host, &facts, &state, &desired);
         let (good, mainline, vendors) = ("6.1.0-44-amd64", "6.19.3", "5.15.0-1.el9uek.x86_64");
         for (running, next, expected) in [
             (mainline, good, Some("6.19")),

@@ -195,13 +195,7 @@ mod tests {
         let (host, fakes) = fake::host();
         let (facts, want) = (facts(), desired());
         let state = fixtures::state(&host, facts.clone());
-        let cx = Cx {
-            host: host.reader(),
-            facts: &facts,
-            state: &state,
-            desired: &want,
-            matrix: None,
-        };
+        let cx = fixtures::cx(&host, &facts, &state, &want);
         let found = || has_lists(&cx).expect("readable");
         assert!(!found());
         let list =
@@ -231,13 +225,7 @@ mod tests {
         fakes.files.put("/var/lib/dpkg/status", status);
         let (facts, want) = (facts(), desired());
         let state = fixtures::state(&host, facts.clone());
-        let cx = Cx {
-            host: host.reader(),
-            facts: &facts,
-            state: &state,
-            desired: &want,
-            matrix: None,
-        };
+        let cx = fixtures::cx(&host, &facts, &state, &want);
         let found = installed(&cx).await.expect("readable");
         let library = &found["libnvidia-ml1"];
         assert_eq!(library.version, "535.2-1");

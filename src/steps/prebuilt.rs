@@ -236,13 +236,7 @@ mod tests {
         }
         let (facts, want) = (fixtures::facts(), wanted());
         let state = fixtures::state(&host, facts.clone());
-        let cx = Cx {
-            host: host.reader(),
-            facts: &facts,
-            state: &state,
-            desired: &want,
-            matrix: None,
-        };
+        let cx = fixtures::cx(&host, &facts, &state, &want);
         let found = detect(&cx, "nvidia").expect("readable");
         assert_eq!(found.said.as_deref(), Some("took nvidia from /srv/modules"));
     }

@@ -78,13 +78,7 @@ mod tests {
         let (facts, desired) = (fixtures::facts(), fixtures::desired());
         let path = || {
             let state = fixtures::state(&host, fixtures::facts());
-            let cx = Cx {
-                host: host.reader(),
-                facts: &facts,
-                state: &state,
-                desired: &desired,
-                matrix: None,
-            };
+            let cx = fixtures::cx(&host, &facts, &state, &desired);
             lasting(&cx).expect("readable")
         };
         assert_eq!(path(), Ok(USUAL.into()));

@@ -255,7 +255,7 @@ impl Step for RuntimeConfig {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::{Broken, Cx, Effective, RuntimeConfig, RuntimeState, decide, drop_in, wish};
+    use super::{Broken, Effective, RuntimeConfig, RuntimeState, decide, drop_in, wish};
     use crate::{
         change::Change,
         config::desired::{Daemon, Desired, Restart, RuntimeKind, RuntimeWish},
@@ -529,17 +529,11 @@ mod tests {
     #[test]
     fn where_others_write_containerds_file_the_runtime_is_put_back_before_each_start() {
         let (host, fakes) = fake::host();
-        let (facts, matrix) = (fixtures::facts(), fixtures::matrix());
+        let facts = fixtures::facts();
         let state = fixtures::state(&host, facts.clone());
         let want = desired();
         let answer = |daemon, want: &Desired| {
-            let cx = Cx {
-                host: host.reader(),
-                facts: &facts,
-                state: &state,
-                desired: want,
-                matrix: Some(&matrix),
-            };
+            let cx = fixtures::cx(&host, &facts, &state, want);
             drop_in(&cx, daemon).expect("readable")
         };
         let wanted = || answer(Daemon::Containerd, &want);

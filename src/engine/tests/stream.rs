@@ -128,6 +128,7 @@ fn a_broken_subscriber_is_dropped_and_the_others_are_told() {
     );
 }
 
+/// Takes nothing until it may.
 struct Slow(Arc<AtomicBool>, Keeps);
 
 impl Subscriber for Slow {
@@ -143,14 +144,24 @@ impl Subscriber for Slow {
     }
 }
 
-#[test]
-fn only_output_and_progress_are_dropped_for_a_slow_subscriber() {
+/// A stream with such a subscriber, what lets it go on, and what it got.
+fn slow() -> (
+    events::Events,
+    events::Reporter,
+    Arc<AtomicBool>,
+    Arc<Mutex<Vec<String>>>,
+) {
     let (host, _) = fake::host();
-    let kept = Arc::new(Mutex::new(Vec::new()));
-    let go = Arc::new(AtomicBool::new(false));
+    let (go, kept) = <(Arc<AtomicBool>, Arc<Mutex<Vec<String>>>)>::default();
     let slow = Slow(Arc::clone(&go), Keeps(Arc::clone(&kept)));
     let (stream, reporter) =
         events::start("r", host.clock, &Secrets::default(), vec![Box::new(slow)]).unwrap();
+    (stream, reporter, go, kept)
+}
+
+#[test]
+fn only_output_and_progress_are_dropped_for_a_slow_subscriber() {
+    let (stream, reporter, go, kept) = slow();
     for at in 0..5000 {
         stream.emit(output(at));
         stream.emit(Event::Progress {
@@ -175,12 +186,7 @@ fn only_output_and_progress_are_dropped_for_a_slow_subscriber() {
 /// What was delivered leaves room for what comes.
 #[test]
 fn no_line_is_dropped_while_fewer_wait_than_may() {
-    let (host, _) = fake::host();
-    let kept = Arc::new(Mutex::new(Vec::new()));
-    let go = Arc::new(AtomicBool::new(true));
-    let slow = Slow(Arc::clone(&go), Keeps(Arc::clone(&kept)));
-    let (stream, reporter) =
-        events::start("r", host.clock, &Secrets::default(), vec![Box::new(slow)]).unwrap();
+    let (stream, reporter, go, kept) = slow();
     for round in 0..5 {
         go.store(false, Ordering::Release);
         for at in 0..500 {

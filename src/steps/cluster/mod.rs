@@ -114,8 +114,7 @@ mod tests {
         config::desired::JoinMethod,
         facts::Cloud,
         host::fake,
-        step::Cx,
-        steps::fixtures::{facts, matrix, state},
+        steps::fixtures::{cx, facts, state},
     };
 
     #[tokio::test]
@@ -142,15 +141,9 @@ mod tests {
                     "LoadState=loaded\nActiveState={active}\nUnitFileState=enabled\nResult=success\n"
                 ))
             });
-            let (facts, matrix, want) = (facts(), matrix(), with(method));
+            let (facts, want) = (facts(), with(method));
             let state = state(&host, facts.clone());
-            let cx = Cx {
-                host: host.reader(),
-                facts: &facts,
-                state: &state,
-                desired: &want,
-                matrix: Some(&matrix),
-            };
+            let cx = cx(&host, &facts, &state, &want);
             let wish = want.cluster.as_ref().expect("a cluster");
             let found = joined(&cx, wish).await.expect("readable");
             assert_eq!(

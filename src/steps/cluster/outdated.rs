@@ -98,7 +98,6 @@ mod tests {
     use crate::{
         host::{fake, system::ProcFiles},
         model::{cluster::JoinMethod, token::TokenSource},
-        step::Cx,
         steps::{cluster::join::fixtures::with, fixtures},
     };
 
@@ -140,15 +139,9 @@ mod tests {
             server: "https://10.0.0.1:6443".to_owned(),
             token_source: TokenSource::File("/t".into()),
         });
-        let (facts, matrix) = (fixtures::facts(), fixtures::matrix());
+        let facts = fixtures::facts();
         let state = fixtures::state(&host, facts.clone());
-        let cx = Cx {
-            host: host.reader(),
-            facts: &facts,
-            state: &state,
-            desired: &desired,
-            matrix: Some(&matrix),
-        };
+        let cx = fixtures::cx(&host, &facts, &state, &desired);
         let wish = desired.cluster.as_ref().expect("a cluster");
         detect(&cx, wish).await.expect("the machine can be read")
     }

@@ -80,10 +80,10 @@ mod tests {
     use crate::{
         config::desired::{ClusterWish, Desired, JoinMethod, RuntimeKind},
         host::fake,
-        step::{Assessment, Cx},
+        step::Assessment,
         steps::{
             cluster::join::fixtures::{with, with_kubeadm},
-            fixtures::{facts, matrix, state},
+            fixtures::{cx, facts, state},
             wishes::fixtures::wishes,
         },
     };
@@ -95,16 +95,10 @@ mod tests {
         fakes.exec.on("containerd", |_, _| {
             fake::ok("containerd github.com/containerd/containerd v1.7.28 b98a3aa\n")
         });
-        let (facts, matrix) = (facts(), matrix());
+        let facts = facts();
         let found = async |want: &Desired| {
             let state = state(&host, facts.clone());
-            let cx = Cx {
-                host: host.reader(),
-                facts: &facts,
-                state: &state,
-                desired: want,
-                matrix: Some(&matrix),
-            };
+            let cx = cx(&host, &facts, &state, want);
             let wish = want.cluster.as_ref().expect("a cluster");
             detect(&cx, wish).await.expect("readable")
         };

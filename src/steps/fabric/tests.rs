@@ -4,7 +4,7 @@ use crate::{
     compat::matrix::Fabric,
     config::desired::{Desired, FabricService, Manager},
     host::{FabricProgress, GpuFabric, NvmlDevice, fake},
-    step::{Assessment, Cx},
+    step::Assessment,
     steps::{
         fixtures::{self, desired, nvml_device, unit},
         wishes::{compare, fixtures::packages},
@@ -315,13 +315,7 @@ async fn an_upgraded_driver_is_told_from_the_loaded_one() {
     fakes.files.put("/usr/bin/dpkg", "");
     let (facts, want) = (fixtures::facts(), wanted());
     let state = fixtures::state(&host, facts.clone());
-    let cx = Cx {
-        host: host.reader(),
-        facts: &facts,
-        state: &state,
-        desired: &want,
-        matrix: None,
-    };
+    let cx = fixtures::cx(&host, &facts, &state, &want);
     let found = detect(&cx).await.expect("readable");
     let upgraded = "580.95.05".parse().ok();
     assert_eq!((&found.version, &found.packaged), (&upgraded, &upgraded));

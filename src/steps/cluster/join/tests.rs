@@ -293,15 +293,9 @@ async fn the_unit_of_an_old_agent_and_an_enabled_cloud_setup_are_found() {
                 "LoadState={load}\nActiveState=inactive\nUnitFileState={file}\nResult=success\n"
             ))
         });
-        let (facts, matrix) = (machine::facts(), machine::matrix());
+        let facts = machine::facts();
         let (state, want) = (machine::state(&host, facts.clone()), desired());
-        let cx = Cx {
-            host: host.reader(),
-            facts: &facts,
-            state: &state,
-            desired: &want,
-            matrix: Some(&matrix),
-        };
+        let cx = machine::cx(&host, &facts, &state, &want);
         let found = is_kept_by_cloud_setup(&cx, agents::K3S.unit).await;
         assert_eq!(found.expect("readable"), is_kept, "{folder} {load} {file}");
     }
