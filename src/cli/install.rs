@@ -165,8 +165,8 @@ fn command(world: &World<'_>, args: &args::Install, request: &Request) -> Vec<St
     if let Some(deadline) = args.deadline {
         option("deadline", format!("{}s", deadline.as_secs()));
     }
-    if let Some(seconds) = args.lock_timeout {
-        option("lock-timeout", seconds.to_string());
+    if let Some(timeout) = args.lock_timeout {
+        option("lock-timeout", format!("{}s", timeout.as_secs()));
     }
     words
 }

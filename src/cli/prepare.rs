@@ -1,7 +1,7 @@
 //! From a command line to something that can run: configuration resolved for this machine, steps
 //! in order, events with somewhere to go.
 
-use std::{collections::BTreeMap, io::Write as _, sync::Arc};
+use std::{collections::BTreeMap, io::Write as _, sync::Arc, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -70,7 +70,7 @@ pub(super) fn request(
     target: &args::Target,
     image: &args::Image,
     reboot: bool,
-    lock_timeout: Option<u64>,
+    lock_timeout: Option<Duration>,
 ) -> Result<Request, Failure> {
     let (set, credentials) = parted(target.set.clone(), &Secrets::default());
     Ok(Request {
@@ -85,7 +85,7 @@ pub(super) fn request(
         image: image.image,
         assume_gpus: image.assume_gpu.clone(),
         reboot,
-        lock_timeout_seconds: lock_timeout,
+        lock_timeout_seconds: lock_timeout.map(|timeout| timeout.as_secs()),
         deadline_seconds: None,
         has_cloud_settings: false,
         credentials,

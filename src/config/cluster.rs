@@ -17,7 +17,7 @@ use crate::{
         file::ClusterConfig,
         layers::Layers,
         profile::RepositoryRow,
-        values::{AbsolutePath, Fingerprint, StartupTaint},
+        values::{AbsolutePath, Fingerprint, StartupTaint, TimeLimit},
     },
     model::{
         kubernetes::{KubernetesVersion, NodeName, OF_READINESS, Taint},
@@ -172,25 +172,14 @@ impl ClusterInputs<'_> {
             Some(version) => packages(version),
             None => Vec::new(),
         };
-        for (key, seconds) in [
-            ("cluster.timeout-seconds", config.timeout_seconds),
-            (
-                "cluster.ready-timeout-seconds",
-                config.ready_timeout_seconds,
-            ),
-        ] {
-            if seconds == Some(0) {
-                self.wrong::<()>(key, "nothing ends within 0 s", "set at least 1");
-            }
-        }
         let node = self.node(kind);
         Some(ClusterWish {
             method: method?,
             node: node?,
             packages,
             access: path(&config.kubeconfig_file),
-            timeout_seconds: config.timeout_seconds.unwrap_or(120),
-            ready_timeout_seconds: config.ready_timeout_seconds.unwrap_or(300),
+            timeout_seconds: config.timeout.map_or(120, TimeLimit::seconds),
+            ready_timeout_seconds: config.ready_timeout.map_or(300, TimeLimit::seconds),
         })
     }
 

@@ -12,7 +12,8 @@ use crate::{
         desired::{ConditionMeaning, Existing, JoinKind, Restart, RuntimeKind},
         values::{
             AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, MinisignKey,
-            ModuleSource, PackagePattern, Proxy, StartupTaint, Url, VersionPattern, Word,
+            ModuleSource, PackagePattern, Proxy, Size, StartupTaint, TimeLimit, Url,
+            VersionPattern, Word,
         },
     },
     model::{
@@ -176,8 +177,8 @@ pub struct RepositoryConfig {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct PackagesConfig {
-    /// Seconds to wait for another package manager to end.
-    pub lock_timeout_seconds: Option<u64>,
+    /// How long to wait for another package manager to end, such as "15m".
+    pub lock_timeout: Option<TimeLimit>,
     /// An HTTP proxy, for the package manager and for keys.
     pub proxy: Option<Proxy>,
     /// Hosts, domains and networks that are reached without the proxy, separated by commas.
@@ -192,12 +193,12 @@ pub struct PackagesConfig {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct PreflightConfig {
-    /// Free bytes wanted on `/`.
-    pub min_free_root_bytes: Option<u64>,
-    /// Free bytes wanted on `/boot`.
-    pub min_free_boot_bytes: Option<u64>,
-    /// Memory wanted, in bytes.
-    pub min_memory_bytes: Option<u64>,
+    /// Free space wanted on `/`, such as "6GB".
+    pub min_free_root: Option<Size>,
+    /// Free space wanted on `/boot`.
+    pub min_free_boot: Option<Size>,
+    /// Memory wanted.
+    pub min_memory: Option<Size>,
     /// A machine without an NVIDIA GPU is acceptable; it gets no driver.
     pub allow_no_gpu: Option<bool>,
 }
@@ -215,10 +216,10 @@ pub struct ValidationConfig {
     pub command: Option<Vec<String>>,
     /// What a line of the command's output must contain; `*` stands for any text, `?` for one character.
     pub expect: Option<String>,
-    /// Seconds that the container may take.
-    pub timeout_seconds: Option<u64>,
-    /// Seconds that pulling the image may take, with all attempts.
-    pub pull_timeout_seconds: Option<u64>,
+    /// How long the container may take, such as "1m".
+    pub timeout: Option<TimeLimit>,
+    /// How long pulling the image may take, with all attempts.
+    pub pull_timeout: Option<TimeLimit>,
 }
 
 /// Holds.
@@ -280,10 +281,11 @@ pub struct ClusterConfig {
     /// A kubeconfig that may change nodes: to remove the startup taint, and to drain and delete the node on
     /// `uninstall`. Only root may read it.
     pub kubeconfig_file: Option<AbsolutePath>,
-    /// Seconds for each part of an attempt to join: to find the cluster, to get a certificate, to start the kubelet.
-    pub timeout_seconds: Option<u64>,
-    /// Seconds until the node must be Ready.
-    pub ready_timeout_seconds: Option<u64>,
+    /// The time limit of each part of an attempt to join, such as "2m": to find the cluster, to get a certificate, to start
+    /// the kubelet.
+    pub timeout: Option<TimeLimit>,
+    /// How long the node may take to become Ready.
+    pub ready_timeout: Option<TimeLimit>,
 }
 
 /// The cloud of the machine.

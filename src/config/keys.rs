@@ -160,7 +160,7 @@ mod tests {
             "driver.branch",
             "runtime.use",
             "repositories.NAME.key-url",
-            "packages.lock-timeout-seconds",
+            "packages.lock-timeout",
             "preflight.allow-no-gpu",
         ] {
             assert!(keys.iter().any(|known| known == key), "{key} in {keys:?}");

@@ -80,11 +80,8 @@ pub fn load(
         .secrets()
         .for_each(|secret| ask.secrets.learn(&secret));
     if let Some(seconds) = ask.lock_timeout_seconds {
-        layers.flag(
-            "--lock-timeout",
-            "packages.lock-timeout-seconds",
-            &seconds.to_string(),
-        )?;
+        let value = format!("{seconds}s");
+        layers.flag("--lock-timeout", "packages.lock-timeout", &value)?;
     }
     let choice = match &ask.profile {
         Some(asked) if Profile::is_path(asked) => {
@@ -448,7 +445,7 @@ mod tests {
         fakes.files.put(
             "/etc/gpu-bootstrap/config.toml",
             "cloud.settings = [\"tags\"]\ndriver.branch = 535\ndriver.flavour = \"proprietary\"\n\
-             packages.lock-timeout-seconds = 77\n",
+             packages.lock-timeout = \"77s\"\n",
         );
         let service = "http://169.254.169.254/latest";
         let tags = format!("{service}/meta-data/tags/instance");
@@ -500,7 +497,7 @@ mod tests {
             config.driver.cuda,
             Some(vec!["12.6".parse().expect("a version")])
         );
-        assert_eq!(config.packages.lock_timeout_seconds, Some(77));
+        assert_eq!(config.packages.lock_timeout, "77s".parse().ok());
 
         // The run after a reboot has them from its request, and in the same order.
         let kept = ask.cloud.as_ref().expect("asked").assignments();

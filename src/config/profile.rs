@@ -12,7 +12,7 @@ use crate::{
         desired::Manager,
         error::ConfigError,
         kernel::KernelRow,
-        values::{Build, Fingerprint},
+        values::{Build, Fingerprint, Size, TimeLimit},
     },
     facts::Os,
     host::ReadFiles,
@@ -96,20 +96,20 @@ pub struct ArchitectureNames {
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct PreflightDefaults {
-    /// Free bytes on `/`.
-    pub min_free_root_bytes: u64,
-    /// Free bytes on `/boot`.
-    pub min_free_boot_bytes: u64,
-    /// Memory in bytes.
-    pub min_memory_bytes: u64,
+    /// Free space on `/`.
+    pub min_free_root: Size,
+    /// Free space on `/boot`.
+    pub min_free_boot: Size,
+    /// Memory.
+    pub min_memory: Size,
 }
 
 /// Defaults of package handling.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct PackageDefaults {
-    /// Seconds to wait for another package manager.
-    pub lock_timeout_seconds: u64,
+    /// How long to wait for another package manager.
+    pub lock_timeout: TimeLimit,
     /// Units that start a package manager by themselves.
     pub pause_units: Vec<String>,
     /// Shell patterns over names of packages that are a kernel: none is installed unless the
@@ -142,8 +142,8 @@ pub struct PersistenceDefaults {
 pub struct ValidationDefaults {
     /// Run a container.
     pub container: bool,
-    /// Seconds that it may take.
-    pub timeout_seconds: u64,
+    /// How long it may take.
+    pub timeout: TimeLimit,
 }
 
 /// What is held.

@@ -511,13 +511,9 @@ fn kernel(
 fn preflight(profile: &Profile, config: &Config) -> Preflight {
     let (own, default) = (&config.preflight, &profile.preflight);
     Preflight {
-        min_free_root_bytes: own
-            .min_free_root_bytes
-            .unwrap_or(default.min_free_root_bytes),
-        min_free_boot_bytes: own
-            .min_free_boot_bytes
-            .unwrap_or(default.min_free_boot_bytes),
-        min_memory_bytes: own.min_memory_bytes.unwrap_or(default.min_memory_bytes),
+        min_free_root_bytes: own.min_free_root.unwrap_or(default.min_free_root).bytes(),
+        min_free_boot_bytes: own.min_free_boot.unwrap_or(default.min_free_boot).bytes(),
+        min_memory_bytes: own.min_memory.unwrap_or(default.min_memory).bytes(),
         allow_no_gpu: own.allow_no_gpu.unwrap_or(false),
     }
 }
@@ -527,8 +523,9 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
     PackagePolicy {
         manager: profile.manager,
         lock_timeout_seconds: own
-            .lock_timeout_seconds
-            .unwrap_or(profile.packages.lock_timeout_seconds),
+            .lock_timeout
+            .unwrap_or(profile.packages.lock_timeout)
+            .seconds(),
         proxy: own.proxy.as_ref().map(|proxy| Secret::new(proxy.expose())),
         no_proxy: own.no_proxy.clone(),
         pause_units: profile.packages.pause_units.clone(),

@@ -8,6 +8,7 @@ use crate::{
         file::Config,
         layers::Layers,
         profile::Profile,
+        values::TimeLimit,
     },
     facts::Facts,
     model::gpu::GpuIdentity,
@@ -72,14 +73,6 @@ pub(super) fn validation(
             "write `REGISTRY/NAME:TAG` or `REGISTRY/NAME@sha256:DIGEST`, without `https://`",
         );
     }
-    for (key, seconds) in [
-        ("validation.timeout-seconds", own.timeout_seconds),
-        ("validation.pull-timeout-seconds", own.pull_timeout_seconds),
-    ] {
-        if seconds == Some(0) {
-            wrong(key, "nothing ends within 0 s", "set at least 1");
-        }
-    }
     let image = match (own.image.as_ref().map(|image| image.as_str()), driver) {
         (Some(CUDA), None) => None,
         (Some(CUDA), Some((driver, gpus))) => {
@@ -95,8 +88,10 @@ pub(super) fn validation(
         image,
         command,
         expect: own.expect.clone(),
-        timeout_seconds: own.timeout_seconds.unwrap_or(default.timeout_seconds),
-        pull_timeout_seconds: own.pull_timeout_seconds.unwrap_or_else(pull_timeout),
+        timeout_seconds: own.timeout.unwrap_or(default.timeout).seconds(),
+        pull_timeout_seconds: own
+            .pull_timeout
+            .map_or_else(pull_timeout, TimeLimit::seconds),
     })
 }
 

@@ -4,7 +4,9 @@ use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
+use bytesize::ByteSize;
 use camino::Utf8PathBuf;
+use jiff::SignedDuration;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de};
 
@@ -178,6 +180,76 @@ fn plain(text: &str) -> bool {
         .chars()
         .any(|c| c.is_whitespace() || c.is_control() || "\"'\\`".contains(c))
 }
+
+/// A time limit: whole seconds, at least one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimeLimit(u64);
+
+impl TimeLimit {
+    /// In seconds.
+    #[must_use]
+    pub fn seconds(self) -> u64 {
+        self.0
+    }
+}
+
+impl FromStr for TimeLimit {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let what = "a time of at least a second with its unit, such as `90s`, `30m` or `1h30m`";
+        let duration = text.parse::<SignedDuration>();
+        let seconds = duration
+            .ok()
+            .and_then(|time| u64::try_from(time.as_secs()).ok());
+        (seconds.filter(|seconds| *seconds > 0).map(Self)).ok_or(ValueError::new(text, what))
+    }
+}
+
+impl fmt::Display for TimeLimit {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{}s", self.0)
+    }
+}
+
+as_text!(
+    TimeLimit,
+    "a time with its unit, such as `90s`, `30m` or `1h30m`",
+    "^[0-9]"
+);
+
+/// A size in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(u64);
+
+impl Size {
+    /// In bytes.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        self.0
+    }
+}
+
+impl FromStr for Size {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        (text.parse::<ByteSize>().map(|size| Self(size.0)))
+            .map_err(|_| ValueError::new(text, "a size with its unit, such as `6GB` or `512MiB`"))
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{}B", self.0)
+    }
+}
+
+as_text!(
+    Size,
+    "a size with its unit, such as `6GB` or `512MiB`",
+    "^[0-9]"
+);
 
 /// The fingerprint of an OpenPGP key: 40 hexadecimal digits in upper case; or `sha256:` and the digest of
 /// a key file, for a key of which the vendor publishes nothing else.
@@ -475,6 +547,36 @@ mod tests {
         assert!("/etc/cdi/nvidia.yaml".parse::<AbsolutePath>().is_ok());
         for bad in ["", "/", "etc/x", "/etc/../x", "/a b", "/k/$(id)"] {
             assert!(bad.parse::<AbsolutePath>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times_and_sizes_are_written_with_their_units() {
+        for (text, seconds) in [
+            ("90s", 90),
+            ("30m", 1800),
+            ("1h30m", 5400),
+            ("2 hours", 7200),
+        ] {
+            let limit: TimeLimit = text.parse().unwrap();
+            assert_eq!(limit.seconds(), seconds, "{text}");
+            assert_eq!(limit.to_string().parse(), Ok(limit));
+        }
+        for text in ["", "30", "0s", "-5m", "soon", "10ms"] {
+            assert!(text.parse::<TimeLimit>().is_err(), "{text}");
+        }
+        for (text, bytes) in [
+            ("6GB", 6_000_000_000),
+            ("1.5 GB", 1_500_000_000),
+            ("512MiB", 512 << 20),
+            ("0B", 0),
+        ] {
+            let size: Size = text.parse().unwrap();
+            assert_eq!(size.bytes(), bytes, "{text}");
+            assert_eq!(size.to_string().parse(), Ok(size));
+        }
+        for text in ["", "much", "-1GB", "6 apples"] {
+            assert!(text.parse::<Size>().is_err(), "{text}");
         }
     }
 

@@ -426,7 +426,7 @@ impl Report for Outer {
     }
 
     fn hint(&self) -> Option<String> {
-        Some("wait, or pass `--lock-timeout 600`".to_owned())
+        Some("wait, or pass `--lock-timeout 10m`".to_owned())
     }
 }
 
@@ -437,7 +437,7 @@ fn an_error_with_its_causes_and_hint() {
         "error: failed to install NVIDIA driver packages\n  \
          caused by: `apt-get` exited with status 100\n\
          \n\
-         hint: wait, or pass `--lock-timeout 600`\n"
+         hint: wait, or pass `--lock-timeout 10m`\n"
     );
 }
 

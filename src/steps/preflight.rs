@@ -247,7 +247,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                 bytes(memory),
                 bytes(want.min_memory_bytes)
             ),
-            hint: "use a larger machine, or lower `preflight.min-memory-bytes`".into(),
+            hint: "use a larger machine, or lower `preflight.min-memory`".into(),
             passes: false,
         });
     }

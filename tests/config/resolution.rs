@@ -349,14 +349,14 @@ fn derived_distributions_use_a_related_profile_with_a_warning() {
 #[test]
 fn profiles_by_name_path_and_in_etc() {
     let built_in = include_str!("../../profiles/debian.toml");
-    let changed = built_in.replace("lock-timeout-seconds = 900", "lock-timeout-seconds = 7");
+    let changed = built_in.replace("lock-timeout = \"15m\"", "lock-timeout = \"7s\"");
     let timeout = |machine: Machine| machine.resolution().desired.packages.lock_timeout_seconds;
     let in_etc = Machine::debian().file("/etc/gpu-bootstrap/profiles/debian.toml", &changed);
     assert_eq!(timeout(in_etc), 7);
     let mut by_path = Machine::debian().file("/root/mine.toml", &changed);
     by_path.ask.profile = Some("/root/mine.toml".into());
     assert_eq!(timeout(by_path), 7);
-    let mut flag = Machine::debian().set("packages.lock-timeout-seconds=5");
+    let mut flag = Machine::debian().set("packages.lock-timeout=5s");
     flag.ask.lock_timeout_seconds = Some(3);
     assert_eq!(timeout(flag), 3);
     // An error in a profile names its place.

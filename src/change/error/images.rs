@@ -216,7 +216,7 @@ impl Report for ImageError {
                     .into()
             }
             ImageFault::Slow { .. } => {
-                "use a registry nearby, or raise `validation.pull-timeout-seconds`".into()
+                "use a registry nearby, or raise `validation.pull-timeout`".into()
             }
             ImageFault::Unreachable if docker => {
                 "check the registry's name in `validation.image`, the network, and the proxy of the \

@@ -194,7 +194,7 @@ impl Report for JoinError {
             },
             Self::Command { source } => match **source {
                 ExecError::Deadline { .. } | ExecError::Silent { .. } => {
-                    "see what your command waits for, or set a longer `cluster.timeout-seconds`; what it has done by \
+                    "see what your command waits for, or set a longer `cluster.timeout`; what it has done by \
                      then stays. Then run the command again"
                 }
                 _ => {

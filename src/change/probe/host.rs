@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// The time limit of a whole probe: NVML and CUDA each have limits of their own, which are longer
-/// together. A container has as much time and some seconds to start (`validation.timeout-seconds`).
+/// together. A container has as much time and some seconds to start (`validation.timeout`).
 pub const WHOLE: Duration = Duration::from_secs(50);
 
 /// Runs the probe. The result is in words.
