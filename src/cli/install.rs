@@ -55,7 +55,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
     let events_to_stdout = args.events.as_deref() == Some("-");
     let mut cancel = None;
     let (mut ended, mut tools) = attempt(world, args, &target, deadline, &mut cancel).await?;
-    // A driver that has failed its proof is replaced by the one before, by the same command.
+    // A driver that has failed validation is replaced by the one before, by the same command.
     if ended.is_ok() && !goes_back && go_back(world, &mut target).await? {
         (ended, tools) = attempt(world, args, &target, deadline, &mut cancel).await?;
     }

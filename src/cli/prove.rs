@@ -41,7 +41,7 @@ pub(super) async fn prove(
         };
         return Ok(vec![finding(
             verdict,
-            "no NVIDIA GPU is on the PCI bus, so nothing can be proven",
+            "no NVIDIA GPU is on the PCI bus, so nothing can be validated",
         )]);
     }
     let document = unless_stopped(cancel, probe::document(world)).await??;
@@ -64,7 +64,7 @@ pub(super) async fn prove(
         Failure::caused(
             Exit::Internal,
             "state",
-            "failed to withdraw the proofs of this boot",
+            "failed to withdraw the validations of this boot",
             error,
             None,
         )
@@ -96,7 +96,7 @@ async fn record(
     let state = ground.state();
     let cx = cx(ground, &state, desired);
     let failed = |error: &dyn std::error::Error| {
-        let message = format!("failed to record the proof: {}", one_line(&error));
+        let message = format!("failed to record the validation: {}", one_line(&error));
         Failure::new(Exit::Internal, "state", &message, None)
     };
     let Some(proof) = (steps::compute::proof(&cx).await).map_err(|error| failed(&error))? else {
@@ -161,7 +161,7 @@ async fn in_containers(
                     Failure::caused(
                         cancel.exit().unwrap_or(Exit::Terminated),
                         "stopped",
-                        "failed to remove what was made for the proof, after the check was stopped by a signal",
+                        "failed to remove what was made for the validation, after the check was stopped by a signal",
                         error,
                         None,
                     )

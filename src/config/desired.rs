@@ -248,7 +248,7 @@ pub struct DriverWish {
     pub existing: Existing,
     /// Settings name the branch or the version: then it may also be an older one than is installed.
     pub asked: bool,
-    /// Go back to the driver that was proven last if this one fails its proof.
+    /// Go back to the driver that was proven last if this one fails validation.
     pub rollback: bool,
     /// Why the exact version that was asked for is not newly installed: security fixes that it lacks.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -88,7 +88,7 @@ pub struct DriverConfig {
     pub mok_certificate: Option<AbsolutePath>,
     /// What becomes of a driver that this program has not installed: "refuse", "keep" or "replace".
     pub existing: Option<Existing>,
-    /// Go back to the driver before if another one fails its proof.
+    /// Go back to the driver before if another one fails validation.
     pub rollback: Option<bool>,
     /// Also install a `version` that lacks security fixes which its branch has.
     pub allow_vulnerable: Option<bool>,

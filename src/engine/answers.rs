@@ -165,7 +165,7 @@ impl Applying<'_> {
             let mut end = End::new(
                 Outcome::Failed,
                 format!(
-                    "{MOST_REBOOTS_IN_ALL} reboots for drivers that failed their proof have not \
+                    "{MOST_REBOOTS_IN_ALL} reboots for drivers that failed validation have not \
                      helped: {why}"
                 ),
             )

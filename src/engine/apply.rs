@@ -49,7 +49,7 @@ pub(super) struct Applying<'s> {
 /// How often the machine was rebooted since the last run that ended well.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reboots {
-    /// And since a driver failed its proof.
+    /// And since a driver failed validation.
     pub(super) since: u32,
     /// Those for drivers that failed included.
     pub(super) in_all: u32,

@@ -193,7 +193,7 @@ fn resolved(desired: &Desired, back: Option<&GoingBack>) -> Finding {
         return Finding::new(RESOLVABLE, Verdict::Pass, why);
     };
     let why = format!(
-        "driver {from} has failed its proof ({failed}), and the rollback to {to} has not ended: until \
+        "driver {from} has failed validation ({failed}), and the rollback to {to} has not ended: until \
          then that driver is wanted ({why})"
     );
     Finding {

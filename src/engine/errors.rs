@@ -11,7 +11,7 @@ use crate::{
 /// The most reboots without a complete run. After that, another reboot will not help.
 pub(super) const MOST_REBOOTS: u32 = 3;
 
-/// The most of them if drivers have failed their proofs in between. Beyond it no run reboots for another
+/// The most of them if drivers have failed validations in between. Beyond it no run reboots for another
 /// driver; the rollback has its own three.
 pub(super) const MOST_REBOOTS_IN_ALL: u32 = 6;
 

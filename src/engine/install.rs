@@ -58,7 +58,7 @@ impl Session {
         }
         if let Some(GoingBack { from, to, why }) = &before.going_back {
             let note =
-                format!("driver {from} has failed its proof ({why}): this run goes back to {to}");
+                format!("driver {from} has failed validation ({why}): this run goes back to {to}");
             self.tools.note(&mut notes, note);
         }
         let reboots = Reboots {

@@ -1,4 +1,4 @@
-//! The rollback to an earlier driver: if another one fails its proof, the run wants the driver that was
+//! The rollback to an earlier driver: if another one fails validation, the run wants the driver that was
 //! proven last. It is named by a layer of settings above all others, with its packages in the versions that
 //! were proven; where no source offers these any more, in the newest of its branch. All the rest is what
 //! every run does.
@@ -193,7 +193,7 @@ pub(super) fn words_of_end(back: &GoingBack) -> String {
     format!("the rollback from driver {from} to {to} is given up: `driver.rollback` is false")
 }
 
-/// Whether the driver of a run has passed its proof, however the run has ended: what runs on top of it may
+/// Whether the driver of a run has passed validation, however the run has ended: what runs on top of it may
 /// have failed. Before a reboot, and when somebody stopped the run, nothing is proven.
 fn has_passed(exit: Exit, jobs: &[Job]) -> bool {
     let passed = |proof: &StepId| {
@@ -210,7 +210,7 @@ fn has_passed(exit: Exit, jobs: &[Job]) -> bool {
 }
 
 impl Session {
-    /// Remembers a driver that has passed its proof, if anything has changed since the last one.
+    /// Remembers a driver that has passed validation, if anything has changed since the last one.
     pub(super) async fn remember(
         &self,
         ledger: &Ledger,
@@ -246,7 +246,7 @@ impl Session {
         }
         let mut forgotten = |why: &str| {
             let note = format!(
-                "this driver is not remembered as proven, so that no later run can go back to it: \
+                "this driver is not recorded as validated, so that no later run can go back to it: \
                  {why}"
             );
             self.tools.note(notes, note);
@@ -339,7 +339,7 @@ impl Session {
             return Ok(false);
         }
         let from = in_words(driver);
-        let failed = format!("the driver {from} has failed its proof ({why})");
+        let failed = format!("the driver {from} has failed validation ({why})");
         let manager = desired.packages.manager;
         let (to, because) = match offered(&self.inner.host, manager, proven).await {
             Ok(Offered::Gone(gone)) => {
@@ -408,13 +408,13 @@ impl Session {
             return Ok(exit);
         }
         let ending = if proven {
-            format!("driver {to} is back, and has passed its proof")
+            format!("driver {to} is back, and has passed validation")
         } else {
             format!("and the rollback to driver {to} has failed, too")
         };
         self.tools.note(
             notes,
-            format!("the driver {from} has failed its proof ({why}); {ending}"),
+            format!("the driver {from} has failed validation ({why}); {ending}"),
         );
         if let Some(why) = self.lacks_fixes(to).filter(|_| proven) {
             self.tools.note(notes, why);

@@ -40,7 +40,7 @@ fn replaces_a_driver(change: &Change) -> bool {
 
 impl Session {
     /// What `plan` says about the rollback: that `install` goes on with it, or where it would lead if the driver
-    /// that is to be installed fails its proof.
+    /// that is to be installed fails validation.
     pub(super) async fn rollback_in_words(&self, jobs: &[Job]) -> Option<String> {
         // That the journal cannot be read is noted where the leftovers are looked for.
         let receipt = fold(&Journal::read(&self.inner.host).ok()?.lines);
@@ -49,7 +49,7 @@ impl Session {
             Some(back) if gives_up(desired) => return Some(words_of_end(back)),
             Some(GoingBack { from, to, why }) => {
                 return Some(format!(
-                    "driver {from} has failed its proof ({why}): `install` goes back to {to}"
+                    "driver {from} has failed validation ({why}): `install` goes back to {to}"
                 ));
             }
             None => {}
@@ -63,11 +63,11 @@ impl Session {
             });
             needed.flatten()
         };
-        let fails = "if the new driver fails its proof";
+        let fails = "if the new driver fails validation";
         let Some(proven) = &receipt.proven else {
             return changes().any(replaces_a_driver).then(|| {
                 format!(
-                    "{fails}, there is no rollback: this program has not proven the driver that is \
+                    "{fails}, there is no rollback: this program has not validated the driver that is \
                      there"
                 )
             });

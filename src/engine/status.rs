@@ -28,7 +28,7 @@ pub struct Status {
     pub unfinished_boots: usize,
     /// Why the last `install` gave up; the next boot does not continue it.
     pub gave_up: Option<String>,
-    /// A driver has failed its proof: until this is over, each `install` goes back to the one before.
+    /// A driver has failed validation: until this is over, each `install` goes back to the one before.
     pub going_back: Option<GoingBack>,
     /// What the last `install` was asked for.
     pub request: Option<Request>,

@@ -172,7 +172,7 @@ pub enum Record {
         /// The packages of the driver, with their exact versions.
         driver: Vec<PackageWish>,
     },
-    /// Another driver has failed its proof. From here on the driver that was proven before is wanted,
+    /// Another driver has failed validation. From here on the driver that was proven before is wanted,
     /// until [`Record::WentBack`].
     GoingBack {
         /// The driver that failed.
@@ -184,7 +184,7 @@ pub enum Record {
     },
     /// The rollback has ended, well or not.
     WentBack {
-        /// The driver before has passed its proof again.
+        /// The driver before has passed validation again.
         proven: bool,
     },
     /// The run has ended regularly.

@@ -28,7 +28,7 @@ pub struct Receipt {
     /// The number of reboots awaited since the last run that ended well, or since a driver failed its
     /// proof.
     pub reboots: u32,
-    /// The same number, where a driver that failed its proof does not end the count.
+    /// The same number, where a driver that failed validation does not end the count.
     #[serde(default)]
     pub reboots_in_all: u32,
     /// Boots in a row in which an `install` made no progress and did not finish.
@@ -81,7 +81,7 @@ pub struct Proven {
     pub driver: Vec<PackageWish>,
 }
 
-/// A driver that has failed its proof.
+/// A driver that has failed validation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct GoingBack {

@@ -50,7 +50,7 @@ pub fn write(to: &mut dyn Write, status: &Status, style: Style) -> io::Result<()
     if let Some(GoingBack { from, to, why }) = &status.going_back {
         lines.push((
             "rollback",
-            format!("from driver {from}, which has failed its proof ({why}), to {to}"),
+            format!("from driver {from}, which has failed validation ({why}), to {to}"),
         ));
     }
     if status.gave_up.is_none() && status.unfinished_boots > 0 {
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(
             text(&back),
             "nothing was run on this machine yet\n\n\
-         rollback  from driver 595.91.07, which has failed its proof (NVML fails), to\n          \
+         rollback  from driver 595.91.07, which has failed validation (NVML fails), to\n          \
          580.178.04\n"
         );
         let document = serde_json::to_value(document::status(&back)).unwrap();

@@ -88,7 +88,7 @@ fn nothing_to_prove(state: &ComputeState, desired: &Desired, facts: &Facts) -> O
     if !is_wanted(desired) {
         return not(match desired.validation.container {
             true => "a container proves that the GPUs compute",
-            false => "no proof is configured",
+            false => "no validation is configured",
         });
     }
     if desired.image || facts.gpus.is_empty() {
@@ -180,7 +180,7 @@ mod tests {
         let [Change::RunProbe { inputs, record, .. }] = changes else {
             panic!("one proof")
         };
-        assert!(record.ends_with("proofs/host"));
+        assert!(record.ends_with("validations/host"));
         Some(ProofRecord {
             inputs: inputs.clone(),
             boot: Some("b1".into()),
@@ -255,7 +255,7 @@ mod tests {
         driverless.driver = None;
         for (want, words) in [
             (&desired(), "a container proves"),
-            (&nothing, "no proof is configured"),
+            (&nothing, "no validation is configured"),
             (&driverless, "no driver"),
         ] {
             let Assessment::NotApplicable { why } = decide(&state, want, &facts) else {

@@ -65,7 +65,7 @@ pub(super) async fn uuids(cx: &Cx<'_>) -> Result<Option<Vec<String>>, StepError>
 }
 
 /// The folder of the records, below the state folder.
-pub const RECORDS: &str = "proofs";
+pub const RECORDS: &str = "validations";
 
 /// The record of a runtime's last proof.
 pub(super) fn record(cx: &Cx<'_>, kind: RuntimeKind) -> Result<Option<ProofRecord>, StepError> {
@@ -450,7 +450,7 @@ mod tests {
         else {
             panic!("two proofs")
         };
-        assert!(path.ends_with("proofs/container-containerd"));
+        assert!(path.ends_with("validations/container-containerd"));
         (state.records).insert(RuntimeKind::Docker, record(inputs, "b1"));
         let Assessment::Needs { why, changes } = decide(&state, &want, &facts) else {
             panic!("one is missing");

@@ -58,10 +58,10 @@ async fn detect(cx: &Cx<'_>, image: &str) -> Result<ImageState, StepError> {
 fn wanted<'d>(desired: &'d Desired, facts: &Facts) -> Result<&'d str, Assessment> {
     let not = |why: &str| Err(Assessment::not_applicable(why));
     let Some(image) = &desired.validation.image else {
-        return not("the proof brings its own image");
+        return not("validation brings its own image");
     };
     if !wants(desired) {
-        return not("no container is run for a proof");
+        return not("validation runs no container");
     }
     if facts.gpus.is_empty() && !desired.image {
         return not("no NVIDIA GPU is on the PCI bus");
@@ -236,10 +236,10 @@ mod tests {
             Err(Assessment::NotApplicable { why }) => why,
             other => panic!("{other:?}"),
         };
-        assert_eq!(why(&desired(), &facts), "the proof brings its own image");
+        assert_eq!(why(&desired(), &facts), "validation brings its own image");
         let mut without = with_image();
         without.validation.container = false;
-        assert_eq!(why(&without, &facts), "no container is run for a proof");
+        assert_eq!(why(&without, &facts), "validation runs no container");
         let mut bare = facts.clone();
         bare.gpus.clear();
         assert_eq!(why(&with_image(), &bare), "no NVIDIA GPU is on the PCI bus");

@@ -140,7 +140,7 @@ fn a_rollback_leads_to_the_newest_of_the_branch_where_nobody_offers_the_proven_v
         assert_eq!(ran.exit, 6, "{}", told(&ran));
         for words in [
             "the rollback leads to driver 580.190.01: no repository offers",
-            "driver 580.190.01 is back, and has passed its proof",
+            "driver 580.190.01 is back, and has passed validation",
         ] {
             let said = [ran.out.as_str(), ran.err.as_str()].concat();
             assert!(said.contains(words), "{words}: {}", told(&ran));

@@ -42,13 +42,13 @@ async fn a_probe_leaves_its_record_and_no_image() {
     let undo = machine
         .apply(&Change::RunProbe {
             probe: container_probe(RuntimeKind::Docker, None),
-            record: "/var/lib/gpu-bootstrap/proofs/container-docker".into(),
+            record: "/var/lib/gpu-bootstrap/validations/container-docker".into(),
             inputs: "driver=1.2\n".into(),
             again: false,
         })
         .await
         .unwrap();
-    let record = "/var/lib/gpu-bootstrap/proofs/container-docker";
+    let record = "/var/lib/gpu-bootstrap/validations/container-docker";
     let proof = ProofRecord::parse(&machine.fakes.files.text(record));
     assert_eq!(proof.inputs, "driver=1.2\n");
     assert!(proof.result.is_some() && proof.at.is_some());
@@ -58,7 +58,7 @@ async fn a_probe_leaves_its_record_and_no_image() {
     assert!(!machine.fakes.files.exists(record.into()).unwrap());
 }
 
-const RECORD: &str = "/var/lib/gpu-bootstrap/proofs/container-docker";
+const RECORD: &str = "/var/lib/gpu-bootstrap/validations/container-docker";
 
 /// `nvidia-smi` in an image that has to be pulled.
 fn in_image(runtime: RuntimeKind, image: &str) -> Change {

@@ -131,7 +131,7 @@ async fn a_journal_that_was_moved_aside_stays_with_its_backups() {
     for path in kept {
         rig.fakes.files.put(path, "of an earlier journal");
     }
-    rig.fakes.files.put("/var/lib/gpu-bootstrap/proofs/a", "");
+    rig.fakes.files.put("/var/lib/gpu-bootstrap/validations/a", "");
     rig.install().await.unwrap();
     let report = rig.uninstall().await.unwrap();
     assert_eq!(report.exit, Exit::Ok);
@@ -144,7 +144,7 @@ async fn a_journal_that_was_moved_aside_stays_with_its_backups() {
         assert_eq!(rig.fakes.files.text(path), "of an earlier journal");
     }
     let text = rig.fakes.files.snapshot().without(&kept).text();
-    for gone in ["proofs", "receipt.json", "journal.jsonl "] {
+    for gone in ["validations", "receipt.json", "journal.jsonl "] {
         assert!(!text.contains(gone), "{text}");
     }
 }

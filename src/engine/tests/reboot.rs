@@ -204,7 +204,7 @@ async fn reboots_for_drivers_that_fail_one_after_another_end_too() {
     assert_eq!(report.exit, Exit::StepFailed);
     assert_eq!(
         why(&report, "module"),
-        "6 reboots for drivers that failed their proof have not helped: nouveau must go"
+        "6 reboots for drivers that failed validation have not helped: nouveau must go"
     );
     assert_eq!(report.steps[0].reason, Some("reboot-loop"));
 }

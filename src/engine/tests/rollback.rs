@@ -13,7 +13,7 @@ use crate::{
 
 const DATABASE: &str = "/var/lib/dpkg/status";
 
-/// A machine whose driver passes its proof, and a further change.
+/// A machine whose driver passes validation, and a further change.
 fn proven() -> Rig {
     let proof = ["driver.packages", "driver.module", "validation.devices"];
     let steps = proof.map(|id| fixed(id, satisfied("it works")));
@@ -33,7 +33,7 @@ async fn what_cannot_be_remembered_as_proven_is_said_with_the_reason() {
     let (is_known, notes) = remembered(&without).await;
     assert!(!is_known);
     assert!(
-        notes.contains("not remembered as proven") && notes.contains(DATABASE),
+        notes.contains("not recorded as validated") && notes.contains(DATABASE),
         "{notes}"
     );
     let whole = proven();
