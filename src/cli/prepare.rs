@@ -451,7 +451,7 @@ fn policy_of_profile(world: &mut World<'_>, facts: &Facts) -> Result<Policy, Fai
     };
     Ok(Policy {
         manager: chosen.manager,
-        lock_timeout_seconds: chosen.packages.lock_timeout_seconds,
+        lock_timeout_seconds: chosen.packages.lock_timeout.seconds(),
         pause_units: chosen.packages.pause_units,
         kernels: chosen.packages.kernels,
     })

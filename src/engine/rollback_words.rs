@@ -116,6 +116,7 @@ mod tests {
             let change = Change::InstallPackages {
                 packages: packages.to_vec(),
                 removing: removing.iter().map(ToString::to_string).collect(),
+                later: false,
             };
             replaces(&change, Manager::Apt, &proven)
         };

@@ -265,8 +265,8 @@ fn follow_files(mut standing: Vec<Standing>) -> Vec<Standing> {
 }
 
 /// A transaction that has replaced packages of an earlier one is undone together with it: what the
-/// earlier one has installed is removed, in whatever version, and not brought back first. Other changes may
-/// lie in between.
+/// earlier one has installed is removed, in whatever version, and not brought back first. So are the transactions in
+/// between, because it may need their packages. Other changes that lie in between are undone before.
 fn follow_packages(mut standing: Vec<Standing>) -> Vec<Standing> {
     fn effects(standing: &Standing) -> Option<&Effects> {
         match &standing.undo {
@@ -290,8 +290,9 @@ fn follow_packages(mut standing: Vec<Standing>) -> Vec<Standing> {
             })
         });
         if let Some(older) = older {
-            // It takes the place just before it.
-            standing[at..older].rotate_left(1);
+            let (transactions, others): (Vec<_>, Vec<_>) = (standing.drain(at..older))
+                .partition(|one| matches!(one.undo, Undo::Packages { .. }));
+            standing.splice(at..at, others.into_iter().chain(transactions));
         }
     }
     standing

@@ -123,7 +123,7 @@ macro_rules! as_text {
                     type Value = $type;
 
                     fn expecting(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                        to.write_str($what)
+                        write!(to, "text in quotes: {}", $what)
                     }
 
                     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<$type, E> {

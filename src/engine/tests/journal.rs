@@ -131,7 +131,9 @@ async fn a_journal_that_was_moved_aside_stays_with_its_backups() {
     for path in kept {
         rig.fakes.files.put(path, "of an earlier journal");
     }
-    rig.fakes.files.put("/var/lib/gpu-bootstrap/validations/a", "");
+    rig.fakes
+        .files
+        .put("/var/lib/gpu-bootstrap/validations/a", "");
     rig.install().await.unwrap();
     let report = rig.uninstall().await.unwrap();
     assert_eq!(report.exit, Exit::Ok);
