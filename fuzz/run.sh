@@ -1,8 +1,8 @@
 #!/bin/sh
 # Fuzzes the named targets, or all, for SECONDS each, as many at a time as there are processors: fuzz/run.sh SECONDS [TARGET…]
 #
-# What leads to new code is kept in corpus of the build folder (target/fuzz), and the next run goes on from there. A finding (a panic, more than
-# TIMEOUT seconds for one text, or more than 2 GiB) ends its target: its text is in findings there. Mend it, and put the text
+# What leads to new code is kept in the folder corpus of target/fuzz, and the next run goes on from there. A finding (a panic,
+# more than TIMEOUT seconds for one text, or more than 2 GiB) ends its target: its text is in findings there. Mend it, and put the text
 # into fuzz/corpus/TARGET, so that `cargo test --test fuzz` reads it from then on.
 set -eu
 seconds=$1
