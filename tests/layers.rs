@@ -253,7 +253,10 @@ fn the_table_of_breakages_names_tests_that_exist() {
     let mut missing = Vec::new();
     let mut count = 0;
     for row in read("docs/breakages.md").lines() {
-        let Some(tests) = row.strip_suffix(" |").and_then(|row| row.rsplit(" | ").next()) else {
+        let Some(tests) = row
+            .strip_suffix(" |")
+            .and_then(|row| row.rsplit(" | ").next())
+        else {
             continue;
         };
         let words: Vec<&str> = tests.split('`').collect();

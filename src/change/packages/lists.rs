@@ -98,7 +98,12 @@ impl Applier {
         let estimate = match self.estimate(&request).await {
             Ok(Some(estimate)) => estimate,
             // No transaction is possible, whatever it needs.
-            Err(error @ ChangeError::Packages(PackageError::Failed { fault: Fault::Sources, .. })) => {
+            Err(
+                error @ ChangeError::Packages(PackageError::Failed {
+                    fault: Fault::Sources,
+                    ..
+                }),
+            ) => {
                 return Err(error);
             }
             Ok(None) | Err(ChangeError::Packages(_)) => return Ok(None),
