@@ -8,13 +8,15 @@ include tests/vm/vm.mk
 # budget of 20 minutes on two slow processors from a clean clone; `make test TIERS="core cluster"` adds a tier.
 test: format unit machines
 
-# All but what takes hours, before a release: the core, full and cluster tiers with the released program, and simulated
-# runs that are killed at every write of the first machine, where `make test` takes every fifth. The released program is
-# built beside the unit tests, because the last minutes of its build use one processor.
+# All but what takes hours, before a release: the core, full and cluster tiers with the released program, a short run of each
+# fuzzer, and simulated runs that are killed at every write of the first machine, where `make test` takes every fifth. The
+# released program is built beside the unit tests, because the last minutes of its build use one processor.
 test-all: export EVERY_MUTATION = 1
 test-all: format
 	$(MAKE) --jobs 2 unit release
-	$(MAKE) deny ptx readers machines-released
+	$(MAKE) deny ptx readers
+	$(MAKE) fuzz SECONDS=30
+	$(MAKE) machines-released
 
 # The rest.
 test-long: machines-long aarch64

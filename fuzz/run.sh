@@ -1,8 +1,8 @@
 #!/bin/sh
 # Fuzzes the named targets, or all, for SECONDS each, as many at a time as there are processors: fuzz/run.sh SECONDS [TARGET…]
 #
-# What leads to new code is kept in target/fuzz/corpus, and the next run goes on from there. A finding (a panic, more than
-# TIMEOUT seconds for one text, or more than 2 GiB) ends its target: its text is in target/fuzz/findings. Mend it, and put the text
+# What leads to new code is kept in the folder corpus of target/fuzz, and the next run goes on from there. A finding (a panic,
+# more than TIMEOUT seconds for one text, or more than 2 GiB) ends its target: its text is in findings there. Mend it, and put the text
 # into fuzz/corpus/TARGET, so that `cargo test --test fuzz` reads it from then on.
 set -eu
 seconds=$1
@@ -15,7 +15,7 @@ if ! "${CXX:-c++}" --version >/dev/null 2>&1; then
     exit 1
 fi
 
-out=$(cd .. && pwd)/target/fuzz
+out=${CARGO_TARGET_DIR:-$(cd .. && pwd)/target}/fuzz
 mkdir -p "$out/findings" "$out/log"
 # The libraries of the program, in its versions.
 if ! { [ -f Cargo.lock ] && cmp -s ../Cargo.lock "$out/program.lock"; }; then

@@ -5,15 +5,15 @@ use std::{fs, panic, path::Path};
 #[path = "../fuzz/src/lib.rs"]
 mod targets;
 
-/// The texts of a target: its corpus, or texts of other tests that are of the kind, as in `fuzz/run.sh`.
+/// The texts of a target: its corpus, and journals of other tests, as in `fuzz/run.sh`.
 fn texts_of(name: &str) -> Vec<(String, Vec<u8>)> {
-    let folder = match name {
-        "journal" => "tests/journals".to_owned(),
-        name => format!("fuzz/corpus/{name}"),
-    };
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-    let entries = fs::read_dir(folder).expect("the corpus of a target");
-    let texts: Vec<(String, Vec<u8>)> = entries
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders = vec![here.join("fuzz/corpus").join(name)];
+    if name == "journal" {
+        folders.push(here.join("tests/journals"));
+    }
+    let texts: Vec<(String, Vec<u8>)> = (folders.into_iter())
+        .flat_map(|folder| fs::read_dir(folder).expect("the corpus of a target"))
         .map(|entry| entry.expect("an entry").path())
         .filter(|path| path.is_file())
         .map(|path| {

@@ -242,3 +242,44 @@ fn words(identifier: &str) -> Vec<String> {
     }
     words
 }
+
+/// `case NAME`, `scenario NAME`, and `FILE`: `FUNCTION`, of which a row may have several.
+#[test]
+fn the_table_of_breakages_names_tests_that_exist() {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let cases: String = (fs::read_dir("tests/vm/cases").expect("the cases"))
+        .map(|entry| read(entry.expect("a file").path().to_str().expect("UTF-8")))
+        .collect();
+    let mut missing = Vec::new();
+    let mut count = 0;
+    for row in read("docs/breakages.md").lines() {
+        let Some(tests) = row
+            .strip_suffix(" |")
+            .and_then(|row| row.rsplit(" | ").next())
+        else {
+            continue;
+        };
+        let words: Vec<&str> = tests.split('`').collect();
+        let mut file = None;
+        for pair in words.chunks_exact(2) {
+            let (kind, name) = (pair[0].trim_start_matches(['.', ',', ';', ' ']), pair[1]);
+            let exists = if kind.ends_with("case ") {
+                cases.contains(&format!("name = \"{name}\"\n"))
+            } else if kind.ends_with("scenario ") {
+                Path::new(&format!("tests/scenarios/{name}.toml")).exists()
+            } else if name.ends_with(".rs") {
+                file = Some(read(name));
+                file.as_ref().is_some_and(|text| !text.is_empty())
+            } else {
+                file.as_ref()
+                    .is_some_and(|text| text.contains(&format!("fn {name}(")))
+            };
+            count += 1;
+            if !exists {
+                missing.push(name);
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:?}");
+    assert!(count > 40, "{count}");
+}

@@ -104,6 +104,8 @@ impl Applying<'_> {
             Ok(Assessment::Needs { why, changes }) => {
                 if let [Change::Reboot { why }] = changes.as_slice() {
                     self.reboot(at, why.clone());
+                } else if self.stop.is_none() && self.jobs[at].lacks_admission_alone(&changes) {
+                    self.jobs[at].begin_again();
                 } else {
                     self.not_verified(at, &before, &why);
                 }

@@ -183,6 +183,14 @@ impl Job {
         self.answer = None;
     }
 
+    /// Whether the node was admitted once, and nothing but its admission is missing all the same. An API server or a kubelet that
+    /// is away in the very moment of that look is no reason to fail: the admission waits for both.
+    pub(super) fn lacks_admission_alone(&self, missing: &[Change]) -> bool {
+        let is_admission = |change: &Change| matches!(change, Change::AdmitNode { .. });
+        matches!(missing, [change] if is_admission(change))
+            && self.done().filter(|change| is_admission(change)).count() == 1
+    }
+
     /// The event for its answer.
     pub(super) fn heard(&self, answer: &Answer) -> Event {
         let (why, changes) = match answer {

@@ -169,6 +169,24 @@ pub fn without_logins(text: &str) -> Cow<'_, str> {
     }
 }
 
+/// The text with `***` in the place of the value of each line `NAME: VALUE` whose name is that of a secret: so a package manager
+/// describes a repository that it complains about, with all of its options.
+#[must_use]
+pub fn without_secret_lines(text: &str) -> Cow<'_, str> {
+    let hidden = |line: &str| {
+        let (name, value) = line.split_once(": ")?;
+        let end = &line[line.trim_end().len()..];
+        let is_secret = is_secret_name(name) && !value.trim().is_empty();
+        is_secret.then(|| format!("{name}: {HIDDEN}{end}"))
+    };
+    if !text.lines().any(|line| hidden(line).is_some()) {
+        return text.into();
+    }
+    let lines = text.split_inclusive('\n');
+    let shown = lines.map(|line| hidden(line).unwrap_or_else(|| line.to_owned()));
+    shown.collect::<String>().into()
+}
+
 /// Whether an address in the text holds a user or password.
 #[must_use]
 pub fn has_login(text: &str) -> bool {
@@ -310,6 +328,18 @@ mod tests {
             secrets.learn(&Secret::new(*value));
         }
         secrets
+    }
+
+    #[test]
+    fn the_passwords_of_a_repository_that_is_described_are_hidden() {
+        let text = "Problem repository: [site]\nname: site\npassword: hush hush\nproxy_password: p\nusername: joe\n";
+        let shown = "Problem repository: [site]\nname: site\npassword: ***\nproxy_password: ***\nusername: joe\n";
+        assert_eq!(without_secret_lines(text), shown);
+        assert_eq!(without_secret_lines(shown), shown);
+        assert_eq!(without_secret_lines("password: p"), "password: ***");
+        for text in ["password: \n", "a password: b\n", "Password wrong\n", ""] {
+            assert_eq!(without_secret_lines(text), text);
+        }
     }
 
     #[test]

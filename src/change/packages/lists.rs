@@ -6,9 +6,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{
-    change::{Applier, ChangeError, Sink},
+    change::{Applier, ChangeError, PackageError, Sink},
     config::desired::{Desired, PackageWish, Repository},
-    tools::packages::{Refusal, SourceEntry, SourceFailure, TransactionRequest},
+    tools::packages::{Fault, Refusal, SourceEntry, SourceFailure, TransactionRequest},
 };
 
 /// Whether the package lists were downloaded in this run, and no repository was added since.
@@ -97,6 +97,15 @@ impl Applier {
         };
         let estimate = match self.estimate(&request).await {
             Ok(Some(estimate)) => estimate,
+            // No transaction is possible, whatever it needs.
+            Err(
+                error @ ChangeError::Packages(PackageError::Failed {
+                    fault: Fault::Sources,
+                    ..
+                }),
+            ) => {
+                return Err(error);
+            }
             Ok(None) | Err(ChangeError::Packages(_)) => return Ok(None),
             Err(error) => return Err(error),
         };

@@ -9,7 +9,7 @@ use crate::{
     change::{Applier, ChangeError, PackageError, Sink},
     error::one_line,
     host::{Cmd, ExecError, Output, Stream, exec::tail},
-    model::secret::without_logins,
+    model::secret::{without_logins, without_secret_lines},
     tools::{
         dkms,
         packages::{Action, Fault, Refusal, SourceFailure, Transactions},
@@ -261,7 +261,7 @@ impl Applier {
             .exec
             .run(cmd, &mut |stream, line| {
                 if !line.trim().is_empty() {
-                    sink.line(&without_logins(line));
+                    sink.line(&without_secrets(line));
                 }
                 if stream == Stream::Out {
                     size = transactions.download_size(line).or(size);
@@ -293,8 +293,8 @@ impl Applier {
         })?;
         Ok(Output {
             status: output.status,
-            stdout: without_logins(&output.stdout).into_owned(),
-            stderr: without_logins(&output.stderr).into_owned(),
+            stdout: without_secrets(&output.stdout),
+            stderr: without_secrets(&output.stderr),
         })
     }
 
@@ -475,7 +475,7 @@ impl Applier {
             | ExecError::Silent { command, tail, .. }
             | ExecError::Failed { command, tail, .. } => {
                 *command = line();
-                *tail = without_logins(tail).into_owned();
+                *tail = without_secrets(tail);
             }
         }
         error
@@ -493,6 +493,11 @@ impl Applier {
             format!("the end of `{path}`:\n{}", end.join("\n"))
         }))
     }
+}
+
+/// What a package manager has said, without logins and passwords.
+fn without_secrets(text: &str) -> String {
+    without_logins(&without_secret_lines(text)).into_owned()
 }
 
 /// Whether the text of an error already contains these words.

@@ -1,11 +1,16 @@
 //! Scheduling: order, merging, locks, failure, cancellation.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
+
 use super::kit::{
     Rig, blocked, exists, file, fixed, install, needs, outcome, outcomes, packages, satisfied,
     step, why, write,
 };
 use crate::{
-    change::{Change, Lock},
+    change::{Admission, Change, Lock},
     engine::{EngineError, GraphError, Session},
     error::Report,
     event::{Event, Outcome},
@@ -195,6 +200,38 @@ async fn a_step_that_is_not_as_wanted_after_its_changes_failed() {
         report.steps[0].causes,
         ["before: not there", "now: not there"]
     );
+}
+
+#[tokio::test]
+async fn a_node_whose_cluster_is_silent_in_the_last_look_is_admitted_once_more() {
+    for (needed, exit, outcome) in [
+        (1, Exit::Ok, "node changed"),
+        (2, Exit::Ok, "node changed"),
+        (3, Exit::StepFailed, "node failed"),
+    ] {
+        let admitted = Arc::new(AtomicU32::new(0));
+        let (seen, counted) = (admitted.clone(), admitted.clone());
+        let rig = Rig::new([step("node", move |_| {
+            if seen.load(Ordering::SeqCst) >= needed {
+                return satisfied("it is Ready");
+            }
+            let admission = Admission {
+                node: "gpu-1".parse().unwrap(),
+                labels: Default::default(),
+                startup_taint: None,
+                access: None,
+                ready_timeout_seconds: 1,
+            };
+            needs(vec![Change::AdmitNode { admission }])
+        })]);
+        *rig.verbs.before.lock().unwrap() = Box::new(move |_| {
+            counted.fetch_add(1, Ordering::SeqCst);
+        });
+        let report = rig.install().await.unwrap();
+        assert_eq!(report.exit, exit, "{report:#?}");
+        assert_eq!(outcomes(&report), [outcome]);
+        assert_eq!(admitted.load(Ordering::SeqCst), needed.min(2));
+    }
 }
 
 #[tokio::test]

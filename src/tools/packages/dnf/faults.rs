@@ -48,6 +48,7 @@ const SIGNS: &[(&[&str], Fault)] = &[
     ),
     (&["Cannot prepare internal mirrorlist"], Fault::Network),
     (&["Failed to download metadata for repo"], Fault::Network),
+    (&[NO_KEY], Fault::Sources),
     (&["failed loading '", ".repo'"], Fault::Sources),
     (&["Parsing file", "failed"], Fault::Sources),
     (&["filtered out by exclude filtering"], Fault::Held),
@@ -72,6 +73,19 @@ const SIGNS: &[(&[&str], Fault)] = &[
     (&["scriptlet in rpm package"], Fault::Script),
     (&["scriptlet failed, exit status"], Fault::Script),
 ];
+
+/// As long as rpm knows no key at all, dnf installs nothing while one repository that verifies packages names none, also if that
+/// one does not even answer (`_checkGPGKey` in dnf/cli/commands/__init__.py; tried with dnf 4.14).
+const NO_KEY: &str = "Problem repository: [";
+
+/// What the user can do where dnf's words tell more than the class.
+#[must_use]
+pub fn remedy_for(text: &str) -> Option<&'static str> {
+    text.contains(NO_KEY).then_some(
+        "let the repository named above say where its key is (`gpgkey=`), give rpm the key (`rpm --import FILE`), or switch the \
+         repository off (`dnf config-manager --set-disabled NAME`)",
+    )
+}
 
 fn sign_in(text: &str) -> Option<(&str, Fault)> {
     SIGNS.iter().find_map(|(parts, fault)| {
@@ -149,6 +163,9 @@ pub fn first_reason(output: &str) -> Option<&str> {
 /// problems with their indented reasons, or what was filtered out.
 #[must_use]
 pub fn obstacle(text: &str) -> Option<String> {
+    if let Some(line) = text.lines().find(|line| line.starts_with(NO_KEY)) {
+        return Some(line.to_owned());
+    }
     let filtered: Vec<&str> = (text.lines())
         .filter(|line| line.contains(" filtering for argument: "))
         .collect();
@@ -296,6 +313,20 @@ mod tests {
             assert_eq!(fault(&text), expected, "{repository}: {text}");
         }
         assert_eq!(fault(DEAD), Fault::Missing);
+    }
+
+    #[test]
+    fn a_repository_without_a_key_is_named_where_rpm_knows_none() {
+        // The description has all options; a part of it.
+        let text = "\nYou have enabled checking of packages via GPG keys. This is a good thing.\nHowever, you do not have any \
+                    GPG public keys installed.\n\nProblem repository: [dead]\nbaseurl: http://127.0.0.1:9/dead/\ngpgcheck: \
+                    1\ngpgkey: \nname: dead\npassword: \nusername: \n";
+        assert_eq!(fault(text), Fault::Sources);
+        assert_eq!(telling_line(text), Some("Problem repository: [dead]"));
+        assert_eq!(first_reason(text), telling_line(text));
+        assert_eq!(obstacle(text).as_deref(), telling_line(text));
+        assert!(remedy_for(text).is_some_and(|remedy| remedy.contains("`gpgkey=`")));
+        assert_eq!(remedy_for(DEAD), None);
     }
 
     #[test]

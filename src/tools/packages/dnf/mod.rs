@@ -402,6 +402,10 @@ impl Transactions for Dnf {
         faults::hint(fault)
     }
 
+    fn remedy(&self, output: &str) -> Option<&'static str> {
+        faults::remedy_for(output)
+    }
+
     fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str> {
         faults::telling_line(output)
     }
