@@ -105,6 +105,12 @@ impl Finding {
             would_change: false,
         }
     }
+
+    /// What kind of act mends it: its own, else that of the registry.
+    #[must_use]
+    pub fn class(&self) -> Option<Remedy> {
+        (self.remedy_class).or_else(|| findings::row(&self.id).map(|row| row.remedy))
+    }
 }
 
 /// A family of health checks.

@@ -76,6 +76,10 @@ const NEEDS: &[(&str, &[&str])] = &[
             "nvl.nvlsm",
         ],
     ),
+    // A daemon that refuses its files does not run.
+    ("runtime.docker", &["rt.docker.files"]),
+    ("runtime.containerd", &["rt.containerd.files"]),
+    ("runtime.crio", &["rt.crio.files"]),
     (
         "rt.containerd.systemd-cgroup",
         &["runtime.containerd", "rt.containerd.files"],
@@ -111,7 +115,9 @@ const NEEDS: &[(&str, &[&str])] = &[
         "validation",
         &[
             "pci.gpu.present",
+            "pci.gpu.revff",
             "pci.driver-bound",
+            "log.fell-off-bus",
             "driver.module",
             "driver.libraries",
             "driver.fabric",
@@ -289,6 +295,33 @@ mod tests {
                 "pci.gpu.present",
                 "pci.gpu.present",
                 "pci.gpu.present"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_a_lost_gpu_or_a_refused_file_takes_along_is_folded_under_it() {
+        assert_eq!(
+            because(&[
+                ("log.fell-off-bus", Fail, None),
+                ("log.xid", Fail, None),
+                ("validation.devices", Fail, None),
+                ("validation.container", Fail, None),
+            ]),
+            ["-", "log.fell-off-bus", "log.fell-off-bus", "log.fell-off-bus"]
+        );
+        assert_eq!(
+            because(&[
+                ("rt.containerd.files", Fail, None),
+                ("runtime.containerd", Fail, None),
+                ("runtime.containerd-nvidia", Fail, None),
+                ("validation.container", Unknown, None),
+            ]),
+            [
+                "-",
+                "rt.containerd.files",
+                "rt.containerd.files",
+                "rt.containerd.files"
             ]
         );
     }

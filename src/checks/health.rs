@@ -6,6 +6,7 @@
 use std::sync::LazyLock;
 
 use async_trait::async_trait;
+use camino::Utf8Path;
 
 use super::words;
 use crate::{
@@ -13,6 +14,7 @@ use crate::{
     compat::switches::switches,
     host::{GpuHealth, Nvml, NvmlDevice, health::RemappedRows},
     model::{findings::Remedy, id::Id, pci::PciAddress},
+    state::{has_library, owner},
     step::StepError,
     tools::kernel_log::Recovery,
 };
@@ -565,6 +567,24 @@ fn findings(nvml: &Nvml, switches: Switches) -> Vec<Finding> {
         .collect()
 }
 
+/// Where the root of the container is mounted that has the operator's driver.
+const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
+
+/// The driver is somebody else's, and its library lies where only its own programs look. The operator's validator runs
+/// `nvidia-smi` in the container's root, too (NVIDIA/gpu-operator, `cmd/nvidia-validator`).
+fn out_of_reach(owner: &str, in_container: bool) -> Vec<Finding> {
+    let why = format!(
+        "NVML cannot be asked: the driver is that of {owner}, and its library is not on the library path"
+    );
+    let remedy = in_container
+        .then(|| format!("run `chroot {DRIVER_CONTAINER} nvidia-smi --query`, which asks it there"));
+    let one = |row: &Row| Finding {
+        remedy: remedy.clone(),
+        ..Finding::new(row.id.clone(), Verdict::Unknown, why.clone())
+    };
+    ROWS.iter().map(one).collect()
+}
+
 fn skipped(why: &str) -> Vec<Finding> {
     let one = |row: &Row| Finding::new(row.id.clone(), Verdict::Skip, why);
     ROWS.iter().map(one).collect()
@@ -582,14 +602,20 @@ impl Check for Health {
         if subject.state.loaded_driver()?.is_none() {
             return Ok(skipped("no driver is loaded"));
         }
+        let files = subject.host.files();
+        let nvml = subject.state.nvml().await;
+        if let (Nvml::NotLoadable { .. }, Some(owner)) = (nvml, owner(files, subject.facts)?) {
+            let in_container = has_library(files, Utf8Path::new(DRIVER_CONTAINER))?;
+            return Ok(out_of_reach(owner.name, in_container));
+        }
         let switches = switches(subject.matrix, subject.facts).is_some();
-        Ok(findings(subject.state.nvml().await, switches))
+        Ok(findings(nvml, switches))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ROWS, findings};
+    use super::{ROWS, findings, out_of_reach};
     use crate::{
         check::{Finding, Verdict},
         host::{
@@ -712,6 +738,21 @@ mod tests {
         {
             assert_eq!(finding.status, Verdict::Skip, "{}", finding.id.as_str());
             assert!(!finding.why.is_empty());
+        }
+    }
+
+    #[test]
+    fn gpus_of_a_driver_out_of_reach_are_unknown_and_the_command_that_asks_it_is_named() {
+        for (in_container, command) in [(true, Some("chroot /run/nvidia/driver")), (false, None)] {
+            let found = out_of_reach("NVIDIA's GPU Operator", in_container);
+            assert_eq!(found.len(), ROWS.len());
+            for finding in &found {
+                assert_eq!(finding.status, Verdict::Unknown);
+                assert!(finding.why.contains("NVIDIA's GPU Operator"), "{}", finding.why);
+                let remedy = finding.remedy.as_deref();
+                assert_eq!(remedy.is_some(), command.is_some());
+                assert!(command.is_none_or(|words| remedy.is_some_and(|said| said.contains(words))));
+            }
         }
     }
 

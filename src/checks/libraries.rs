@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     config::desired::Manager,
-    model::id::Id,
+    model::{findings::Remedy, id::Id},
     state::{Owner, library_folders, owner},
     step::StepError,
 };
@@ -192,25 +192,37 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         );
     }
     // A reboot helps only where the module on disk is that of the libraries.
-    let remedy = match (&state.next, &state.owner) {
-        (Some(next), Some(owner)) if next == loaded => format!(
-            "the parts of the driver must be of one version, and are those of {}: {}",
-            owner.name, owner.remedy
+    let (class, remedy) = match (&state.next, &state.owner) {
+        (Some(next), Some(owner)) if next == loaded => (
+            Remedy::Reconfigure,
+            format!(
+                "the parts of the driver must be of one version, and are those of {}: {}",
+                owner.name, owner.remedy
+            ),
         ),
-        (Some(next), None) if next == loaded => format!(
-            "bring all packages of the driver to one version in one transaction, then reboot; a reboot alone \
-             does not help, because the module on disk is {next}, too"
+        (Some(next), None) if next == loaded => (
+            Remedy::Reconfigure,
+            format!(
+                "bring all packages of the driver to one version in one transaction, then reboot; a reboot alone \
+                 does not help, because the module on disk is {next}, too"
+            ),
         ),
-        _ => "reboot: the libraries were upgraded while the old module was loaded".to_owned(),
+        _ => (
+            Remedy::Reboot,
+            "reboot: the libraries were upgraded while the old module was loaded".to_owned(),
+        ),
     };
-    finding(
-        Verdict::Fail,
-        format!(
-            "{}, but the loaded module has version {loaded}",
-            others.join(", ")
-        ),
-        Some(&remedy),
-    )
+    Finding {
+        remedy_class: Some(class),
+        ..finding(
+            Verdict::Fail,
+            format!(
+                "{}, but the loaded module has version {loaded}",
+                others.join(", ")
+            ),
+            Some(&remedy),
+        )
+    }
 }
 
 #[async_trait]
@@ -228,7 +240,7 @@ impl Check for Libraries {
 #[cfg(test)]
 mod tests {
     use super::{LibrariesState, decide};
-    use crate::check::Verdict;
+    use crate::{check::Verdict, model::findings::Remedy};
 
     fn state(loaded: Option<&str>, ml: Option<&str>, cuda: Option<&str>) -> LibrariesState {
         LibrariesState {
@@ -313,11 +325,17 @@ mod tests {
             let ml = Some("/usr/lib/libnvidia-ml.so.525.85.12");
             let mut state = state(Some("520.56.06"), ml, Some("/usr/lib/libcuda.so.525.85.12"));
             state.next = next.map(str::to_owned);
-            decide(&state, None).remedy.unwrap()
+            let finding = decide(&state, None);
+            (finding.remedy_class.unwrap(), finding.remedy.unwrap())
         };
-        assert!(old(Some("525.85.12")).starts_with("reboot:"));
-        assert!(old(None).starts_with("reboot:"));
-        assert!(old(Some("520.56.06")).starts_with("bring all packages"));
+        for next in [Some("525.85.12"), None] {
+            let (class, remedy) = old(next);
+            assert_eq!(class, Remedy::Reboot);
+            assert!(remedy.starts_with("reboot:"), "{remedy}");
+        }
+        let (class, remedy) = old(Some("520.56.06"));
+        assert_eq!(class, Remedy::Reconfigure);
+        assert!(remedy.starts_with("bring all packages"), "{remedy}");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::{
     facts::Facts,
     journal::GoingBack,
     model::{
-        findings::{self, Layer},
+        findings::{self, Layer, Remedy},
         id::{Id, stands_for},
     },
     step::{Assessment, StepError},
@@ -302,10 +302,10 @@ fn of_step(job: &Job) -> Option<Finding> {
             )
         }
         Assessment::Needs { why, changes } => match changes.as_slice() {
-            [Change::Reboot { why: reason }] => {
-                let remedy = format!("reboot: {reason}");
-                finding(Verdict::Fail, why, None, Some(remedy))
-            }
+            [Change::Reboot { why: reason }] => Finding {
+                remedy_class: Some(Remedy::Reboot),
+                ..finding(Verdict::Fail, why, None, Some(format!("reboot: {reason}")))
+            },
             changes => Finding {
                 would_change: true,
                 ..finding(

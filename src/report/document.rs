@@ -10,7 +10,7 @@ use crate::{
     host::Nvml,
     model::{
         capability::ComputeCapability,
-        findings::{self, Layer, Remedy},
+        findings::{Layer, Remedy},
         gpu::{Architecture, ArchitectureEvidence, ChipName, SupportedFlavours},
         id::StepId,
         pci::{PciAddress, PciId},
@@ -242,9 +242,7 @@ impl<'r> FindingDocument<'r> {
         Self {
             finding,
             layer: Layer::of(&finding.id),
-            remedy_class: (finding.remedy_class)
-                .or_else(|| findings::row(&finding.id).map(|row| row.remedy))
-                .filter(|_| is_bad),
+            remedy_class: finding.class().filter(|_| is_bad),
         }
     }
 }

@@ -138,10 +138,9 @@ fn drifted() -> RunReport {
 fn drift_is_a_list_with_one_command() {
     assert_eq!(
         text(|to| human::check(to, &drifted(), HERE, Style::default())),
-        "2 things would change\n\
+        "2 things would change: x is not installed\n\
          \n  \
          - A look (packages)\n    \
-         x is not installed\n    \
          also affected: A look\n\
          \n\
          To make these changes:\n\
@@ -154,8 +153,19 @@ fn drift_is_a_list_with_one_command() {
         here: false,
         ..HERE
     };
-    let text = text(|to| human::check(to, &drifted(), elsewhere, Style::default()));
-    assert!(text.contains("\n\nTo make these changes, run on that machine:\n\n"));
+    let there = text(|to| human::check(to, &drifted(), elsewhere, Style::default()));
+    assert!(there.contains("\n\nTo make these changes, run on that machine:\n\n"));
+    // Of several none is the first: each has its reason in the list.
+    let mut two = drifted();
+    two.findings[1] = Finding {
+        would_change: true,
+        ..finding("module", Verdict::Fail, "y is not loaded")
+    };
+    let several = text(|to| human::check(to, &two, HERE, Style::default()));
+    assert!(several.starts_with("2 things would change\n\n"), "{several}");
+    for why in ["\n    x is not installed\n", "\n    y is not loaded\n"] {
+        assert!(several.contains(why), "{several}");
+    }
 }
 
 #[test]

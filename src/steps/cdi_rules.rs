@@ -139,9 +139,11 @@ pub(super) async fn machine(cx: &Cx<'_>, loaded: bool) -> Result<Machine, StepEr
         visible: None,
     };
     if loaded && let Nvml::Ready(view) = cx.state.nvml().await {
+        // A GPU that NVML has lost is not gone: `validation.devices` says what brings it back.
+        let whole = view.devices.len() >= machine.gpus;
         // A name by UUID can be compared only if NVML gives every UUID.
         let known = |all: &Vec<Visible>| all.iter().all(|one| one.uuid.is_some());
-        machine.visible = Some(visible(view)).filter(known);
+        machine.visible = Some(visible(view)).filter(|all| whole && known(all));
     }
     Ok(machine)
 }

@@ -239,7 +239,8 @@ pub fn agree(
                 state.place,
                 view.devices.len()
             ),
-            "run `dmesg | grep -i -e xid -e NVRM`: a GPU fell off the bus or was not initialised",
+            "run `dmesg | grep -i -e xid -e NVRM` to see why: a GPU fell off the bus or was not initialised; reboot, and \
+             have the machine replaced if that does not help",
         );
     }
     let missing: Vec<String> = view
@@ -296,7 +297,9 @@ fn unready_nvml(nvml: &Nvml, state: &DevicesState, reinstall: Option<&str>) -> D
                 words::gpus(gpus),
                 state.place
             ),
-            "run `dmesg | grep NVRM`: the firmware or the GPU failed to start".to_owned(),
+            "run `dmesg | grep NVRM` to see why: the firmware or the GPU failed to start; reboot, and have the machine \
+             replaced if that does not help"
+                .to_owned(),
         ),
         Nvml::Hung { after_seconds } => {
             heals = Heals::Time(SLOW_NVML);

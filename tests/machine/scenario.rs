@@ -61,6 +61,7 @@ crate::scenarios::scenarios! {
     findings_of_other_runtimes: "findings-of-other-runtimes"
     flavour_refused: "flavour-refused"
     forbidden_repository: "forbidden-repository"
+    gpu_lost_later: "gpu-lost-later"
     gpu_not_in_branch: "gpu-not-in-branch"
     gpu_of_a_virtual_machine: "gpu-of-a-virtual-machine"
     gpu_off_the_bus: "gpu-off-the-bus"

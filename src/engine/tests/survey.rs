@@ -2,8 +2,11 @@
 
 use async_trait::async_trait;
 
-use super::kit::{Rig, blocked, file, fixed, outcomes, packages, satisfied, step, why, write};
+use super::kit::{
+    Rig, blocked, file, fixed, needs, outcomes, packages, satisfied, step, why, write,
+};
 use crate::{
+    change::Change,
     check::{Check, Finding, Subject, Verdict},
     engine::{RunReport, Unresolvable},
     error::Report,
@@ -11,7 +14,7 @@ use crate::{
     exit::Exit,
     facts::Unknown,
     host::ExecError,
-    model::id::Id,
+    model::{findings::Remedy, id::Id},
     step::{Assessment, StepError},
 };
 
@@ -230,6 +233,29 @@ async fn no_other_fault_explains_what_a_person_must_remove() {
         because("validation.devices"),
         Some(Id::new("driver.module"))
     );
+}
+
+#[tokio::test]
+async fn what_only_a_reboot_mends_has_that_as_its_remedy() {
+    let reboot = Change::Reboot {
+        why: "580 is loaded and 595 is installed".to_owned(),
+    };
+    let rig = Rig::new([
+        fixed("driver.module", needs(vec![reboot.clone()])),
+        fixed("driver.nodes", needs(vec![write("/a", "x"), reboot])),
+    ]);
+    let report = rig.check().await;
+    let of = |id: &str| {
+        let found = report.findings.iter().find(|one| one.id.as_str() == id);
+        let found = found.expect("the finding");
+        (found.remedy_class, found.remedy.clone().unwrap_or_default())
+    };
+    let (class, remedy) = of("driver.module");
+    assert_eq!(class, Some(Remedy::Reboot));
+    assert_eq!(remedy, "reboot: 580 is loaded and 595 is installed");
+    let (class, remedy) = of("driver.nodes");
+    assert_eq!(class, None);
+    assert!(remedy.starts_with("run `gpu-bootstrap install`"), "{remedy}");
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use crate::{
     config::desired::ConditionMeaning,
     engine::RunReport,
     exit::Exit,
-    model::{findings, id::Id},
+    model::{findings::Remedy, id::Id},
     tools::kubernetes::condition::Said,
 };
 
@@ -46,7 +46,7 @@ pub fn condition(
     let all_seen = report.exit == Exit::Ok || of_cluster_alone;
     let (ready, reason, message) = match root {
         Some(finding) => {
-            let remedy = findings::row(&finding.id).map_or("none", |row| row.remedy.name());
+            let remedy = finding.class().map_or("none", Remedy::name);
             let why = format!("{} (remedy: {remedy}): {}", finding.id, line(&finding.why));
             (Some(false), "CheckFailed", why)
         }
@@ -184,6 +184,9 @@ mod tests {
         let first = said(&broken);
         assert!(first.starts_with("pci.gpu.present (remedy: "), "{first}");
         assert!(first.ends_with("): it is [31moff"), "{first}");
+        broken.findings[1].remedy_class = Some(Remedy::PowerCycle);
+        let own = said(&broken);
+        assert!(own.starts_with("pci.gpu.present (remedy: power-cycle): "), "{own}");
         broken.findings[1].why = "é".repeat(400);
         let long = cut(&said(&broken));
         assert_eq!(long.chars().count(), LONGEST);

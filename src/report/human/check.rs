@@ -118,7 +118,10 @@ fn headline<'r>(
     }
     if sorted.changes > 0 {
         let text = format!("{} would change", things(sorted.changes));
-        return plain(Ink::Doubt, text);
+        return match sorted.drift[..] {
+            [only] => because(Ink::Doubt, &format!("{text}: "), only),
+            _ => plain(Ink::Doubt, text),
+        };
     }
     if let Some(finding) = sorted.doubts.iter().find(nothing) {
         return because(
@@ -243,6 +246,11 @@ pub fn check(
     to.flush()
 }
 
+/// Whether the first line has told the whole reason of a finding.
+fn is_told(headline: &Headline<'_>, finding: &Finding) -> bool {
+    (headline.tells).is_some_and(|told| std::ptr::eq(told, finding))
+}
+
 fn problems(
     to: &mut dyn Write,
     sorted: &Sorted<'_>,
@@ -251,9 +259,8 @@ fn problems(
 ) -> io::Result<()> {
     for finding in sorted.broken.iter().chain(&sorted.doubts) {
         writeln!(to)?;
-        let told = (headline.tells).is_some_and(|told| std::ptr::eq(told, *finding));
         let show = Shown {
-            why: !told,
+            why: !is_told(headline, finding),
             // The command follows once, after everything that it changes.
             install: sorted.drift.is_empty(),
         };
@@ -270,7 +277,9 @@ fn problems(
         for finding in &sorted.drift {
             let title = style.titled(&finding.title, finding.id.as_str());
             writeln!(to, "{}", style.hanging("  - ", &title))?;
-            writeln!(to, "{}", style.indented(4, &finding.why))?;
+            if !is_told(headline, finding) {
+                writeln!(to, "{}", style.indented(4, &finding.why))?;
+            }
             let head = format!("    {BLOCKED} ");
             listed(to, &head, &sorted.under(finding), style)?;
         }
