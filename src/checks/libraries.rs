@@ -327,6 +327,7 @@ mod tests {
         state.owner = Some(crate::state::Owner {
             name: "an image of OSTree",
             evidence: String::new(),
+            fabric_manager: false,
             why: "",
             remedy: "update to another image",
         });
@@ -347,6 +348,7 @@ mod tests {
         owned.owner = Some(crate::state::Owner {
             name: "NVIDIA's GPU Operator",
             evidence: String::new(),
+            fabric_manager: false,
             why: "",
             remedy: "",
         });
