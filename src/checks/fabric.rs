@@ -518,7 +518,9 @@ fn joined(state: &FabricState) -> Finding {
 /// Where the fabric manager says what it does.
 fn log_of(state: &FabricState) -> String {
     match state.owner {
-        Some(owner) => format!("the log of the fabric manager, which comes with the driver of {owner}"),
+        Some(owner) => {
+            format!("the log of the fabric manager, which comes with the driver of {owner}")
+        }
         None => format!("`journalctl --unit {}`", fabric::UNIT),
     }
 }
@@ -815,10 +817,16 @@ mod tests {
         let finding = subnet(&cut_off);
         assert_eq!(finding.status, Verdict::Fail);
         let remedy = finding.remedy.unwrap_or_default();
-        assert!(remedy.contains("linux-modules-extra-6.8.0-1030-aws"), "{remedy}");
+        assert!(
+            remedy.contains("linux-modules-extra-6.8.0-1030-aws"),
+            "{remedy}"
+        );
         cut_off.lacks_module = None;
         let remedy = subnet(&cut_off).remedy.unwrap_or_default();
-        assert!(remedy.starts_with("run `modprobe --all ib_umad`"), "{remedy}");
+        assert!(
+            remedy.starts_with("run `modprobe --all ib_umad`"),
+            "{remedy}"
+        );
         cut_off.unit = Ok(Some(fixtures::unit("enabled", "active")));
         assert_eq!(subnet(&cut_off).status, Verdict::Pass);
     }

@@ -35,6 +35,8 @@ struct LibrariesState {
     told: bool,
     /// The module on disk that the next boot loads.
     next: Option<String>,
+    /// Packages of the driver are there.
+    packaged: bool,
     /// Who has the driver, where it is somebody else.
     owner: Option<Owner>,
     /// The name, and the file that it resolves to.
@@ -74,6 +76,7 @@ async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
         loaded: loaded.map(ToString::to_string),
         told,
         next: next.map(|version| version.to_string()),
+        packaged: subject.state.driver().await.package_version.is_some(),
         owner: owner(files, subject.facts)?,
         found,
         all,
@@ -197,6 +200,10 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
             "the parts of the driver must be of one version, and are those of {}: {}",
             owner.name, owner.remedy
         ),
+        (Some(next), None) if next == loaded && !state.packaged => format!(
+            "install libraries and module of one version again, with what installed them, because no package has them; a \
+             reboot alone does not help, because the module on disk is {next}, too"
+        ),
         (Some(next), None) if next == loaded => format!(
             "bring all packages of the driver to one version in one transaction, then reboot; a reboot alone \
              does not help, because the module on disk is {next}, too"
@@ -235,6 +242,7 @@ mod tests {
             loaded: loaded.map(str::to_owned),
             told: true,
             next: None,
+            packaged: true,
             owner: None,
             found: vec![
                 ("libnvidia-ml.so.1", ml.map(Into::into)),
@@ -318,6 +326,17 @@ mod tests {
         assert!(old(Some("525.85.12")).starts_with("reboot:"));
         assert!(old(None).starts_with("reboot:"));
         assert!(old(Some("520.56.06")).starts_with("bring all packages"));
+        // Azure/AKS issue 5869: what an image unpacks belongs to no package.
+        let ml = Some("/usr/lib/libnvidia-ml.so.580.159.04");
+        let mut image = state(
+            Some("570.211.01"),
+            ml,
+            Some("/usr/lib/libcuda.so.580.159.04"),
+        );
+        image.next = Some("570.211.01".to_owned());
+        image.packaged = false;
+        let remedy = decide(&image, None).remedy.unwrap();
+        assert!(remedy.contains("with what installed them"), "{remedy}");
     }
 
     #[test]

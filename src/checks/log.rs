@@ -589,6 +589,14 @@ fn firmware(file: Option<&str>, code: Option<u32>, board: &Board<'_>) -> Refusal
     }
 }
 
+/// Why the kernel refused the driver's module.
+pub(super) fn not_loaded(messages: &[Message], board: &Board<'_>) -> Option<Refusal> {
+    let (row, _) = kernel_log::rows(messages).find(|(row, _)| row.kind == Kind::Load)?;
+    board
+        .idle
+        .then(|| Refusal::new(row.why.clone(), row.remedy.clone()))
+}
+
 /// What the table says about GPUs without a driver: why the module was not loaded, or why it did not start
 /// a GPU.
 pub(super) fn reason(messages: &[Message], board: &Board<'_>) -> Option<Refusal> {
@@ -904,13 +912,18 @@ mod tests {
         let finding = said(&line.repeat(2)).remove(0);
         assert_eq!(finding.status, Verdict::Fail);
         assert!(
-            finding.why.starts_with("Xid 149 of the GPU at 0000:18:00.0 (NVLink error, NETIR)"),
+            finding
+                .why
+                .starts_with("Xid 149 of the GPU at 0000:18:00.0 (NVLink error, NETIR)"),
             "{}",
             finding.why
         );
         // Where it is there, it alone says how bad it was.
         let own = "NVRM: Xid (PCI:0000:18:00): 149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 08\n";
-        assert_eq!(said(&format!("{own}{line}")).remove(0).status, Verdict::Pass);
+        assert_eq!(
+            said(&format!("{own}{line}")).remove(0).status,
+            Verdict::Pass
+        );
     }
 
     #[test]
@@ -960,7 +973,10 @@ mod tests {
         };
         let down = said("NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x22:0x56:763)\n");
         let remedy = down.remedy.unwrap();
-        assert!(remedy.contains("on the host") && !remedy.contains("seat"), "{remedy}");
+        assert!(
+            remedy.contains("on the host") && !remedy.contains("seat"),
+            "{remedy}"
+        );
         let unknown = said(
             "NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330)\nNVRM: installed in this system is not supported by the\n",
         );
@@ -975,7 +991,10 @@ mod tests {
         assert_eq!(finding.status, Verdict::Warn);
         assert!(finding.why.contains("GPUDirect RDMA"), "{}", finding.why);
         let failed = "NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x24:0x1c:1436)\n";
-        assert_eq!(said(&format!("{line}{failed}")).remove(3).status, Verdict::Fail);
+        assert_eq!(
+            said(&format!("{line}{failed}")).remove(3).status,
+            Verdict::Fail
+        );
     }
 
     #[test]

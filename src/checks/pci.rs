@@ -225,6 +225,8 @@ fn counts(found: &[Bound<'_>]) -> String {
 struct Means {
     /// Why the driver refused it, where the kernel's log tells.
     refusal: Option<log::Refusal>,
+    /// Why NVIDIA's module is not loaded: then a driver of the kernel has the GPU.
+    absent: Option<log::Refusal>,
     /// A driver is loaded, and has refused the GPU.
     loaded: bool,
     /// This program can install a driver here.
@@ -273,6 +275,9 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
         ));
     }
     whys.extend(refusal.map(|refusal| refusal.why.clone()));
+    let in_tree = |driver: &&str| *driver == "nouveau" || is_nova(driver);
+    let absent = (means.absent.as_ref())
+        .filter(|_| none.is_empty() && !others.is_empty() && others.iter().all(in_tree));
     for other in &others {
         let of_it = with(&|driver| driver == Some(*other));
         whys.push(format!(
@@ -283,6 +288,7 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
             places(of_it)
         ));
     }
+    whys.extend(absent.map(|absent| absent.why.clone()));
     if !reserved.is_empty() {
         whys.push(format!(
             "{} of {} {} reserved for virtual machines: {}",
@@ -299,8 +305,7 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
         Verdict::Warn
     };
     let is_vgpu = none.iter().any(|gpu| gpu.vgpu);
-    let in_tree = |driver: &&&str| **driver == "nouveau" || is_nova(driver);
-    let other = others.iter().find(|driver| !in_tree(driver));
+    let other = others.iter().find(|&driver| !in_tree(driver));
     // What has fallen off the bus needs no other driver.
     let because = (!none.is_empty()
         && others.is_empty()
@@ -316,6 +321,12 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
         Some(format!(
             "run `rmmod {other}`, then `gpu-bootstrap install`: NVIDIA's driver takes no GPU that \
              another driver has"
+        ))
+    } else if let Some(absent) = absent {
+        Some(format!(
+            "{}; then deny the driver of the kernel in `/etc/modprobe.d` if it is not denied yet, make the initramfs anew, \
+             and reboot",
+            absent.remedy
         ))
     } else if !others.is_empty() && means.installs {
         Some(format!("{INSTALL}: it denies the drivers of the kernel"))
@@ -422,16 +433,20 @@ impl Check for Pci {
             loaded,
             installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
             refusal: None,
+            absent: None,
             fell: Vec::new(),
         };
         if let KernelLog::Known { messages, .. } = subject.state.kernel_log().await {
             let board = log::Board::of(subject).await?;
             means.refusal =
                 log::refusal(messages, &board).or_else(|| log::reason(messages, &board));
+            means.absent = log::not_loaded(messages, &board);
             means.fell = log::off_the_bus(messages).into_iter().flatten().collect();
         }
-        if means.refusal.is_none() && !loaded {
-            means.refusal = without_module(subject)?;
+        if !loaded {
+            let without = without_module(subject)?;
+            means.absent = means.absent.or_else(|| without.clone());
+            means.refusal = means.refusal.or(without);
         }
         let of_drivers = match detect(subject) {
             Ok(found) => bound(&found, &means),
@@ -464,6 +479,7 @@ mod tests {
     fn means(loaded: bool) -> Means {
         Means {
             refusal: None,
+            absent: None,
             loaded,
             installs: true,
             fell: Vec::new(),
@@ -485,6 +501,33 @@ mod tests {
             let remedy = bound(&[(&facts.gpus[0], driver)], &nowhere).remedy;
             assert!(remedy.is_some_and(|text| text.contains(words)), "{words}");
         }
+    }
+
+    #[test]
+    fn nouveau_has_a_gpu_because_the_module_of_nvidia_is_not_loaded() {
+        let facts = facts();
+        let rejected = Means {
+            absent: Some(super::log::Refusal::new(
+                "the kernel refuses the module".to_owned(),
+                "enroll the key".to_owned(),
+            )),
+            ..means(false)
+        };
+        let finding = bound(&[(&facts.gpus[0], Some("nouveau"))], &rejected);
+        assert!(
+            finding.why.ends_with("; the kernel refuses the module"),
+            "{}",
+            finding.why
+        );
+        assert!(
+            finding
+                .remedy
+                .unwrap_or_default()
+                .starts_with("enroll the key; then deny")
+        );
+        // Another driver is in the way whatever NVIDIA's module does.
+        let remedy = bound(&[(&facts.gpus[0], Some("odd"))], &rejected).remedy;
+        assert!(remedy.is_some_and(|text| text.contains("rmmod odd")));
     }
 
     #[test]

@@ -346,9 +346,17 @@ mod tests {
             panic!("one runtime is astray");
         };
         assert!(fault.why.contains("no runtime `nvidia`"), "{}", fault.why);
-        assert!(fault.remedy.contains("/etc/crio/crio.conf.d"), "{}", fault.remedy);
+        assert!(
+            fault.remedy.contains("/etc/crio/crio.conf.d"),
+            "{}",
+            fault.remedy
+        );
         // It is read from elsewhere, too.
-        let both = [&read[..], &[file("/etc/crio/crio.conf.d/99-nvidia.toml", OLDER)]].concat();
+        let both = [
+            &read[..],
+            &[file("/etc/crio/crio.conf.d/99-nvidia.toml", OLDER)],
+        ]
+        .concat();
         assert!(astray(&both, &unread).is_empty());
     }
 
