@@ -227,6 +227,8 @@ struct Means {
     refusal: Option<log::Refusal>,
     /// Why NVIDIA's module is not loaded: then a driver of the kernel has the GPU.
     absent: Option<log::Refusal>,
+    /// NVIDIA's module is on disk for the running kernel, and not loaded.
+    on_disk: bool,
     /// A driver is loaded, and has refused the GPU.
     loaded: bool,
     /// This program can install a driver here.
@@ -347,6 +349,12 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
         None
     } else if means.installs {
         Some(INSTALL.to_owned())
+    } else if means.on_disk {
+        Some(
+            "run `modprobe nvidia`: NVIDIA's module is on disk for this kernel; where it cannot be loaded, \
+             `dmesg | grep -i nvidia` has the reason"
+                .to_owned(),
+        )
     } else {
         fits(found)
     };
@@ -385,18 +393,27 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepErr
     }
     let why = format!("the running kernel {running} has no module of NVIDIA's driver");
     let id = (subject.facts.gpus.first()).map_or(String::new(), |gpu| gpu.pci_id.to_string());
-    for version in files.list(&Utf8Path::new(dkms::TREE).join("nvidia"))? {
-        let log = format!("{}/nvidia/{version}/build/make.log", dkms::TREE);
-        // DKMS moves it away when it has built.
-        if files.exists(Utf8Path::new(&log))? {
-            return Ok(Some(log::Refusal::new(
-                format!("{why}, because DKMS did not build {version}"),
+    for (version, log) in dkms::failed(files)? {
+        let text = files.read(&log)?.unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        if dkms::kernel_of_log(&text).is_some_and(|kernel| kernel != running) {
+            continue;
+        }
+        let why = format!("{why}, because DKMS did not build {version}");
+        let refusal = match dkms::failure(&text) {
+            Some((cause, remedy)) => log::Refusal::new(
+                format!("{why}: {cause}"),
+                format!("{remedy}, then run `dkms autoinstall`; `{log}` has the lines"),
+            ),
+            None => log::Refusal::new(
+                why,
                 format!(
                     "read the end of `{log}`; install the headers of this kernel, or a driver that builds for it \
                      (`gpu-bootstrap compat --gpu {id} --kernel {running}`)"
                 ),
-            )));
-        }
+            ),
+        };
+        return Ok(Some(refusal));
     }
     for kernel in files.list(Utf8Path::new(kmod::FOLDER))? {
         if kernel != running && module(&kernel)? == Some(true) {
@@ -410,6 +427,32 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepErr
         }
     }
     Ok(None)
+}
+
+/// The line that keeps NVIDIA's module, which is on disk, from being loaded.
+fn denied(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepError> {
+    // Debian's module has another name than its driver.
+    let modules = [DRIVER, "nvidia-current"].map(str::to_owned);
+    let lines = kmod::denials(subject.host.files(), &modules)?;
+    Ok(lines.into_iter().next().map(|line| {
+        log::Refusal::new(
+            format!("NVIDIA's module is denied: {line}"),
+            "take that line out (where nvidia-prime wrote it, run `prime-select nvidia`), make the initramfs anew, and reboot"
+                .to_owned(),
+        )
+    }))
+}
+
+/// Whether the running kernel has NVIDIA's module on disk.
+fn has_module(subject: &Subject<'_>) -> Result<bool, StepError> {
+    let Some(running) = &subject.facts.kernel.running else {
+        return Ok(false);
+    };
+    let list = subject
+        .host
+        .files()
+        .read_text(&kmod::list_of(&running.to_string()))?;
+    Ok(list.is_some_and(|list| nvidia_module(&list).is_some()))
 }
 
 #[async_trait]
@@ -434,6 +477,7 @@ impl Check for Pci {
             installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
             refusal: None,
             absent: None,
+            on_disk: false,
             fell: Vec::new(),
         };
         if let KernelLog::Known { messages, .. } = subject.state.kernel_log().await {
@@ -444,7 +488,11 @@ impl Check for Pci {
             means.fell = log::off_the_bus(messages).into_iter().flatten().collect();
         }
         if !loaded {
-            let without = without_module(subject)?;
+            means.on_disk = has_module(subject)?;
+            let without = match means.on_disk {
+                true => denied(subject)?,
+                false => without_module(subject)?,
+            };
             means.absent = means.absent.or_else(|| without.clone());
             means.refusal = means.refusal.or(without);
         }
@@ -480,6 +528,7 @@ mod tests {
         Means {
             refusal: None,
             absent: None,
+            on_disk: false,
             loaded,
             installs: true,
             fell: Vec::new(),
@@ -501,6 +550,18 @@ mod tests {
             let remedy = bound(&[(&facts.gpus[0], driver)], &nowhere).remedy;
             assert!(remedy.is_some_and(|text| text.contains(words)), "{words}");
         }
+    }
+
+    #[test]
+    fn a_module_that_is_on_disk_is_loaded_and_not_installed_again() {
+        let facts = facts();
+        let on_disk = Means {
+            installs: false,
+            on_disk: true,
+            ..means(false)
+        };
+        let remedy = bound(&[(&facts.gpus[0], None)], &on_disk).remedy;
+        assert!(remedy.is_some_and(|text| text.starts_with("run `modprobe nvidia`")));
     }
 
     #[test]
