@@ -148,6 +148,10 @@ mod tests {
         for (file, name) in [
             ("/etc/nv_tegra_release", "NVIDIA's JetPack"),
             ("/run/ostree-booted", "an image of OSTree"),
+            (
+                "/home/kubernetes/bin/nvidia/bin/nvidia-smi",
+                "Google Kubernetes Engine",
+            ),
         ] {
             assert_eq!(told(&[(file, "")], None).unwrap().0, name);
         }
