@@ -193,7 +193,7 @@ mod tests {
             distribution: Some("k3s"),
             ..Present::default()
         };
-        assert_eq!(choose(None, &k3s).0, []);
+        assert!(choose(None, &k3s).0.is_empty());
         assert_eq!(choose(Kubeadm, &k3s).0, [Containerd]);
         k3s.installed = vec![Docker];
         assert_eq!(choose(None, &k3s).0, [Docker]);
