@@ -13,8 +13,9 @@ use crate::{
     facts::Facts,
     host::{FabricHealth, FabricProgress, FilesError, GpuFabric, Nvml, ReadFiles},
     model::{id::Id, version::DriverVersion},
+    state::owner,
     step::StepError,
-    tools::{fabric, systemctl::UnitState},
+    tools::{fabric, kmod, systemctl::UnitState},
 };
 
 const UNIT: Id = Id::new("nvl.fm.unit");
@@ -54,6 +55,12 @@ struct FabricState {
     subnet_manager: bool,
     /// What files tell of it.
     files: InFiles,
+    /// Who brings it with the driver, where packages and units do not tell of it.
+    owner: Option<&'static str>,
+    /// Modules of the kernel that switches behind network devices need, and that are not loaded.
+    not_loaded: Vec<&'static str>,
+    /// The running kernel, where it does not have one of them on disk.
+    lacks_module: Option<String>,
     /// The GPUs are of a rack, whose switches are managed elsewhere.
     rack: bool,
     /// The state of its unit; `Err` has why it was not asked.
@@ -113,6 +120,11 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
         switches: switches_of(subject.matrix, subject.facts),
         packages: state.packages_like(&fabric::PACKAGES).await,
         subnet_manager: false,
+        owner: owner(subject.host.files(), subject.facts)?
+            .filter(|owner| owner.fabric_manager)
+            .map(|owner| owner.name),
+        not_loaded: Vec::new(),
+        lacks_module: None,
         unit: Ok(None),
         files: in_files(subject.host.files())?,
         rack: (subject.facts.gpus.iter())
@@ -141,6 +153,9 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
     if found.switches == Switches::None && !installed && !found.files.there {
         return Ok(found);
     }
+    if matches!(found.switches, Switches::Managed(_)) {
+        (found.not_loaded, found.lacks_module) = not_loaded(subject)?;
+    }
     found.subnet_manager = (state.packages_like(&[fabric::SUBNET_MANAGER]).await)
         .is_ok_and(|packages| !packages.is_empty());
     found.unit = match state.unit(fabric::UNIT).await {
@@ -151,6 +166,39 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
         },
     };
     Ok(found)
+}
+
+/// The modules that the subnet manager needs and that are not loaded, and the running kernel, where one of them is not on
+/// disk for it.
+fn not_loaded(subject: &Subject<'_>) -> Result<(Vec<&'static str>, Option<String>), StepError> {
+    let files = subject.host.files();
+    let loaded = subject.state.loaded_modules()?;
+    // A recorded tree may lack the list; it is empty on no machine with a driver.
+    if loaded.is_empty() {
+        return Ok((Vec::new(), None));
+    }
+    let mut missing = Vec::new();
+    for module in fabric::SUBNET_MODULES {
+        // One that is built into the kernel is there, too.
+        let built_in = format!("/sys/module/{module}");
+        if !loaded.iter().any(|name| name == module) && !files.exists(Utf8Path::new(&built_in))? {
+            missing.push(module);
+        }
+    }
+    let mut lacks = None;
+    if let Some(running) = &subject.facts.kernel.running {
+        let running = running.to_string();
+        // An absent list tells nothing.
+        let list = files.read_text(&kmod::list_of(&running))?;
+        let lacks_one = |list: String| {
+            let has = |module: &&str| list.contains(&format!("/{module}.ko"));
+            !missing.iter().all(|module| has(module))
+        };
+        if list.is_some_and(lacks_one) {
+            lacks = Some(running);
+        }
+    }
+    Ok((missing, lacks))
 }
 
 /// Whether the GPU is in its fabric.
@@ -234,6 +282,21 @@ fn unit(state: &FabricState) -> Finding {
     // What is not known to be there is not there, if files tell at all.
     let installed = state.files.there
         || (state.packages.as_ref()).map_or(!state.files.told, |packages| !packages.is_empty());
+    if let (Some(owner), Ok(None) | Err(_), false) = (state.owner, &state.unit, installed) {
+        let all_in = |gpus: &Vec<(u32, Option<GpuFabric>)>| !gpus.is_empty() && !wait(gpus);
+        return match state.gpus.as_ref().is_ok_and(all_in) {
+            true => say(
+                Verdict::Pass,
+                format!("{needed}, which comes with the driver of {owner}: the GPUs have joined"),
+            ),
+            false => say(
+                Verdict::Skip,
+                format!(
+                    "{needed}, which comes with the driver of {owner}; whether it runs is not seen here"
+                ),
+            ),
+        };
+    }
     let install = || match &state.driver {
         Some(_) if state.switches == Switches::Pci(0, Evidence::Nvml) => format!(
             "in a virtual machine, ask who runs the host whether its fabric manager runs; on the \
@@ -271,6 +334,13 @@ fn version(state: &FabricState) -> Finding {
     let say = |status, why: String| Finding::new(VERSION, status, why);
     if state.switches == Switches::None {
         return say(Verdict::Skip, needed(&state.switches));
+    }
+    let is_packaged = (state.packages.as_ref()).is_ok_and(|packages| !packages.is_empty());
+    if let (Some(owner), false) = (state.owner, is_packaged) {
+        return say(
+            Verdict::Skip,
+            format!("it comes with the driver of {owner}"),
+        );
     }
     let packages = match &state.packages {
         Ok(packages) => packages,
@@ -312,12 +382,54 @@ fn version(state: &FabricState) -> Finding {
     }
 }
 
+/// Whether the fabric manager cannot reach its switches, because modules of the kernel are not loaded.
+fn is_cut_off(state: &FabricState) -> bool {
+    let runs = matches!(&state.unit, Ok(Some(unit)) if unit.is_active());
+    !state.not_loaded.is_empty() && !runs
+}
+
+fn cut_off(state: &FabricState) -> Finding {
+    let modules = state.not_loaded.join(", ");
+    let load = format!(
+        "run `modprobe --all {}`, name {modules} in a file of `/etc/modules-load.d`, and start the fabric manager again",
+        state.not_loaded.join(" ")
+    );
+    Finding {
+        observed: Some(format!("{modules} not loaded")),
+        expected: Some(format!("{} loaded", fabric::SUBNET_MODULES.join(", "))),
+        remedy: Some(match &state.lacks_module {
+            Some(kernel) => format!(
+                "install the package that has them for {kernel} (Ubuntu: `linux-modules-extra-{kernel}`; Amazon Linux: \
+                 the kernel's `modules-extra`); then {load}"
+            ),
+            None => load,
+        }),
+        ..Finding::new(
+            SUBNET,
+            Verdict::Fail,
+            format!(
+                "the fabric manager reaches the NVLink switches only through modules of the kernel that are not loaded \
+                 ({modules}): the GPUs stay outside the fabric (CUDA error 802)"
+            ),
+        )
+    }
+}
+
 fn subnet(state: &FabricState) -> Finding {
     let say = |status, why: &str| Finding::new(SUBNET, status, why);
     match (&state.switches, &state.packages) {
         (Switches::None | Switches::Pci(..), _) => {
             say(Verdict::Skip, "no switch needs a subnet manager")
         }
+        (Switches::Managed(_), _)
+            if is_cut_off(state) && (state.subnet_manager || state.owner.is_some()) =>
+        {
+            cut_off(state)
+        }
+        (Switches::Managed(_), _) if state.owner.is_some() && !state.subnet_manager => say(
+            Verdict::Skip,
+            "it comes with the driver, as the fabric manager does",
+        ),
         (Switches::Managed(_), Err(why)) => say(Verdict::Unknown, why),
         (Switches::Managed(_), Ok(_)) if state.subnet_manager => say(
             Verdict::Pass,
@@ -376,8 +488,8 @@ fn joined(state: &FabricState) -> Finding {
         return Finding {
             expected: Some("healthy".to_owned()),
             remedy: Some(format!(
-                "drain the node and look at its links with `nvidia-smi nvlink --status` and `journalctl --unit {}`",
-                fabric::UNIT
+                "drain the node and look at its links with `nvidia-smi nvlink --status`, and at {}",
+                log_of(state)
             )),
             ..say(
                 Verdict::Fail,
@@ -389,8 +501,8 @@ fn joined(state: &FabricState) -> Finding {
         observed: Some(outside.join(", ")),
         expected: Some("completed".to_owned()),
         remedy: Some(format!(
-            "run `journalctl --unit {}` to see why; a restart of it lets the GPUs join again",
-            fabric::UNIT
+            "look at {} to see why; a restart of it lets the GPUs join again",
+            log_of(state)
         )),
         ..say(
             Verdict::Fail,
@@ -400,6 +512,16 @@ fn joined(state: &FabricState) -> Finding {
                 gpus.len()
             ),
         )
+    }
+}
+
+/// Where the fabric manager says what it does.
+fn log_of(state: &FabricState) -> String {
+    match state.owner {
+        Some(owner) => {
+            format!("the log of the fabric manager, which comes with the driver of {owner}")
+        }
+        None => format!("`journalctl --unit {}`", fabric::UNIT),
     }
 }
 
@@ -429,12 +551,12 @@ impl Check for Fabric {
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let state = detect(subject).await?;
-        Ok(vec![
-            unit(&state),
-            version(&state),
-            subnet(&state),
-            joined(&state),
-        ])
+        let mut unit = unit(&state);
+        let subnet = subnet(&state);
+        if is_cut_off(&state) && subnet.status == Verdict::Fail && unit.status == Verdict::Fail {
+            unit.because = Some(SUBNET);
+        }
+        Ok(vec![unit, version(&state), subnet, joined(&state)])
     }
 }
 
@@ -464,6 +586,9 @@ mod tests {
                 told: true,
                 ..InFiles::default()
             },
+            owner: None,
+            not_loaded: Vec::new(),
+            lacks_module: None,
             rack: false,
             packages: Ok(vec![(
                 "nvidia-fabricmanager-580".to_owned(),
@@ -682,5 +807,55 @@ mod tests {
             ..managed
         };
         assert_eq!(subnet(&with).status, Verdict::Pass);
+        // Without the modules it finds no switch; a fabric manager that runs has found them.
+        let mut cut_off = FabricState {
+            not_loaded: vec!["ib_umad"],
+            lacks_module: Some("6.8.0-1030-aws".to_owned()),
+            unit: Ok(Some(fixtures::unit("enabled", "failed"))),
+            ..with
+        };
+        let finding = subnet(&cut_off);
+        assert_eq!(finding.status, Verdict::Fail);
+        let remedy = finding.remedy.unwrap_or_default();
+        assert!(
+            remedy.contains("linux-modules-extra-6.8.0-1030-aws"),
+            "{remedy}"
+        );
+        cut_off.lacks_module = None;
+        let remedy = subnet(&cut_off).remedy.unwrap_or_default();
+        assert!(
+            remedy.starts_with("run `modprobe --all ib_umad`"),
+            "{remedy}"
+        );
+        cut_off.unit = Ok(Some(fixtures::unit("enabled", "active")));
+        assert_eq!(subnet(&cut_off).status, Verdict::Pass);
+    }
+
+    #[test]
+    fn a_fabric_manager_in_the_container_of_the_driver_is_not_missing() {
+        let mut owned = FabricState {
+            owner: Some("NVIDIA's GPU Operator"),
+            packages: Ok(Vec::new()),
+            unit: Ok(None),
+            ..state()
+        };
+        let joined_all = unit(&owned);
+        assert_eq!(joined_all.status, Verdict::Pass, "{}", joined_all.why);
+        assert_eq!(version(&owned).status, Verdict::Skip);
+        let managed = FabricState {
+            switches: Switches::Managed(Evidence::ProductData),
+            ..owned.clone()
+        };
+        assert_eq!(subnet(&managed).status, Verdict::Skip);
+        // Before Hopper, NVML knows no fabric.
+        owned.gpus = Ok(Vec::new());
+        assert_eq!(unit(&owned).status, Verdict::Skip);
+        owned.gpus = Ok(vec![(0, Some(gpu(FabricProgress::InProgress, 0)))]);
+        let finding = joined(&owned);
+        assert_eq!(finding.status, Verdict::Fail);
+        assert!(finding.remedy.unwrap_or_default().contains("GPU Operator"));
+        // One on the host is judged as on each other machine.
+        owned.unit = Ok(Some(fixtures::unit("enabled", "failed")));
+        assert_eq!(unit(&owned).status, Verdict::Fail);
     }
 }

@@ -62,7 +62,9 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
             );
         }
         return match (found.nvidia, toolkit) {
-            (Some(true), _) => pass(format!("{whose}, which knows the nvidia runtime")),
+            (Some(true), _) => pass(format!(
+                "{whose}, which knows the nvidia runtime: pods ask for it by a RuntimeClass, unless it is the default one"
+            )),
             // The toolkit comes first: its own step says so.
             (_, false) => say(
                 Verdict::Skip,

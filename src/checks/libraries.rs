@@ -35,6 +35,8 @@ struct LibrariesState {
     told: bool,
     /// The module on disk that the next boot loads.
     next: Option<String>,
+    /// Packages of the driver are there.
+    packaged: bool,
     /// Who has the driver, where it is somebody else.
     owner: Option<Owner>,
     /// The name, and the file that it resolves to.
@@ -74,6 +76,7 @@ async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
         loaded: loaded.map(ToString::to_string),
         told,
         next: next.map(|version| version.to_string()),
+        packaged: subject.state.driver().await.package_version.is_some(),
         owner: owner(files, subject.facts)?,
         found,
         all,
@@ -202,10 +205,16 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         ),
         (Some(next), None) if next == loaded => (
             Remedy::Reconfigure,
-            format!(
-                "bring all packages of the driver to one version in one transaction, then reboot; a reboot alone \
-                 does not help, because the module on disk is {next}, too"
-            ),
+            match state.packaged {
+                true => format!(
+                    "bring all packages of the driver to one version in one transaction, then reboot; a reboot alone \
+                     does not help, because the module on disk is {next}, too"
+                ),
+                false => format!(
+                    "install libraries and module of one version again, with what installed them, because no package \
+                     has them; a reboot alone does not help, because the module on disk is {next}, too"
+                ),
+            },
         ),
         _ => (
             Remedy::Reboot,
@@ -247,6 +256,7 @@ mod tests {
             loaded: loaded.map(str::to_owned),
             told: true,
             next: None,
+            packaged: true,
             owner: None,
             found: vec![
                 ("libnvidia-ml.so.1", ml.map(Into::into)),
@@ -336,6 +346,17 @@ mod tests {
         let (class, remedy) = old(Some("520.56.06"));
         assert_eq!(class, Remedy::Reconfigure);
         assert!(remedy.starts_with("bring all packages"), "{remedy}");
+        // Azure/AKS issue 5869: what an image unpacks belongs to no package.
+        let ml = Some("/usr/lib/libnvidia-ml.so.580.159.04");
+        let mut image = state(
+            Some("570.211.01"),
+            ml,
+            Some("/usr/lib/libcuda.so.580.159.04"),
+        );
+        image.next = Some("570.211.01".to_owned());
+        image.packaged = false;
+        let remedy = decide(&image, None).remedy.unwrap();
+        assert!(remedy.contains("with what installed them"), "{remedy}");
     }
 
     #[test]
@@ -345,6 +366,7 @@ mod tests {
         state.owner = Some(crate::state::Owner {
             name: "an image of OSTree",
             evidence: String::new(),
+            fabric_manager: false,
             why: "",
             remedy: "update to another image",
         });
@@ -365,6 +387,7 @@ mod tests {
         owned.owner = Some(crate::state::Owner {
             name: "NVIDIA's GPU Operator",
             evidence: String::new(),
+            fabric_manager: false,
             why: "",
             remedy: "",
         });

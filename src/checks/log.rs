@@ -39,6 +39,8 @@ pub(super) struct Board<'f> {
     gpus: &'f [GpuFact],
     /// This program can install a driver here.
     installs: bool,
+    /// It is a virtual machine.
+    guest: bool,
     /// A driver is there, and is not loaded.
     idle: bool,
     /// Who manages the driver, where it is somebody else.
@@ -119,6 +121,15 @@ fn errors(messages: &[Message]) -> Vec<Error> {
                 let act = if *nonfatal { Act::None } else { act };
                 add(*code, *gpu, act, &mut errors);
             }
+            Message::Cause { gpu, code } => {
+                errors.entry((*code, *gpu)).or_insert_with(|| Error {
+                    code: *code,
+                    gpu: *gpu,
+                    count: 1,
+                    act: xid::of(*code).map_or(Act::None, |xid| xid.act),
+                    over: false,
+                });
+            }
             Message::Recovery { gpu, action } => {
                 let act = act_of(*action);
                 if act == Act::None {
@@ -180,11 +191,14 @@ fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
         }
     }
     let over = errors.iter().any(|error| error.over);
+    let all_recovered = !board.gpus.is_empty()
+        && (board.gpus.iter()).all(|gpu| board.recovered.contains(&gpu.pci_address));
+    let refuses = messages.contains(&Message::ResetRequired) && !all_recovered;
     let say = |status, why: String| Finding {
         links: vec![CATALOGUE.to_owned()],
         ..Finding::new(XID, status, why)
     };
-    if errors.is_empty() {
+    if errors.is_empty() && !refuses {
         return Finding::new(
             XID,
             Verdict::Pass,
@@ -194,21 +208,31 @@ fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
     let mut codes: Vec<u32> = errors.iter().map(|error| error.code).collect();
     codes.dedup();
     let codes: Vec<String> = codes.iter().map(ToString::to_string).collect();
-    let worst = errors
+    let asked = errors
         .iter()
         .map(|error| error.act)
         .max()
         .unwrap_or(Act::None);
+    // An error that asks for a reset, or more, says more.
+    let refuses = refuses && asked < Act::ResetGpu;
+    let worst = match refuses {
+        true => Act::ResetGpu,
+        false => asked,
+    };
     let unknown = |error: &Error| xid::of(error.code).is_none();
     let any_unknown = errors.iter().any(unknown);
     // What asks for most comes first; where one asks for something, those that do not only distract.
     errors.sort_by_key(|error| std::cmp::Reverse((error.act, error.code == RECOVERY)));
-    let told: Vec<String> = (errors.iter())
+    let mut told: Vec<String> = (errors.iter())
         .filter(|error| {
             worst == Act::None || error.act != Act::None || error.over || unknown(error)
         })
         .map(told)
         .collect();
+    if refuses {
+        let why = "the driver refuses work on a GPU until it is reset (`NV_ERR_RESET_REQUIRED`)";
+        told.insert(0, why.to_owned());
+    }
     let (status, remedy) = match worst {
         Act::None if any_unknown => (
             Verdict::Warn,
@@ -242,7 +266,10 @@ fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
     };
     Finding {
         remedy_class: Some(class(worst)),
-        observed: Some(format!("Xid {}", codes.join(", "))),
+        observed: Some(match codes.is_empty() {
+            true => "`NV_ERR_RESET_REQUIRED`".to_owned(),
+            false => format!("Xid {}", codes.join(", ")),
+        }),
         expected: Some("none".to_owned()),
         remedy: Some(remedy.to_owned()),
         ..say(status, told.join("; "))
@@ -389,6 +416,11 @@ impl Refusal {
     }
 }
 
+/// What starts a GPU of a virtual machine that did not start.
+const GUEST: &str = "stop the virtual machine and start it again, so that its host resets the GPU (a cloud's instance loses its local \
+                     disks); if the GPU does not start then, look on the host at passthrough, 64-bit MMIO space and \
+                     confidential computing; `dmesg | grep NVRM` has the code for NVIDIA";
+
 /// How modules of another flavour come to this machine.
 fn other_modules(flavour: Flavour, board: &Board<'_>) -> String {
     match board.installs {
@@ -484,6 +516,23 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
                 why: format!("the driver ignores a GPU that only branch {branch} drives"),
                 remedy: format!("install a driver of branch {branch}"),
             },
+            Message::Unsupported { gpu } if board.guest => Refusal {
+                observed: "`is not supported by the NVIDIA … driver release`",
+                why: format!(
+                    "the driver does not know {}, which may be a part of a GPU (vGPU) that the hypervisor gives",
+                    named([*gpu].into_iter())
+                ),
+                remedy: format!(
+                    "look on the hypervisor whether it gives a vGPU: that needs NVIDIA's guest driver for vGPUs (GRID) of the \
+                     hypervisor's release; a whole GPU needs a driver that knows it{}",
+                    (board.gpus.iter())
+                        .find(|one| gpu.is_none_or(|at| one.pci_address == at))
+                        .map_or(String::new(), |gpu| format!(
+                            " (`gpu-bootstrap compat --gpu {}`)",
+                            gpu.pci_id
+                        ))
+                ),
+            },
             Message::Unsupported { gpu } => Refusal {
                 observed: "`is not supported by the NVIDIA … driver release`",
                 why: format!("the driver does not know {}", named([*gpu].into_iter())),
@@ -540,6 +589,14 @@ fn firmware(file: Option<&str>, code: Option<u32>, board: &Board<'_>) -> Refusal
     }
 }
 
+/// Why the kernel refused the driver's module.
+pub(super) fn not_loaded(messages: &[Message], board: &Board<'_>) -> Option<Refusal> {
+    let (row, _) = kernel_log::rows(messages).find(|(row, _)| row.kind == Kind::Load)?;
+    board
+        .idle
+        .then(|| Refusal::new(row.why.clone(), row.remedy.clone()))
+}
+
 /// What the table says about GPUs without a driver: why the module was not loaded, or why it did not start
 /// a GPU.
 pub(super) fn reason(messages: &[Message], board: &Board<'_>) -> Option<Refusal> {
@@ -547,7 +604,7 @@ pub(super) fn reason(messages: &[Message], board: &Board<'_>) -> Option<Refusal>
         let believed = match row.kind {
             Kind::Load => board.idle,
             Kind::Start => places.is_empty() || places.iter().any(|at| board.has(*at)),
-            Kind::Bus | Kind::Iommu => false,
+            Kind::Bus | Kind::Iommu | Kind::Beside => false,
         };
         believed.then(|| Refusal {
             observed: "a line that says why",
@@ -587,8 +644,13 @@ fn init(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
         (
             "`RmInitAdapter failed`",
             format!("the driver could not start {}", named(down.into_iter())),
-            "reboot; if the GPU does not start then, switch the machine off and on, and check its power, seat and \
-             slot; `dmesg | grep NVRM` has the code for its vendor",
+            match board.guest {
+                true => GUEST,
+                false => {
+                    "reboot; if the GPU does not start then, switch the machine off and on, and check its power, seat \
+                     and slot; `dmesg | grep NVRM` has the code for its vendor"
+                }
+            },
         )
     } else if !refused.is_empty() {
         (
@@ -616,6 +678,13 @@ fn init(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
             )
         };
     }
+    let beside = kernel_log::rows(messages).find(|(row, _)| row.kind == Kind::Beside);
+    if let Some((row, _)) = beside {
+        return Finding {
+            status: Verdict::Warn,
+            ..failed("a line that says so", row.why.clone(), &row.remedy)
+        };
+    }
     say(
         Verdict::Pass,
         format!("no failure since boot, says {source}"),
@@ -636,6 +705,7 @@ impl Check for Log {
             KernelLog::Unreadable { .. } | KernelLog::NotAsked { .. } => Board {
                 gpus: &subject.facts.gpus,
                 installs: false,
+                guest: false,
                 idle: false,
                 owner: None,
                 recovered: Vec::new(),
@@ -656,6 +726,8 @@ impl<'f> Board<'f> {
         Ok(Self {
             gpus: &subject.facts.gpus,
             installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
+            guest: (subject.facts.virtualization.as_deref()).is_some_and(|word| word != "none")
+                && subject.facts.container().is_none(),
             idle: there && matches!(subject.state.loaded_driver(), Ok(None)),
             owner,
             recovered: match subject.state.loaded_driver() {
@@ -696,6 +768,7 @@ mod tests {
             let board = Board {
                 gpus: &facts.gpus,
                 installs: true,
+                guest: false,
                 idle: false,
                 owner: None,
                 recovered,
@@ -718,6 +791,7 @@ mod tests {
         let board = Board {
             gpus,
             installs: true,
+            guest: false,
             idle: false,
             owner: None,
             recovered: Vec::new(),
@@ -832,6 +906,98 @@ mod tests {
     }
 
     #[test]
+    fn a_cause_whose_own_line_is_gone_counts() {
+        // NVIDIA/open-gpu-kernel-modules issue 1150.
+        let line = "NVRM: Xid (PCI:0000:18:00): 45, pid=7, name=python3, Ch 00000001 caused by previous Xid 149\n";
+        let finding = said(&line.repeat(2)).remove(0);
+        assert_eq!(finding.status, Verdict::Fail);
+        assert!(
+            finding
+                .why
+                .starts_with("Xid 149 of the GPU at 0000:18:00.0 (NVLink error, NETIR)"),
+            "{}",
+            finding.why
+        );
+        // Where it is there, it alone says how bad it was.
+        let own = "NVRM: Xid (PCI:0000:18:00): 149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 08\n";
+        assert_eq!(
+            said(&format!("{own}{line}")).remove(0).status,
+            Verdict::Pass
+        );
+    }
+
+    #[test]
+    fn a_gpu_that_must_be_reset_is_told_without_a_number() {
+        // kubernetes-sigs/dra-driver-nvidia-gpu issue 982.
+        let line = "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned\n";
+        let finding = said(line).remove(0);
+        assert_eq!(finding.status, Verdict::Fail);
+        assert!(finding.why.contains("until it is reset"), "{}", finding.why);
+        assert!(finding.remedy.unwrap().contains("--gpu-reset"));
+        // An error that asks for more leads.
+        let lost = format!("{line}NVRM: Xid (PCI:0000:18:00): 79, pid=1\n");
+        assert!(said(&lost).remove(0).why.starts_with("Xid 79"));
+        let facts = fixtures::facts();
+        let board = Board {
+            gpus: &facts.gpus,
+            installs: true,
+            guest: false,
+            idle: false,
+            owner: None,
+            recovered: facts.gpus.iter().map(|gpu| gpu.pci_address).collect(),
+        };
+        let log = KernelLog::Known {
+            messages: kernel_log::read(line.lines()),
+            source: "`journalctl`".to_owned(),
+        };
+        assert_eq!(decide(&log, &board).remove(0).status, Verdict::Pass);
+    }
+
+    #[test]
+    fn what_mends_a_guest_is_on_its_host() {
+        let facts = fixtures::facts();
+        let said = |text: &str| {
+            let board = Board {
+                gpus: &facts.gpus,
+                installs: true,
+                guest: true,
+                idle: false,
+                owner: None,
+                recovered: Vec::new(),
+            };
+            let log = KernelLog::Known {
+                messages: kernel_log::read(text.lines()),
+                source: "`journalctl`".to_owned(),
+            };
+            decide(&log, &board).remove(3)
+        };
+        let down = said("NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x22:0x56:763)\n");
+        let remedy = down.remedy.unwrap();
+        assert!(
+            remedy.contains("on the host") && !remedy.contains("seat"),
+            "{remedy}"
+        );
+        let unknown = said(
+            "NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330)\nNVRM: installed in this system is not supported by the\n",
+        );
+        assert!(unknown.why.contains("vGPU"), "{}", unknown.why);
+        assert!(unknown.remedy.unwrap().contains("GRID"));
+    }
+
+    #[test]
+    fn what_is_beside_the_gpus_is_a_warning() {
+        let line = "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)\n";
+        let finding = said(line).remove(3);
+        assert_eq!(finding.status, Verdict::Warn);
+        assert!(finding.why.contains("GPUDirect RDMA"), "{}", finding.why);
+        let failed = "NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x24:0x1c:1436)\n";
+        assert_eq!(
+            said(&format!("{line}{failed}")).remove(3).status,
+            Verdict::Fail
+        );
+    }
+
+    #[test]
     fn errors_of_switches_are_as_bad_as_their_lines_say() {
         let line = |code: u32, word: &str| {
             format!("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): {code}, {word}, Link 30 LTSSM\n")
@@ -943,6 +1109,11 @@ mod tests {
                 "off and on",
             ),
             (
+                "NVRM: kgspBootstrap_GH100: GSP-FMC reported an error while attempting to boot GSP: 0xb\n",
+                "its system processor (GSP) did not start",
+                "off and on",
+            ),
+            (
                 "pci 0000:18:00.0: Unable to change power state from D3cold to D0, device inaccessible\n",
                 "does not answer after it was switched off to save power",
                 "off and on",
@@ -979,6 +1150,7 @@ mod tests {
         let board = |idle| Board {
             gpus: &facts.gpus,
             installs: true,
+            guest: false,
             idle,
             owner: None,
             recovered: Vec::new(),
@@ -1028,12 +1200,14 @@ mod tests {
         let owner = crate::state::Owner {
             name: "NVIDIA's GPU Operator",
             evidence: String::new(),
+            fabric_manager: false,
             why: "",
             remedy: "",
         };
         let board = Board {
             gpus: &[],
             installs: false,
+            guest: false,
             idle: false,
             owner: Some(owner),
             recovered: Vec::new(),
@@ -1094,6 +1268,7 @@ mod tests {
                 &Board {
                     gpus: &[],
                     installs: true,
+                    guest: false,
                     idle: false,
                     owner: None,
                     recovered: Vec::new(),

@@ -225,6 +225,10 @@ fn counts(found: &[Bound<'_>]) -> String {
 struct Means {
     /// Why the driver refused it, where the kernel's log tells.
     refusal: Option<log::Refusal>,
+    /// Why NVIDIA's module is not loaded: then a driver of the kernel has the GPU.
+    absent: Option<log::Refusal>,
+    /// NVIDIA's module is on disk for the running kernel, and not loaded.
+    on_disk: bool,
     /// A driver is loaded, and has refused the GPU.
     loaded: bool,
     /// This program can install a driver here.
@@ -273,6 +277,9 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
         ));
     }
     whys.extend(refusal.map(|refusal| refusal.why.clone()));
+    let in_tree = |driver: &&str| *driver == "nouveau" || is_nova(driver);
+    let absent = (means.absent.as_ref())
+        .filter(|_| none.is_empty() && !others.is_empty() && others.iter().all(in_tree));
     for other in &others {
         let of_it = with(&|driver| driver == Some(*other));
         whys.push(format!(
@@ -283,6 +290,7 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
             places(of_it)
         ));
     }
+    whys.extend(absent.map(|absent| absent.why.clone()));
     if !reserved.is_empty() {
         whys.push(format!(
             "{} of {} {} reserved for virtual machines: {}",
@@ -299,8 +307,7 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
         Verdict::Warn
     };
     let is_vgpu = none.iter().any(|gpu| gpu.vgpu);
-    let in_tree = |driver: &&&str| **driver == "nouveau" || is_nova(driver);
-    let other = others.iter().find(|driver| !in_tree(driver));
+    let other = others.iter().find(|&driver| !in_tree(driver));
     // What has fallen off the bus needs no other driver.
     let because = (!none.is_empty()
         && others.is_empty()
@@ -316,6 +323,12 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
         Some(format!(
             "run `rmmod {other}`, then `gpu-bootstrap install`: NVIDIA's driver takes no GPU that \
              another driver has"
+        ))
+    } else if let Some(absent) = absent {
+        Some(format!(
+            "{}; then deny the driver of the kernel in `/etc/modprobe.d` if it is not denied yet, make the initramfs anew, \
+             and reboot",
+            absent.remedy
         ))
     } else if !others.is_empty() && means.installs {
         Some(format!("{INSTALL}: it denies the drivers of the kernel"))
@@ -336,6 +349,12 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
         None
     } else if means.installs {
         Some(INSTALL.to_owned())
+    } else if means.on_disk {
+        Some(
+            "run `modprobe nvidia`: NVIDIA's module is on disk for this kernel; where it cannot be loaded, \
+             `dmesg | grep -i nvidia` has the reason"
+                .to_owned(),
+        )
     } else {
         fits(found)
     };
@@ -374,18 +393,27 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepErr
     }
     let why = format!("the running kernel {running} has no module of NVIDIA's driver");
     let id = (subject.facts.gpus.first()).map_or(String::new(), |gpu| gpu.pci_id.to_string());
-    for version in files.list(&Utf8Path::new(dkms::TREE).join("nvidia"))? {
-        let log = format!("{}/nvidia/{version}/build/make.log", dkms::TREE);
-        // DKMS moves it away when it has built.
-        if files.exists(Utf8Path::new(&log))? {
-            return Ok(Some(log::Refusal::new(
-                format!("{why}, because DKMS did not build {version}"),
+    for (version, log) in dkms::failed(files)? {
+        let text = files.read(&log)?.unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        if dkms::kernel_of_log(&text).is_some_and(|kernel| kernel != running) {
+            continue;
+        }
+        let why = format!("{why}, because DKMS did not build {version}");
+        let refusal = match dkms::failure(&text) {
+            Some((cause, remedy)) => log::Refusal::new(
+                format!("{why}: {cause}"),
+                format!("{remedy}, then run `dkms autoinstall`; `{log}` has the lines"),
+            ),
+            None => log::Refusal::new(
+                why,
                 format!(
                     "read the end of `{log}`; install the headers of this kernel, or a driver that builds for it \
                      (`gpu-bootstrap compat --gpu {id} --kernel {running}`)"
                 ),
-            )));
-        }
+            ),
+        };
+        return Ok(Some(refusal));
     }
     for kernel in files.list(Utf8Path::new(kmod::FOLDER))? {
         if kernel != running && module(&kernel)? == Some(true) {
@@ -399,6 +427,32 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepErr
         }
     }
     Ok(None)
+}
+
+/// The line that keeps NVIDIA's module, which is on disk, from being loaded.
+fn denied(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepError> {
+    // Debian's module has another name than its driver.
+    let modules = [DRIVER, "nvidia-current"].map(str::to_owned);
+    let lines = kmod::denials(subject.host.files(), &modules)?;
+    Ok(lines.into_iter().next().map(|line| {
+        log::Refusal::new(
+            format!("NVIDIA's module is denied: {line}"),
+            "take that line out (where nvidia-prime wrote it, run `prime-select nvidia`), make the initramfs anew, and reboot"
+                .to_owned(),
+        )
+    }))
+}
+
+/// Whether the running kernel has NVIDIA's module on disk.
+fn has_module(subject: &Subject<'_>) -> Result<bool, StepError> {
+    let Some(running) = &subject.facts.kernel.running else {
+        return Ok(false);
+    };
+    let list = subject
+        .host
+        .files()
+        .read_text(&kmod::list_of(&running.to_string()))?;
+    Ok(list.is_some_and(|list| nvidia_module(&list).is_some()))
 }
 
 #[async_trait]
@@ -422,16 +476,25 @@ impl Check for Pci {
             loaded,
             installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
             refusal: None,
+            absent: None,
+            on_disk: false,
             fell: Vec::new(),
         };
         if let KernelLog::Known { messages, .. } = subject.state.kernel_log().await {
             let board = log::Board::of(subject).await?;
             means.refusal =
                 log::refusal(messages, &board).or_else(|| log::reason(messages, &board));
+            means.absent = log::not_loaded(messages, &board);
             means.fell = log::off_the_bus(messages).into_iter().flatten().collect();
         }
-        if means.refusal.is_none() && !loaded {
-            means.refusal = without_module(subject)?;
+        if !loaded {
+            means.on_disk = has_module(subject)?;
+            let without = match means.on_disk {
+                true => denied(subject)?,
+                false => without_module(subject)?,
+            };
+            means.absent = means.absent.or_else(|| without.clone());
+            means.refusal = means.refusal.or(without);
         }
         let of_drivers = match detect(subject) {
             Ok(found) => bound(&found, &means),
@@ -464,6 +527,8 @@ mod tests {
     fn means(loaded: bool) -> Means {
         Means {
             refusal: None,
+            absent: None,
+            on_disk: false,
             loaded,
             installs: true,
             fell: Vec::new(),
@@ -485,6 +550,45 @@ mod tests {
             let remedy = bound(&[(&facts.gpus[0], driver)], &nowhere).remedy;
             assert!(remedy.is_some_and(|text| text.contains(words)), "{words}");
         }
+    }
+
+    #[test]
+    fn a_module_that_is_on_disk_is_loaded_and_not_installed_again() {
+        let facts = facts();
+        let on_disk = Means {
+            installs: false,
+            on_disk: true,
+            ..means(false)
+        };
+        let remedy = bound(&[(&facts.gpus[0], None)], &on_disk).remedy;
+        assert!(remedy.is_some_and(|text| text.starts_with("run `modprobe nvidia`")));
+    }
+
+    #[test]
+    fn nouveau_has_a_gpu_because_the_module_of_nvidia_is_not_loaded() {
+        let facts = facts();
+        let rejected = Means {
+            absent: Some(super::log::Refusal::new(
+                "the kernel refuses the module".to_owned(),
+                "enroll the key".to_owned(),
+            )),
+            ..means(false)
+        };
+        let finding = bound(&[(&facts.gpus[0], Some("nouveau"))], &rejected);
+        assert!(
+            finding.why.ends_with("; the kernel refuses the module"),
+            "{}",
+            finding.why
+        );
+        assert!(
+            finding
+                .remedy
+                .unwrap_or_default()
+                .starts_with("enroll the key; then deny")
+        );
+        // Another driver is in the way whatever NVIDIA's module does.
+        let remedy = bound(&[(&facts.gpus[0], Some("odd"))], &rejected).remedy;
+        assert!(remedy.is_some_and(|text| text.contains("rmmod odd")));
     }
 
     #[test]

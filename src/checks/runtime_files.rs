@@ -341,13 +341,22 @@ async fn validated(subject: &Subject<'_>, path: &Utf8Path) -> Option<String> {
 
 async fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     let found = subject.state.crio_files()?;
-    if found.is_empty() {
+    let files = subject.host.files();
+    let folder = Utf8Path::new(crio::UNREAD);
+    let mut unread = Vec::new();
+    for name in files.list(folder)? {
+        let path = folder.join(name);
+        if let Some(text) = files.read_text(&path)? {
+            unread.push(crio::ConfigFile { path, text });
+        }
+    }
+    if found.is_empty() && unread.is_empty() {
         return Ok(say(&CRIO, Verdict::Skip, "CRI-O has none"));
     }
-    let files = subject.host.files();
     // What cannot be looked for is not said to be missing.
     let in_path = |name: &str| !is_missing(files, name).unwrap_or(false);
     let mut faults = crio::faults(&found, in_path);
+    faults.extend(crio::astray(&found, &unread));
     if faults.is_empty() {
         for (name, program) in crio::programs(&found) {
             let counts = toolkit::comes_with(&program, toolkit::RUNTIME);

@@ -5,6 +5,7 @@ use crate::{
     facts::detection::table,
     host::{FilesError, ReadFiles},
     model::cluster::JoinKind,
+    tools::kubelet::OWNERS,
 };
 
 /// What tells which runtimes a machine has.
@@ -16,6 +17,8 @@ pub struct Present {
     pub ours: Vec<RuntimeKind>,
     /// A kubelet has its configuration.
     pub kubelet: bool,
+    /// The distribution of Kubernetes that is there and brings its own containerd.
+    pub distribution: Option<&'static str>,
 }
 
 impl Present {
@@ -51,10 +54,17 @@ pub(super) fn present(
             }
         }
     }
+    let mut distribution = None;
+    for owner in &OWNERS {
+        if distribution.is_none() && is_there(owner.mark)? {
+            distribution = Some(owner.name);
+        }
+    }
     Ok(Present {
         installed,
         ours,
         kubelet: is_there(KUBELET)?,
+        distribution,
     })
 }
 
@@ -100,6 +110,10 @@ pub(super) fn choose(join: JoinKind, present: &Present) -> (Vec<RuntimeKind>, St
             };
             let there: Vec<RuntimeKind> =
                 present.installed.iter().copied().filter(counts).collect();
+            if let (true, Some(name)) = (there.is_empty(), present.distribution) {
+                let why = format!("no container runtime: {name} brings its own");
+                return (Vec::new(), why);
+            }
             if there.is_empty() {
                 let why =
                     "container runtime docker: the default where the machine joins no cluster";
@@ -159,6 +173,7 @@ mod tests {
                 installed: installed.to_vec(),
                 ours: ours.to_vec(),
                 kubelet: false,
+                distribution: Option::None,
             };
             let (kinds, why) = choose(join, &present);
             assert_eq!(kinds, wanted, "{join:?} {present:?}");
@@ -173,5 +188,14 @@ mod tests {
             ..Present::default()
         };
         assert_eq!(choose(None, &node).0, [Docker, Containerd]);
+        // A node of k3s that no setting names gets no Docker beside it; one that has Docker keeps it.
+        let mut k3s = Present {
+            distribution: Some("k3s"),
+            ..Present::default()
+        };
+        assert!(choose(None, &k3s).0.is_empty());
+        assert_eq!(choose(Kubeadm, &k3s).0, [Containerd]);
+        k3s.installed = vec![Docker];
+        assert_eq!(choose(None, &k3s).0, [Docker]);
     }
 }

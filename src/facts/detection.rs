@@ -60,6 +60,9 @@ pub(crate) struct OwnerRow {
     /// Modules of the kernel; one that is loaded is enough.
     #[serde(default)]
     pub modules: Vec<String>,
+    /// Packages and units of the host do not tell of the fabric manager: it comes with the driver.
+    #[serde(default)]
+    pub fabric_manager: bool,
     pub why: String,
     pub remedy: String,
 }

@@ -15,6 +15,8 @@ pub struct Owner {
     pub name: &'static str,
     /// What shows it.
     pub evidence: String,
+    /// Packages and units of the host do not tell of the fabric manager: it comes with the driver.
+    pub fabric_manager: bool,
     /// What this program has no part in.
     pub why: &'static str,
     /// What changes the driver there.
@@ -63,6 +65,7 @@ pub fn owner(files: &dyn ReadFiles, facts: &Facts) -> Result<Option<Owner>, Stat
         return Ok(Some(Owner {
             name: &row.name,
             evidence,
+            fabric_manager: row.fabric_manager,
             why: &row.why,
             remedy: &row.remedy,
         }));
@@ -145,6 +148,10 @@ mod tests {
         for (file, name) in [
             ("/etc/nv_tegra_release", "NVIDIA's JetPack"),
             ("/run/ostree-booted", "an image of OSTree"),
+            (
+                "/home/kubernetes/bin/nvidia/bin/nvidia-smi",
+                "Google Kubernetes Engine",
+            ),
         ] {
             assert_eq!(told(&[(file, "")], None).unwrap().0, name);
         }

@@ -661,6 +661,7 @@ mod tests {
         let owner = crate::state::Owner {
             name: "NVIDIA's DGX OS",
             evidence: "7.5.0".to_owned(),
+            fabric_manager: false,
             why: "one set",
             remedy: "upgrade the set",
         };

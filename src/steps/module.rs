@@ -10,7 +10,10 @@ use super::{
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverWish, Existing},
-    facts::Facts,
+    facts::{
+        Facts,
+        detection::{carries_driver, is_driver_part},
+    },
     model::{gpu::Flavour, id::StepId, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
 };
@@ -55,6 +58,8 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
     let packaged = driver
         .packages
         .iter()
+        // What only accompanies the driver, such as the subnet manager of NVLink, has versions of its own.
+        .filter(|wish| carries_driver(&wish.name) || is_driver_part(&wish.name))
         .filter_map(|wish| installed.get(&wish.name))
         .find_map(|package| DriverVersion::from_package(&package.version).ok());
     let loaded_modules = cx.state.loaded_modules()?;

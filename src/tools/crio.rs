@@ -24,6 +24,11 @@ pub const SOCKET: &str = "/var/run/crio/crio.sock";
 /// The folder of the files that it reads then.
 pub const DROP_INS: &str = "/etc/crio/crio.conf.d";
 
+/// A folder that it does not read, and in which versions of NVIDIA's toolkit write its runtime.
+///
+/// Source: NVIDIA/nvidia-container-toolkit PR 1829.
+pub const UNREAD: &str = "/etc/crio/conf.d";
+
 /// The file of a runtime that no file names yet.
 const OWN: &str = "/etc/crio/crio.conf.d/99-nvidia.toml";
 
@@ -98,6 +103,32 @@ pub fn programs(files: &[ConfigFile]) -> BTreeMap<String, String> {
         found.extend(config.programs());
     }
     found.retain(|_, program| !program.is_empty());
+    found
+}
+
+/// The runtimes that are only in files that CRI-O does not read.
+#[must_use]
+pub fn astray(read: &[ConfigFile], unread: &[ConfigFile]) -> Vec<Fault> {
+    let known: Vec<String> = (read.iter())
+        .filter_map(|file| parse(&file.text).ok())
+        .flat_map(|config| config.runtimes.into_keys())
+        .collect();
+    let mut found = Vec::new();
+    for file in unread {
+        let runtimes = parse(&file.text).unwrap_or_default().runtimes;
+        for name in runtimes.into_keys().filter(|name| !known.contains(name)) {
+            found.push(Fault {
+                why: format!(
+                    "CRI-O has no runtime `{name}`: `{}` configures it, in a folder that CRI-O does not read",
+                    file.path
+                ),
+                remedy: format!(
+                    "move `{}` into `{DROP_INS}`, then run `systemctl restart crio`",
+                    file.path
+                ),
+            });
+        }
+    }
     found
 }
 
@@ -305,6 +336,28 @@ mod tests {
             path: path.into(),
             text: text.to_owned(),
         }
+    }
+
+    #[test]
+    fn a_runtime_in_a_folder_that_is_not_read_is_named() {
+        let read = [file("/etc/crio/crio.conf.d/10-crio.conf", PACKAGED)];
+        let unread = [file("/etc/crio/conf.d/99-nvidia.toml", OLDER)];
+        let [fault] = &astray(&read, &unread)[..] else {
+            panic!("one runtime is astray");
+        };
+        assert!(fault.why.contains("no runtime `nvidia`"), "{}", fault.why);
+        assert!(
+            fault.remedy.contains("/etc/crio/crio.conf.d"),
+            "{}",
+            fault.remedy
+        );
+        // It is read from elsewhere, too.
+        let both = [
+            &read[..],
+            &[file("/etc/crio/crio.conf.d/99-nvidia.toml", OLDER)],
+        ]
+        .concat();
+        assert!(astray(&both, &unread).is_empty());
     }
 
     /// The files after the settings, each with its name.

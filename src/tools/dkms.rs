@@ -267,6 +267,75 @@ pub fn log_path(module: &str, version: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("{TREE}/{module}/{version}/build/make.log"))
 }
 
+/// The names that packages give NVIDIA's driver in [`TREE`]: NVIDIA's, those of Ubuntu's server branches, and Debian's.
+const DRIVERS: [&str; 5] = [
+    "nvidia",
+    "nvidia-srv",
+    "nvidia-current",
+    "nvidia-current-open",
+    "nvidia-open",
+];
+
+/// The logs of builds of NVIDIA's driver that failed, with the version of each.
+///
+/// # Errors
+/// A folder cannot be read.
+pub fn failed(files: &dyn ReadFiles) -> Result<Vec<(String, Utf8PathBuf)>, FilesError> {
+    let mut found = Vec::new();
+    for module in DRIVERS {
+        for version in files.list(&Utf8Path::new(TREE).join(module))? {
+            let log = log_path(module, &version);
+            // DKMS moves it away when it has built.
+            if files.exists(&log)? {
+                found.push((version, log));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The kernel for which a log says that it is: `DKMS make.log for nvidia-580.95.05 for kernel 6.8.0-1029-aws (x86_64)`.
+#[must_use]
+pub fn kernel_of_log(log: &str) -> Option<&str> {
+    let (_, rest) = log.lines().next()?.rsplit_once(" for kernel ")?;
+    rest.split_whitespace().next()
+}
+
+/// What makes a build fail, by words of its log: the reason, and what helps.
+///
+/// Sources: aws-samples/aws-deep-learning-ami-ubuntu-dcv-desktop issue 30 and pop-os/pop issue 3117;
+/// amazonlinux/amazon-linux-2023 issue 1054; GoogleCloudPlatform/compute-gpu-installation issue 33;
+/// NVIDIA/open-gpu-kernel-modules issue 441.
+const FAILURES: [(&str, &str, &str); 4] = [
+    (
+        "unrecognized command-line option",
+        "the compiler is older than the one that built the kernel",
+        "install the compiler that `/proc/version` names (on Ubuntu 22.04 with a kernel of 6.5 or newer `gcc-12`)",
+    ),
+    (
+        "No space left on device",
+        "the disk was full",
+        "make room on the disk, or take a larger one",
+    ),
+    (
+        "GPL-incompatible module nvidia.ko",
+        "the kernel gives symbols that it uses to GPL modules alone",
+        "install a newer driver, or one with the open kernel modules",
+    ),
+    (
+        "/build: No such file or directory",
+        "the headers of the kernel are not there",
+        "install the headers of the kernel",
+    ),
+];
+
+/// Why a build failed, and what helps, where its log has words that tell.
+#[must_use]
+pub fn failure(log: &str) -> Option<(&'static str, &'static str)> {
+    let &(_, why, remedy) = (FAILURES.iter()).find(|(words, ..)| log.contains(words))?;
+    Some((why, remedy))
+}
+
 /// The log that a failed build names in its output: "Consult /var/lib/dkms/…/make.log for more
 /// information."
 #[must_use]
@@ -289,6 +358,16 @@ pub fn telling_line(log: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_tells_why_a_build_failed_and_for_which_kernel() {
+        let log = "DKMS make.log for nvidia-560.35.05 for kernel 6.8.0-1029-aws (x86_64)\ngcc: error: unrecognized \
+                   command-line option \u{2018}-ftrivial-auto-var-init=zero\u{2019}\n";
+        assert_eq!(kernel_of_log(log), Some("6.8.0-1029-aws"));
+        assert!(failure(log).is_some_and(|(_, remedy)| remedy.contains("gcc-12")));
+        assert_eq!(kernel_of_log("make: nothing\n"), None);
+        assert_eq!(failure("make: nothing\n"), None);
+    }
 
     /// Runs what DKMS makes of a `dkms.conf` and the override, in both of its ways: it reads each file in a shell of its own,
     /// and reads what that shell says of the variables again.

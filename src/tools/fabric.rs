@@ -17,3 +17,9 @@ pub const PACKAGES: [&str; 3] = [
 
 /// The package of the NVLink subnet manager, which the fabric manager starts where it is needed.
 pub const SUBNET_MANAGER: &str = "nvlsm";
+
+/// The modules of the kernel through which the subnet manager reaches switches behind network devices. Where one is not
+/// loaded, the fabric manager finds no switch.
+///
+/// Sources: NVIDIA/gpu-operator issue 2781, spectrocloud/CanvOS PR 700.
+pub const SUBNET_MODULES: [&str; 2] = ["mlx5_ib", "ib_umad"];

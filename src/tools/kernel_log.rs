@@ -35,6 +35,8 @@ pub enum Kind {
     Bus,
     /// The IOMMU refused an access of a device.
     Iommu,
+    /// A part beside the GPUs does not work.
+    Beside,
 }
 
 /// A row of the table `kernel_log.toml`.
@@ -143,6 +145,14 @@ pub enum Message {
         /// The line itself calls the error nonfatal, as those of NVLink 5 do.
         nonfatal: bool,
     },
+    /// A line names an earlier error as its cause, whose own line may be gone.
+    Cause {
+        gpu: Option<PciAddress>,
+        /// The number.
+        code: u32,
+    },
+    /// The driver refuses work on a GPU, which it does not name, until that is reset.
+    ResetRequired,
     /// It says itself what a GPU needs now (Xid 154); later lines replace earlier ones.
     Recovery {
         gpu: Option<PciAddress>,
@@ -247,8 +257,19 @@ pub fn read<'l>(lines: impl IntoIterator<Item = &'l str>) -> Vec<Message> {
             last = said.split([' ', ',']).find_map(address);
         }
         found.extend(message(line, last));
+        found.extend(cause(line));
     }
     found
+}
+
+/// `Xid (PCI:0000:dc:00): 45, pid=1, name=python3, Ch 00000001 caused by previous Xid 149`.
+fn cause(line: &str) -> Option<Message> {
+    let (rest, cause) = line.split_once(" caused by previous Xid ")?;
+    let (_, place) = rest.split_once("Xid (PCI:")?;
+    Some(Message::Cause {
+        gpu: place.split([')', ' ']).next().and_then(address),
+        code: number(cause)?,
+    })
 }
 
 /// The lines of one record: rsyslog writes the end of a line within it as `#012`, Talos as `\x0a`.
@@ -262,7 +283,7 @@ fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
     if let Some(row) = row(line) {
         let at = place(line);
         // A device of the bus is named by its line.
-        let whole = at.is_some() || matches!(row.kind, Kind::Load | Kind::Start);
+        let whole = at.is_some() || matches!(row.kind, Kind::Load | Kind::Start | Kind::Beside);
         return whole.then_some(Message::Line { at, row });
     }
     let Some((_, said)) = line.split_once("NVRM: ") else {
@@ -323,6 +344,8 @@ fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
             },
         ),
         ("API mismatch", Message::OtherVersion),
+        ("[NV_ERR_RESET_REQUIRED]", Message::ResetRequired),
+        ("GPU marked for reset", Message::ResetRequired),
     ] {
         if said.contains(words) {
             return Some(found);
@@ -607,6 +630,28 @@ mod tests {
                 }],
             ),
             (
+                "NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149",
+                vec![
+                    xid("0000:dc:00.0", 45, false),
+                    Message::Cause {
+                        gpu: gpu("0000:dc:00.0"),
+                        code: 149,
+                    },
+                ],
+            ),
+            (
+                "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned from status @ kernel_channel.c:2827",
+                vec![Message::ResetRequired],
+            ),
+            (
+                "NVRM: nvAssertFailedNoLog: Assertion failed: Back to back GSP RPC timeout detected! GPU marked for reset @ kernel_gsp.c:2387",
+                vec![Message::ResetRequired],
+            ),
+            (
+                "NVRM: nvAssertFailedNoLog: Assertion failed: (status == NV_OK) || (status == NV_ERR_GPU_IN_FULLCHIP_RESET) @ rs_client.c:844",
+                vec![],
+            ),
+            (
                 "NVRM: API mismatch: the client has the version 535.247.01, but",
                 vec![Message::OtherVersion],
             ),
@@ -644,6 +689,21 @@ mod tests {
                 "NVRM: GPU 0000:41:00.0: GPU does not have the necessary power cables connected.",
                 Kind::Start,
                 Some("0000:41:00.0"),
+            ),
+            (
+                "NVRM: kgspBootstrap_GH100: GSP-FMC reported an error while attempting to boot GSP: 0xb",
+                Kind::Start,
+                None,
+            ),
+            (
+                "nvidia-nvswitch: Version mismatch, kernel version 450.80.02 user version 450.51.06",
+                Kind::Beside,
+                None,
+            ),
+            (
+                "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)",
+                Kind::Beside,
+                None,
             ),
             (
                 "NVRM: Can't find an IRQ for your NVIDIA card!",
