@@ -16,7 +16,7 @@ use crate::{
             faults::{Fault, Program, faults, programs},
             layout::ConfigFile,
         },
-        crio, docker, toolkit,
+        crio, docker, podman, toolkit,
     },
 };
 
@@ -528,6 +528,62 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     ))
 }
 
+/// What Podman says of specifications that are too new for it. It has no other way to a GPU than CDI. NVIDIA/nvidia-container-toolkit
+/// issues 1860, 1865 and 1940; the flag is in `pkg/nvcdi/api.go`, and its variable in `cmd/nvidia-ctk/cdi/generate/generate.go`.
+async fn podman_reads_none(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
+    let Some(version) = subject.state.podman_version().await else {
+        return Ok(None);
+    };
+    if !(podman::READS_CDI..podman::READS_GROUPS).contains(&version) {
+        return Ok(None);
+    }
+    let files = subject.host.files();
+    let mut unread = Vec::new();
+    for folder in cdi::FOLDERS {
+        for name in files.list(Utf8Path::new(folder))? {
+            let path = Utf8Path::new(folder).join(name);
+            if !cdi::is_read(&path) {
+                continue;
+            }
+            let spec = files.read_text(&path)?.map(|text| cdi::parse(&text));
+            match spec {
+                Some(Ok(spec)) if spec.kind == cdi::KIND && spec.has_groups() => {
+                    unread.push(format!("`{path}` (version {})", spec.cdi_version));
+                }
+                // One that it reads is enough.
+                Some(Ok(spec)) if spec.kind == cdi::KIND => return Ok(None),
+                _ => {}
+            }
+        }
+    }
+    if unread.is_empty() {
+        return Ok(None);
+    }
+    let found = subject.state.found_runtimes().await;
+    Ok(Some(Finding {
+        remedy: Some(format!(
+            "install Podman {} or newer; or have the groups left out: write \
+             `NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS=no-additional-gids-for-device-nodes` into \
+             `/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env`, then run `systemctl restart nvidia-cdi-refresh`",
+            podman::READS_GROUPS
+        )),
+        ..say(
+            &TOOLKIT,
+            // Beside a daemon, Podman may not be what containers with a GPU are started with.
+            match found.iter().all(|runtime| runtime.name == "podman") {
+                true => Verdict::Fail,
+                false => Verdict::Warn,
+            },
+            format!(
+                "Podman {version} cannot read {}, so none of its containers with a GPU starts (`unresolvable CDI devices`): \
+                 the container toolkit has named groups of device nodes there, which Podman knows from {} on",
+                unread.join(" and "),
+                podman::READS_GROUPS
+            ),
+        )
+    }))
+}
+
 #[async_trait]
 impl Check for RuntimeFiles {
     fn ids(&self) -> &[Id] {
@@ -535,11 +591,15 @@ impl Check for RuntimeFiles {
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+        let mut toolkit = toolkit_files(subject).await?;
+        if matches!(toolkit.status, Verdict::Pass | Verdict::Skip) {
+            toolkit = podman_reads_none(subject).await?.unwrap_or(toolkit);
+        }
         Ok(vec![
             containerd(subject).await?,
             docker(subject).await?,
             crio_files(subject).await?,
-            toolkit_files(subject).await?,
+            toolkit,
         ])
     }
 }

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, iter};
 use camino::Utf8Path;
 use serde::Deserialize;
 
-use super::yaml;
+use super::{containerd::layout::Version, yaml};
 use crate::model::version::DriverVersion;
 
 /// The kind of NVIDIA's GPUs.
@@ -25,6 +25,8 @@ pub const FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Spec {
+    /// The version of the format, for example `0.5.0`: the lowest that has all that the file uses.
+    pub cdi_version: String,
     /// What its devices are; with the name of a device it is what a container asks for.
     pub kind: String,
     /// What a container can ask for by name.
@@ -96,6 +98,14 @@ impl DeviceNode {
 }
 
 impl Spec {
+    /// Whether it is of version 0.7.0 or newer. NVIDIA's toolkit writes that version from 1.19.1 on where a device node has
+    /// a group, as those below `/dev/dri` have (`additionalGids`, `internal/edits/device.go`). Programs with an older
+    /// library refuse the whole file.
+    #[must_use]
+    pub fn has_groups(&self) -> bool {
+        Version::parse(&self.cdi_version) >= Some(Version(0, 7))
+    }
+
     fn edits(&self) -> impl Iterator<Item = &Edits> {
         let of_devices = self.devices.iter().map(|device| &device.container_edits);
         iter::once(&self.container_edits).chain(of_devices)
@@ -269,6 +279,17 @@ containerEdits:
           options:
             - ro
 "#;
+
+    #[test]
+    fn groups_need_a_newer_reader() {
+        for (version, wanted) in [("0.6.0", false), ("0.7.0", true), ("1.0.0", true)] {
+            let text = SPEC.replace("cdiVersion: 0.5.0", &format!("cdiVersion: {version}"));
+            let spec = parse(&text).expect("a specification");
+            assert_eq!(spec.has_groups(), wanted, "{version}");
+        }
+        let without = parse("kind: nvidia.com/gpu\ndevices: []\n").expect("a specification");
+        assert!(!without.has_groups());
+    }
 
     #[test]
     fn names_nodes_and_paths_are_read() {

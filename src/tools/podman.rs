@@ -9,6 +9,10 @@ use crate::host::{Cmd, Query};
 /// documentation, "Support for Container Device Interface", prerequisites.
 pub const READS_CDI: Version = Version(4, 1);
 
+/// The first version that reads specifications of CDI 0.7.0, see [`super::cdi::Spec::has_groups`]. Source: Podman's
+/// `go.mod`: 5.0 has version 0.6.2 of the library of CDI, 5.1 has 0.7.2.
+pub const READS_GROUPS: Version = Version(5, 1);
+
 /// Asks for an image: the status is 0 where it is there, 1 where it is not (podman-image-exists(1)).
 #[must_use]
 pub fn has_image(image: &str) -> Query {
