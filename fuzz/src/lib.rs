@@ -37,7 +37,7 @@ use gpu_bootstrap::{
     tools::{
         accounts, cdi, container_view,
         containerd::{self, layout},
-        crictl, crio, ctr, dkms, docker, initramfs, kernel_log, kmod, kubelet,
+        crictl, crio, ctr, dkms, docker, faults, initramfs, kernel_log, kmod, kubelet,
         kubernetes::{kubeadm, kubeconfig, kubectl},
         lspci, module_file, mounts, openpgp,
         packages::Manager,
@@ -519,7 +519,7 @@ pub fn texts(bytes: &[u8]) {
     let _ = kmod::denied_by_boot(text, &nvidia);
     let _ = kmod::settings(text).count();
     let _ = kmod::settings_of_boot(text).count();
-    let _ = kmod::Fault::of(text);
+    let _ = faults::of_modprobe(text);
     let _ = initramfs::modules_in(text, &nvidia);
     let _ = initramfs::has_file(text, Utf8Path::new("/etc/modprobe.d/nvidia.conf"));
     let _ = dkms::version_in(text, "nvidia");
@@ -559,7 +559,7 @@ pub fn texts(bytes: &[u8]) {
     let _ = kubeconfig::node_of(bytes);
     let _ = kubeconfig::pin_of(text);
     let _ = kubectl::server_version(text);
-    let _ = kubeadm::Fault::of(text, true);
+    let _ = faults::of_kubeadm(text, true);
     let _ = kubeadm::is_token(text);
 }
 
@@ -615,29 +615,26 @@ fn packages(text: &str) {
         assert_eq!(backend.compare(b, a), order.reverse(), "an order");
         let _ = backend.of_installed(text, &database);
         let _ = backend.downloaded(a);
-        let Some(transactions) = backend.transactions() else {
-            continue;
-        };
-        let _ = transactions.parse_offers(text);
-        let _ = transactions.parse_contents(text);
-        let _ = transactions.parse_lower_bounds(text);
-        let _ = transactions.parse_actions(text, &database);
-        let _ = transactions.parse_estimate(text).download_bytes();
-        let _ = transactions.parse_unfinished(text, &database);
-        let _ = transactions.parse_configuration(text);
-        let _ = transactions.failed_scripts(text);
-        let _ = transactions.hint(transactions.fault(text));
-        let _ = transactions.telling_line(text);
-        let _ = transactions.first_reason(text);
-        let _ = transactions.obstacle(text);
-        let _ = transactions.failed_sources(text);
-        let _ = transactions.failures_by_source(text);
-        let _ = transactions.has_answered(&fake::failed(1, text));
-        let _ = transactions.has_succeeded(&fake::ok(text));
+        let _ = backend.parse_offers(text);
+        let _ = backend.parse_contents(text);
+        let _ = backend.parse_lower_bounds(text);
+        let _ = backend.parse_actions(text, &database);
+        let _ = backend.parse_estimate(text).download_bytes();
+        let _ = backend.parse_unfinished(text, &database);
+        let _ = backend.parse_configuration(text);
+        let _ = backend.failed_scripts(text);
+        let _ = backend.fault(text).hint_for(backend.name());
+        let _ = backend.telling_line(text);
+        let _ = backend.first_reason(text);
+        let _ = backend.obstacle(text);
+        let _ = backend.failed_sources(text);
+        let _ = backend.failures_by_source(text);
+        let _ = backend.has_answered(&fake::failed(1, text));
+        let _ = backend.has_succeeded(&fake::ok(text));
         for line in text.lines() {
-            let _ = transactions.is_stage(line);
-            let _ = transactions.download_size(line);
-            let _ = transactions.download_part(line);
+            let _ = backend.is_stage(line);
+            let _ = backend.download_size(line);
+            let _ = backend.download_part(line);
         }
     }
 }

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     approval::{allowed, choose, guarded, is_of_driver, preferred, same_version},
-    names,
+    has_failed, is_not_offered, is_unmet, names, not_verified,
     run::Attempts,
 };
 use crate::{
-    change::{Applier, ChangeError, PackageError, Sink, Undo},
+    change::{Applier, Class, Problem, Sink, Undo},
     config::desired::PackageWish,
     error::one_line,
     facts::detection::{carries_driver, is_driver_part},
@@ -16,7 +16,7 @@ use crate::{
         pattern,
         version::{Branch, DriverVersion},
     },
-    tools::packages::{Action, Fault, Offer, Removals, TransactionRequest},
+    tools::packages::{Action, Offer, Removals, TransactionRequest},
 };
 
 /// The preview of an installation whose packages the lists do not know yet: an earlier change of the plan adds their
@@ -64,15 +64,12 @@ impl Applier {
         later: bool,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
-        self.transactions()?;
+    ) -> Result<(), Problem> {
         self.exclusively(sink, async {
             self.check_consistent().await?;
             let mut resolved = match self.resolve(wishes).await {
                 // Lists as old as the image may not contain the mirror's current versions.
-                Err(ChangeError::Packages(PackageError::NoVersion { .. }))
-                    if !self.lists.are_fresh() =>
-                {
+                Err(error) if is_not_offered(&error) && !self.lists.are_fresh() => {
                     self.update(sink).await?;
                     self.resolve(wishes).await?
                 }
@@ -105,7 +102,7 @@ impl Applier {
         later: bool,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<Vec<String>, ChangeError> {
+    ) -> Result<Vec<String>, Problem> {
         let Some(mut work) = self.work(resolved, removing).await? else {
             return Ok(Vec::new());
         };
@@ -113,7 +110,7 @@ impl Applier {
         self.guard(actions, wishes).await?;
         self.approve(actions, &names(wishes), removing).await?;
         self.check_space(&request).await?;
-        let (transactions, settings) = (self.transactions()?, self.settings());
+        let settings = self.settings();
         let downloads = actions
             .iter()
             .filter(|action| matches!(action, Action::Install { .. }))
@@ -122,10 +119,10 @@ impl Applier {
             // Each download may import keys.
             self.record_before_download(undo).await?;
         }
-        let download = transactions.download(&settings, &request);
+        let download = self.backend.download(&settings, &request);
         self.run_once("download packages", &download, downloads, sink)
             .await?;
-        if !work.removing.is_empty() && transactions.performs_from_downloads() {
+        if !work.removing.is_empty() && self.backend.performs_from_downloads() {
             // Such a manager also removes what needs a package that is to go, without an option that
             // forbids it: so it is asked once more, right before.
             let now = self.simulate(&work.request()).await?;
@@ -136,8 +133,8 @@ impl Applier {
             }
         }
         let (request, actions) = (work.request(), &work.actions);
-        let cmd = transactions.perform(&settings, &request, removals(actions));
-        if later && transactions.scripts_may_leave_modules() {
+        let cmd = self.backend.perform(&settings, &request, removals(actions));
+        if later && self.backend.scripts_may_leave_modules() {
             self.compile_later(actions)?;
         }
         let performed = self.attempt(undo, "install packages", &cmd, actions, sink);
@@ -159,7 +156,7 @@ impl Applier {
         &self,
         resolved: &BTreeMap<String, String>,
         replaced: &[String],
-    ) -> Result<Option<Work>, ChangeError> {
+    ) -> Result<Option<Work>, Problem> {
         let (packages, replaced) = (
             self.to_install(resolved).await?,
             self.present(replaced).await?,
@@ -210,9 +207,8 @@ impl Applier {
         Ok((!is_nothing).then_some(work))
     }
 
-    fn at_versions(&self, named: &BTreeMap<String, String>) -> Result<Vec<String>, ChangeError> {
-        let transactions = self.transactions()?;
-        let at = |(name, version): (&String, &String)| transactions.at_version(name, version);
+    fn at_versions(&self, named: &BTreeMap<String, String>) -> Result<Vec<String>, Problem> {
+        let at = |(name, version): (&String, &String)| self.backend.at_version(name, version);
         Ok(named.iter().map(at).collect())
     }
 
@@ -222,7 +218,7 @@ impl Applier {
         &self,
         resolved: &BTreeMap<String, String>,
         replaced: &[String],
-    ) -> Result<BTreeMap<String, String>, ChangeError> {
+    ) -> Result<BTreeMap<String, String>, Problem> {
         let wanted: BTreeSet<DriverVersion> = (resolved.iter())
             .filter(|(name, _)| carries_driver(name) || is_driver_part(name))
             .filter_map(|(_, version)| DriverVersion::from_package(version).ok())
@@ -234,9 +230,8 @@ impl Applier {
         if names.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let transactions = self.transactions()?;
         let answer = self
-            .ask("look packages up", &transactions.offers(&names))
+            .ask("look packages up", &self.backend.offers(&names))
             .await?;
         let fits = |version: &str| {
             DriverVersion::from_package(version).is_ok_and(|version| wanted.contains(&version))
@@ -245,7 +240,7 @@ impl Applier {
             let version = preferred(self.backend, &offer, &fits)?;
             Some((offer.name, version))
         };
-        let offers = transactions.parse_offers(&answer);
+        let offers = self.backend.parse_offers(&answer);
         Ok(offers.into_iter().filter_map(best).collect())
     }
 
@@ -258,8 +253,7 @@ impl Applier {
         &self,
         wishes: &[PackageWish],
         removing: &[String],
-    ) -> Result<(), ChangeError> {
-        self.transactions()?;
+    ) -> Result<(), Problem> {
         if !self.backend.torn_lists(&*self.host.files)?.is_empty() {
             return Ok(());
         }
@@ -271,9 +265,7 @@ impl Applier {
             judged => judged,
         };
         match judged {
-            Err(ChangeError::Packages(
-                error @ (PackageError::NoVersion { .. } | PackageError::Failed { .. }),
-            )) => {
+            Err(error) if is_not_offered(&error) || has_failed(&error) => {
                 tracing::debug!(%error, "the installation cannot be simulated yet");
                 Ok(())
             }
@@ -283,12 +275,8 @@ impl Applier {
 
     /// All wanted packages, where these alone would bring another kernel: other steps add theirs to the
     /// same transaction, as the headers of the kernel that is there.
-    fn with_all_wanted(
-        &self,
-        error: &ChangeError,
-        wishes: &[PackageWish],
-    ) -> Option<Vec<PackageWish>> {
-        let brings_kernel = matches!(error, ChangeError::Packages(PackageError::NewKernel { .. }));
+    fn with_all_wanted(&self, error: &Problem, wishes: &[PackageWish]) -> Option<Vec<PackageWish>> {
+        let brings_kernel = error.class == Class::NewKernel;
         let wanted = self.wanted.as_ref().filter(|_| brings_kernel)?;
         let further = (wanted.packages.iter())
             .filter(|wish| !wishes.iter().any(|named| named.name == wish.name));
@@ -299,7 +287,7 @@ impl Applier {
         &self,
         wishes: &[PackageWish],
         removing: &[String],
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let resolved = self.resolve(wishes).await?;
         let Some(work) = self.work(&resolved, removing).await? else {
             return Ok(());
@@ -319,7 +307,7 @@ impl Applier {
         actions: &[Action],
         wishes: &[PackageWish],
         removing: &[String],
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let wanted = self.wanted.iter().flat_map(|wanted| &wanted.packages);
         let beside: Vec<&str> = wanted.map(|wish| wish.name.as_str()).collect();
         self.approve_beside(actions, &names(wishes), removing, &beside)
@@ -327,7 +315,7 @@ impl Applier {
     }
 
     /// Refuses what [`Guard`](crate::config::desired::Guard) excludes.
-    async fn guard(&self, actions: &[Action], wishes: &[PackageWish]) -> Result<(), ChangeError> {
+    async fn guard(&self, actions: &[Action], wishes: &[PackageWish]) -> Result<(), Problem> {
         let guard = &self.policy.guard;
         guarded(self.backend, actions, &names(wishes), guard)?;
         self.refuse_forbidden(actions).await?;
@@ -341,18 +329,16 @@ impl Applier {
         if modules.is_empty() {
             return Ok(());
         }
-        let transactions = self.transactions()?;
-        if let Some(query) = transactions.lower_bounds(&modules) {
+        if let Some(query) = self.backend.lower_bounds(&modules) {
             let answer = self.ask("look at what modules need", &query).await?;
-            let bounds = transactions.parse_lower_bounds(&answer);
+            let bounds = self.backend.parse_lower_bounds(&answer);
             same_version(self.backend, actions, &bounds, guard)?;
         }
         Ok(())
     }
 
     /// Refuses parts of a driver from forbidden repositories. Where no preference forbids anything, nothing is asked.
-    async fn refuse_forbidden(&self, actions: &[Action]) -> Result<(), ChangeError> {
-        let transactions = self.transactions()?;
+    async fn refuse_forbidden(&self, actions: &[Action]) -> Result<(), Problem> {
         let of_driver: Vec<&str> = (actions.iter())
             .filter_map(|action| match action {
                 Action::Install { name, to, .. } => {
@@ -365,32 +351,24 @@ impl Applier {
         if of_driver.is_empty() {
             return Ok(());
         }
-        let Some(hint) = transactions.forbids(&*self.host.files)? else {
+        let Some(hint) = self.backend.forbids(&*self.host.files)? else {
             return Ok(());
         };
         let answer = self
-            .ask("look packages up", &transactions.offers(&of_driver))
+            .ask("look packages up", &self.backend.offers(&of_driver))
             .await?;
-        let offers = transactions.parse_offers(&answer);
-        Ok(allowed(self.backend, actions, &offers, hint)?)
+        let offers = self.backend.parse_offers(&answer);
+        allowed(self.backend, actions, &offers, hint)
     }
 
     pub(in crate::change) async fn preview_install(
         &self,
         wishes: &[PackageWish],
         removing: &[String],
-    ) -> Result<String, ChangeError> {
-        if self.backend.transactions().is_none() {
-            let name = self.backend.name();
-            return Ok(format!(
-                "installing with {name} is not available in this version"
-            ));
-        }
+    ) -> Result<String, Problem> {
         let resolved = match self.resolve(wishes).await {
             Ok(resolved) => resolved,
-            Err(ChangeError::Packages(PackageError::NoVersion { .. })) => {
-                return Ok(NOT_SIMULATED.to_owned());
-            }
+            Err(error) if is_not_offered(&error) => return Ok(NOT_SIMULATED.to_owned()),
             Err(error) => return Err(error),
         };
         let Some(work) = self.work(&resolved, removing).await? else {
@@ -416,7 +394,7 @@ impl Applier {
         &self,
         packages: &[String],
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         const WHAT: &str = "install removed packages again";
         let request = TransactionRequest::Install {
             packages,
@@ -426,8 +404,9 @@ impl Applier {
         loop {
             let actions = self.simulate(&request).await?;
             self.approve(&actions, &[], &[]).await?;
-            let transactions = self.transactions()?;
-            let cmd = transactions.perform(&self.settings(), &request, removals(&actions));
+            let cmd = self
+                .backend
+                .perform(&self.settings(), &request, removals(&actions));
             let stages = super::run::stages(&actions);
             let performed = async {
                 self.download_first(&request, sink).await?;
@@ -445,12 +424,11 @@ impl Applier {
         &self,
         request: &TransactionRequest<'_>,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
-        let transactions = self.transactions()?;
-        if !transactions.performs_from_downloads() {
+    ) -> Result<(), Problem> {
+        if !self.backend.performs_from_downloads() {
             return Ok(());
         }
-        let download = transactions.download(&self.settings(), request);
+        let download = self.backend.download(&self.settings(), request);
         self.run_once("download packages", &download, 0, sink).await
     }
 
@@ -459,7 +437,7 @@ impl Applier {
     pub(super) async fn resolve(
         &self,
         wishes: &[PackageWish],
-    ) -> Result<BTreeMap<String, String>, ChangeError> {
+    ) -> Result<BTreeMap<String, String>, Problem> {
         let exact = &self.policy.guard.exact;
         let (exact, free): (Vec<PackageWish>, Vec<PackageWish>) =
             (wishes.iter().cloned()).partition(|wish| exact.contains(&wish.name));
@@ -473,7 +451,7 @@ impl Applier {
     async fn resolve_free(
         &self,
         wishes: &[PackageWish],
-    ) -> Result<BTreeMap<String, String>, ChangeError> {
+    ) -> Result<BTreeMap<String, String>, Problem> {
         let installed = self.installed().await?;
         let mut resolved = BTreeMap::new();
         let mut open: Vec<&PackageWish> = Vec::new();
@@ -493,12 +471,11 @@ impl Applier {
         if open.is_empty() {
             return Ok(resolved);
         }
-        let transactions = self.transactions()?;
         let names: BTreeSet<&str> = open.iter().map(|wish| wish.name.as_str()).collect();
         let names: Vec<&str> = names.into_iter().collect();
-        let query = transactions.offers(&names);
+        let query = self.backend.offers(&names);
         let answer = self.ask("look packages up", &query).await?;
-        let offers = transactions.parse_offers(&answer);
+        let offers = self.backend.parse_offers(&answer);
         for wish in open {
             let offer = offers.iter().find(|offer| offer.name == wish.name);
             resolved.insert(wish.name.clone(), choose(self.backend, wish, offer)?);
@@ -510,12 +487,12 @@ impl Applier {
     pub(super) async fn to_install(
         &self,
         resolved: &BTreeMap<String, String>,
-    ) -> Result<Vec<String>, ChangeError> {
-        let (installed, transactions) = (self.installed().await?, self.transactions()?);
+    ) -> Result<Vec<String>, Problem> {
+        let installed = self.installed().await?;
         Ok(resolved
             .iter()
             .filter(|(name, version)| !self.has_version(&installed, name, version))
-            .map(|(name, version)| transactions.at_version(name, version))
+            .map(|(name, version)| self.backend.at_version(name, version))
             .collect())
     }
 
@@ -526,7 +503,7 @@ impl Applier {
     }
 
     /// Which of the packages are in the database, in any state except removed.
-    async fn present(&self, names: &[String]) -> Result<Vec<String>, ChangeError> {
+    async fn present(&self, names: &[String]) -> Result<Vec<String>, Problem> {
         let database = self.database().await?;
         let there: BTreeSet<&str> = database
             .iter()
@@ -540,7 +517,7 @@ impl Applier {
             .collect())
     }
 
-    async fn installed(&self) -> Result<Installed, ChangeError> {
+    async fn installed(&self) -> Result<Installed, Problem> {
         let mut installed = Installed::new();
         for package in self.database().await? {
             if package.is_installed() {
@@ -559,44 +536,24 @@ impl Applier {
         &self,
         resolved: &BTreeMap<String, String>,
         removed: &[String],
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         self.check_consistent().await?;
         if let Some(package) = self.present(removed).await?.into_iter().next() {
-            return Err(PackageError::NotVerified {
-                package,
-                found: "installed".to_owned(),
-                wanted: "no such package".to_owned(),
-            }
-            .into());
+            return Err(not_verified(&package, "installed", "no such package"));
         }
         let installed = self.installed().await?;
         for (name, wanted) in resolved {
             if !self.has_version(&installed, name, wanted) {
                 let found = versions_of(&installed, name).join(", ");
-                return Err(PackageError::NotVerified {
-                    package: name.clone(),
-                    found: match found.is_empty() {
-                        true => "not installed".to_owned(),
-                        false => found,
-                    },
-                    wanted: wanted.clone(),
-                }
-                .into());
+                let found = match &*found {
+                    "" => "not installed",
+                    found => found,
+                };
+                return Err(not_verified(name, found, wanted));
             }
         }
         Ok(())
     }
-}
-
-/// Whether a transaction cannot be resolved as it was requested.
-fn is_unmet(error: &ChangeError) -> bool {
-    matches!(
-        error,
-        ChangeError::Packages(PackageError::Failed {
-            fault: Fault::Unmet | Fault::Held,
-            ..
-        })
-    )
 }
 
 /// The wishes for packages that work only with the driver of exactly their version, at the version of

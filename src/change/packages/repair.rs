@@ -2,8 +2,7 @@
 
 use super::{install::removals, run::Attempts};
 use crate::{
-    change::{Applier, ChangeError, PackageError, Sink, Undo},
-    error::Report,
+    change::{Applier, Class, Problem, Sink, Undo},
     host::{Cmd, Kind},
     tools::packages::{Action, Fault, Package, TransactionRequest},
 };
@@ -17,11 +16,10 @@ impl Applier {
         &self,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
-        let transactions = self.transactions()?;
+    ) -> Result<(), Problem> {
         self.exclusively(sink, async {
             self.remove_torn_trees(sink)?;
-            let Some(configure) = transactions.configure() else {
+            let Some(configure) = self.backend.configure() else {
                 self.complete(undo, sink).await?;
                 return self.check_consistent().await;
             };
@@ -30,10 +28,7 @@ impl Applier {
                 Ok(()) => {}
                 // Only missing dependencies can be added; a failed script or build would fail
                 // again.
-                Err(ChangeError::Packages(PackageError::Failed {
-                    fault: Fault::Unmet,
-                    ..
-                })) => {}
+                Err(error) if error.class == Class::PackageManager(Fault::Unmet) => {}
                 Err(error) => return Err(error),
             }
             let mut attempts = Attempts::new();
@@ -44,7 +39,7 @@ impl Applier {
                     .map(|package| package.id.as_str())
                     .collect();
                 self.approve(&actions, &named, &[]).await?;
-                let fix = transactions.perform(
+                let fix = self.backend.perform(
                     &self.settings(),
                     &TransactionRequest::Fix,
                     removals(&actions),
@@ -64,9 +59,8 @@ impl Applier {
 
     /// Installs once more what an interrupted transaction had begun to install: then all scripts run,
     /// and an old version that an upgrade has left goes.
-    async fn complete(&self, undo: &Undo, sink: &dyn Sink) -> Result<(), ChangeError> {
-        let transactions = self.transactions()?;
-        let Some(query) = transactions.unfinished() else {
+    async fn complete(&self, undo: &Undo, sink: &dyn Sink) -> Result<(), Problem> {
+        let Some(query) = self.backend.unfinished() else {
             return Ok(());
         };
         // The next transaction, also one of a person, is the last one then.
@@ -75,10 +69,10 @@ impl Applier {
         loop {
             let answer = self.ask("look at the last transaction", &query).await?;
             let database = self.database().await?;
-            let mut packages = transactions.parse_unfinished(&answer, &database);
-            let missing = transactions.parse_missing(&answer, &database);
+            let mut packages = self.backend.parse_unfinished(&answer, &database);
+            let missing = self.backend.parse_missing(&answer, &database);
             for package in self.half_done().await?.packages {
-                let spec = transactions.at_version(&package.name, &package.version);
+                let spec = self.backend.at_version(&package.name, &package.version);
                 let known = packages.iter().any(|one| one.starts_with(&spec));
                 if package.is_installed() && !known {
                     packages.push(spec);
@@ -96,7 +90,7 @@ impl Applier {
                 }
                 // A power cut may have torn the lists.
                 Err(error)
-                    if error.reason() == Fault::NotFound.reason() && !self.lists.are_fresh() =>
+                    if error.reason == Fault::NotFound.reason() && !self.lists.are_fresh() =>
                 {
                     self.update(sink).await?;
                 }
@@ -114,16 +108,17 @@ impl Applier {
 
     /// Records what an interrupted transaction has begun to install, where only the manager's own record
     /// of running work shows the interruption: a boot removes that.
-    pub(super) async fn record_begun(&self) -> Result<(), ChangeError> {
-        let transactions = self.transactions()?;
+    pub(super) async fn record_begun(&self) -> Result<(), Problem> {
         let (Some(path), Some(query)) = (
             self.backend.failed_scripts_record(),
-            transactions.unfinished(),
+            self.backend.unfinished(),
         ) else {
             return Ok(());
         };
         let answer = self.ask("look at the last transaction", &query).await?;
-        let begun = transactions.parse_unfinished(&answer, &self.database().await?);
+        let begun = self
+            .backend
+            .parse_unfinished(&answer, &self.database().await?);
         let before = self.host.files.read_text(&path)?.unwrap_or_default();
         let new: String = (begun.iter())
             .map(|package| format!("interrupted: ({package})\n"))
@@ -137,7 +132,7 @@ impl Applier {
     }
 
     /// Removes from the record what it says about packages that are not installed any more.
-    pub(super) async fn forget_removed(&self) -> Result<(), ChangeError> {
+    pub(super) async fn forget_removed(&self) -> Result<(), Problem> {
         let (files, record) = (&self.host.files, self.backend.failed_scripts_record());
         let Some(path) = record else {
             return Ok(());
@@ -160,7 +155,7 @@ impl Applier {
         missing: &[String],
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let request = TransactionRequest::Install {
             packages: missing,
             removing: &[],
@@ -169,8 +164,9 @@ impl Applier {
         self.approve(&actions, &[], &[]).await?;
         self.check_space(&request).await?;
         self.download_first(&request, sink).await?;
-        let transactions = self.transactions()?;
-        let cmd = transactions.perform(&self.settings(), &request, removals(&actions));
+        let cmd = self
+            .backend
+            .perform(&self.settings(), &request, removals(&actions));
         self.attempt(undo, COMPLETE, &cmd, &actions, sink).await
     }
 
@@ -180,8 +176,7 @@ impl Applier {
         missing: &[String],
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
-        let transactions = self.transactions()?;
+    ) -> Result<(), Problem> {
         let request = TransactionRequest::Reinstall(packages);
         let mut actions = self.simulate(&request).await?;
         let database = self.database().await?;
@@ -198,7 +193,7 @@ impl Applier {
         let offered: Vec<String> = (actions.iter())
             .filter_map(|action| match action {
                 Action::Install { name, to, .. } => {
-                    Some(transactions.at_version(self.backend.bare_name(name), to))
+                    Some(self.backend.at_version(self.backend.bare_name(name), to))
                 }
                 Action::Remove { .. } => None,
             })
@@ -207,15 +202,27 @@ impl Applier {
         if let Some(package) = packages.iter().find(|package| !is_offered(package)) {
             let database = self.database().await?;
             let is_it = |one: &&Package| {
-                let spec = transactions.at_version(&one.name, &one.version);
+                let spec = self.backend.at_version(&one.name, &one.version);
                 one.is_there() && package.starts_with(&spec)
             };
-            return Err(PackageError::NotOffered {
-                package: package.clone(),
-                command: (database.iter().find(is_it))
-                    .and_then(|one| transactions.to_offered_command(one)),
-            }
-            .into());
+            let command =
+                (database.iter().find(is_it)).and_then(|one| self.backend.to_offered_command(one));
+            let with = command.map_or_else(
+                || "the package manager's own command".to_owned(),
+                |command| format!("`{command}`"),
+            );
+            return Err(Problem::blocked(
+                Fault::NotFound.reason(),
+                format!(
+                    "complete the interrupted transaction: no repository offers `{package}` any more, \
+                     and its scripts have not all run"
+                ),
+            )
+            .advice(format!(
+                "nothing was changed; bring this package to a version that is offered with \
+                 {with}, and run `gpu-bootstrap install` again: it completes the other packages, \
+                 which are recorded"
+            )));
         }
         // An old version that goes is one of the half installed packages, or was left beside the same
         // version by a repair that was interrupted, too.
@@ -238,35 +245,32 @@ impl Applier {
         self.check_space(&request).await?;
         self.download_first(&request, sink).await?;
         self.remove_emptied(packages, sink).await?;
-        let cmd = transactions.perform(&self.settings(), &request, removals(&actions));
+        let cmd = self
+            .backend
+            .perform(&self.settings(), &request, removals(&actions));
         self.attempt(undo, COMPLETE, &cmd, &actions, sink).await
     }
 
     /// Removes configuration files of these packages that a power cut has emptied: the manager takes an empty
     /// file for one that somebody has changed, and keeps it.
-    async fn remove_emptied(
-        &self,
-        packages: &[String],
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
-        let transactions = self.transactions()?;
+    async fn remove_emptied(&self, packages: &[String], sink: &dyn Sink) -> Result<(), Problem> {
         let database = self.database().await?;
         let names: Vec<&str> = (database.iter())
             .filter(|package| {
-                let spec = transactions.at_version(&package.name, &package.version);
+                let spec = self.backend.at_version(&package.name, &package.version);
                 packages.iter().any(|one| one.starts_with(&spec))
             })
             .map(|package| package.name.as_str())
             .collect();
         let query = match names.is_empty() {
             true => None,
-            false => transactions.configuration_of(&names),
+            false => self.backend.configuration_of(&names),
         };
         let Some(query) = query else { return Ok(()) };
         let answer = self
             .ask("look at the files of an interrupted transaction", &query)
             .await?;
-        for path in transactions.parse_configuration(&answer) {
+        for path in self.backend.parse_configuration(&answer) {
             // The manager gives each file its packaged time before it gives it its name, so a file that a
             // power cut has emptied has that time. One that a person has emptied has another.
             let emptied = (self.host.files.stat(&path)?).is_some_and(|stat| {
@@ -290,7 +294,7 @@ impl Applier {
         configure: &Cmd,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let mut attempts = Attempts::new();
         while let Err(error) = self
             .attempt(undo, "configure unpacked packages", configure, &[], sink)
@@ -301,7 +305,7 @@ impl Applier {
         Ok(())
     }
 
-    pub(in crate::change) async fn preview_repair(&self) -> Result<String, ChangeError> {
+    pub(in crate::change) async fn preview_repair(&self) -> Result<String, Problem> {
         let half_done = self.half_done().await?;
         let lines: Vec<String> = (half_done.packages.iter())
             .map(|package| format!("~ {}", package.id))

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use camino::Utf8Path;
 
+use super::{failure, has_failed};
 use crate::{
-    change::{Applier, ChangeError, PackageError, Sink},
+    change::{Applier, Class, Problem, Sink},
     error::one_line,
     host::{Cmd, ExecError, Output, Stream, exec::tail},
     model::secret::{without_logins, without_secret_lines},
     tools::{
         dkms,
-        packages::{Action, Fault, Refusal, SourceFailure, Transactions},
+        packages::{Action, Fault, Refusal, SourceFailure},
     },
 };
 
@@ -48,7 +49,7 @@ impl Applier {
         what: &str,
         cmd: Cmd,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let mut attempts = Attempts::new();
         while let Err(error) = self.run_and_sync(what, &cmd, 0, sink).await {
             self.wait_before_retry(&mut attempts, error, sink).await?;
@@ -64,7 +65,7 @@ impl Applier {
         cmd: &Cmd,
         stages: usize,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let begun = self.host.clock.now().as_second();
         let cmd = &self.compiling(cmd)?;
         let ran = self.run_once(what, cmd, stages, sink).await;
@@ -73,11 +74,7 @@ impl Applier {
     }
 
     /// Syncs after a command, also after one that failed; of two errors its own one is returned.
-    async fn synced_after(
-        &self,
-        ran: Result<(), ChangeError>,
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    async fn synced_after(&self, ran: Result<(), Problem>, sink: &dyn Sink) -> Result<(), Problem> {
         match (ran, self.sync_system().await) {
             (Ok(()), synced) => synced,
             (Err(error), Ok(())) => Err(error),
@@ -93,7 +90,7 @@ impl Applier {
         &self,
         mut refresh: Cmd,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let mut attempts = Attempts::new();
         let mut network_times = Vec::new();
         loop {
@@ -111,17 +108,16 @@ impl Applier {
             }
             // A proxy cache may be older than the mirror.
             if self.wait_if_transient(&mut attempts, error, sink).await? == Fault::Stale {
-                refresh = self.transactions()?.refresh(&self.settings(), true);
+                refresh = self.backend.refresh(&self.settings(), true);
             }
         }
     }
 
-    async fn fetch_lists_once(&self, refresh: &Cmd, sink: &dyn Sink) -> Result<(), ChangeError> {
+    async fn fetch_lists_once(&self, refresh: &Cmd, sink: &dyn Sink) -> Result<(), Problem> {
         const WHAT: &str = "fetch the package lists";
-        let transactions = self.transactions()?;
         let mut output = self.run_output(WHAT, refresh, 0, sink).await?;
         let mut words = format!("{}\n{}", output.stdout, output.stderr);
-        let torn = transactions.torn_caches(&*self.host.files, &words)?;
+        let torn = self.backend.torn_caches(&*self.host.files, &words)?;
         if !torn.is_empty() {
             for path in &torn {
                 self.host.files.remove(path)?;
@@ -129,8 +125,8 @@ impl Applier {
             output = self.run_output(WHAT, refresh, 0, sink).await?;
             words = format!("{}\n{}", output.stdout, output.stderr);
         }
-        let failed = transactions.failed_sources(&words);
-        if transactions.has_succeeded(&output) && failed.is_none() {
+        let failed = self.backend.failed_sources(&words);
+        if self.backend.has_succeeded(&output) && failed.is_none() {
             return Ok(());
         }
         if let Some(unneeded) = self.unneeded_sources(&words).await? {
@@ -147,11 +143,11 @@ impl Applier {
         };
         // Some versions report a source that failed as a warning, and succeed.
         let source = ExecError::Failed {
-            command: transactions.short_line(refresh),
+            command: self.backend.short_line(refresh),
             status: output.status,
             tail: tail(&failed),
         };
-        Err(self.failed(transactions, WHAT, source, &words))
+        Err(self.failed(WHAT, source, &words))
     }
 
     /// Waits after a transient failure, and downloads the lists again if they were stale; a failed
@@ -163,11 +159,11 @@ impl Applier {
     pub(super) async fn wait_before_retry(
         &self,
         attempts: &mut Attempts,
-        error: ChangeError,
+        error: Problem,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         if self.wait_if_transient(attempts, error, sink).await? == Fault::Stale {
-            let refresh = self.transactions()?.refresh(&self.settings(), true);
+            let refresh = self.backend.refresh(&self.settings(), true);
             while let Err(error) = self.fetch_lists_once(&refresh, sink).await {
                 self.wait_if_transient(attempts, error, sink).await?;
             }
@@ -178,16 +174,15 @@ impl Applier {
     async fn wait_if_transient(
         &self,
         attempts: &mut Attempts,
-        error: ChangeError,
+        error: Problem,
         sink: &dyn Sink,
-    ) -> Result<Fault, ChangeError> {
-        let ChangeError::Packages(PackageError::Failed { fault, .. }) = &error else {
+    ) -> Result<Fault, Problem> {
+        let Class::PackageManager(fault) = error.class else {
             return Err(error);
         };
         let (true, Some(pause)) = (fault.is_transient(), attempts.0.next()) else {
             return Err(error);
         };
-        let fault = *fault;
         sink.retry(&self.sentence(&error), pause.as_secs_f64());
         self.pause_for(*pause, "wait before another attempt")
             .await?;
@@ -198,20 +193,19 @@ impl Applier {
     }
 
     /// One attempt; `stages` is the number of stages that it will print, or 0 if that is unknown,
-    /// see [`crate::tools::packages::Transactions::is_stage`].
+    /// see [`crate::tools::packages::Backend::is_stage`].
     pub(super) async fn run_once(
         &self,
         what: &str,
         cmd: &Cmd,
         stages: usize,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let output = self.run_output(what, cmd, stages, sink).await?;
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let status = output.status.clone();
         self.check_status(what, cmd, output)?;
-        let transactions = self.transactions()?;
-        let Some(scripts) = transactions.failed_scripts(&words) else {
+        let Some(scripts) = self.backend.failed_scripts(&words) else {
             return Ok(());
         };
         // The packages count as installed, but what their scripts do was not done.
@@ -221,11 +215,11 @@ impl Applier {
             self.host.files.write(&path, text.as_bytes(), 0o600)?;
         }
         let source = ExecError::Failed {
-            command: transactions.short_line(cmd),
+            command: self.backend.short_line(cmd),
             status,
             tail: scripts,
         };
-        Err(self.failed(transactions, what, source, &words))
+        Err(self.failed(what, source, &words))
     }
 
     /// One attempt at a removal: a script that fails after it leaves nothing to repair.
@@ -234,12 +228,12 @@ impl Applier {
         what: &str,
         cmd: &Cmd,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let output = self.run_output(what, cmd, 0, sink).await?;
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let ran = self.check_status(what, cmd, output);
         self.synced_after(ran, sink).await?;
-        if let Some(scripts) = self.transactions()?.failed_scripts(&words) {
+        if let Some(scripts) = self.backend.failed_scripts(&words) {
             sink.note(&format!("while packages were removed: {scripts}"));
         }
         Ok(())
@@ -252,8 +246,7 @@ impl Applier {
         cmd: &Cmd,
         stages: usize,
         sink: &dyn Sink,
-    ) -> Result<Output, ChangeError> {
-        let transactions = self.transactions()?;
+    ) -> Result<Output, Problem> {
         let mut done = 0;
         let (mut size, mut started, mut finished) = (None, 0, 0);
         let ran = self
@@ -264,12 +257,12 @@ impl Applier {
                     sink.line(&without_secrets(line));
                 }
                 if stream == Stream::Out {
-                    size = transactions.download_size(line).or(size);
+                    size = self.backend.download_size(line).or(size);
                 }
-                if stages > 0 && stream == Stream::Out && transactions.is_stage(line) {
+                if stages > 0 && stream == Stream::Out && self.backend.is_stage(line) {
                     // A line of a package's script may look like a stage.
                     done = (done + 1).min(stages);
-                    match transactions.download_part(line) {
+                    match self.backend.download_part(line) {
                         Some(part) => {
                             // The line is printed when a download starts.
                             finished = started;
@@ -284,13 +277,7 @@ impl Applier {
                 }
             })
             .await;
-        let output = ran.map_err(|source| PackageError::Failed {
-            what: what.to_owned(),
-            fault: Fault::Other,
-            hint: Fault::Other.hint().map(str::to_owned),
-            attachment: None,
-            source: Box::new(self.short(source, cmd)),
-        })?;
+        let output = ran.map_err(|source| failure(Fault::Other, what, self.short(source, cmd)))?;
         Ok(Output {
             status: output.status,
             stdout: without_secrets(&output.stdout),
@@ -298,48 +285,33 @@ impl Applier {
         })
     }
 
-    fn check_status(&self, what: &str, cmd: &Cmd, output: Output) -> Result<(), ChangeError> {
-        let transactions = self.transactions()?;
-        if transactions.has_succeeded(&output) {
+    fn check_status(&self, what: &str, cmd: &Cmd, output: Output) -> Result<(), Problem> {
+        if self.backend.has_succeeded(&output) {
             return Ok(());
         }
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let source = self.short(output.failure(cmd), cmd);
-        Err(self.failed(transactions, what, source, &words))
+        Err(self.failed(what, source, &words))
     }
 
     /// The error of a command, with its class and the text that a user needs.
-    fn failed(
-        &self,
-        transactions: &dyn Transactions,
-        what: &str,
-        source: ExecError,
-        words: &str,
-    ) -> ChangeError {
-        let fault = transactions.fault(words);
-        let attachment = self.attachment(transactions, fault, words);
-        PackageError::Failed {
-            what: what.to_owned(),
-            fault,
-            hint: self.hint_about(transactions, fault, words),
-            attachment: attachment.filter(|text| !already_contains(&source, text)),
-            source: Box::new(source),
+    fn failed(&self, what: &str, source: ExecError, words: &str) -> Problem {
+        let fault = self.backend.fault(words);
+        let attachment = self.attachment(fault, words);
+        Problem {
+            hint: self.hint_about(fault, words),
+            words: attachment.filter(|text| !already_contains(&source, text)),
+            ..failure(fault, what, source)
         }
-        .into()
     }
 
     /// What the user can do about this failure. A keyring that cannot be used, and a proxy that somebody has told the package
     /// manager to use, are named: its words about a signature or a server often do not.
-    pub(super) fn hint_about(
-        &self,
-        transactions: &dyn Transactions,
-        fault: Fault,
-        words: &str,
-    ) -> Option<String> {
-        if let Some(remedy) = transactions.remedy(words) {
+    pub(super) fn hint_about(&self, fault: Fault, words: &str) -> Option<String> {
+        if let Some(remedy) = self.backend.remedy(words) {
             return Some(remedy.to_owned());
         }
-        let hint = self.hint(fault);
+        let hint = fault.hint_for(self.backend.name()).map(str::to_owned);
         let files = &*self.host.files;
         let found = match fault {
             Fault::Network => self.backend.proxies(files).map(|lines| {
@@ -366,35 +338,21 @@ impl Applier {
         Some(found.join("; "))
     }
 
-    /// What the user can do about a failure: the package manager's own command if there is one.
-    pub(super) fn hint(&self, fault: Fault) -> Option<String> {
-        (self.backend.transactions())
-            .and_then(|transactions| transactions.hint(fault))
-            .or_else(|| fault.hint())
-            .map(str::to_owned)
-    }
-
     /// An error whose hint names the lines by which somebody keeps the packages away, if there are any:
     /// for the package manager such a package does not exist.
-    pub(super) fn name_exclusions(&self, error: ChangeError, wishes: &[&str]) -> ChangeError {
-        let ChangeError::Packages(mut error) = error else {
-            return error;
-        };
-        let (hint, concerned): (_, Vec<String>) = match &mut error {
-            PackageError::NoVersion { package, hint, .. } => (hint, vec![package.clone()]),
-            PackageError::Failed {
-                fault: Fault::Held | Fault::NotFound | Fault::Unmet | Fault::Other,
-                hint,
-                attachment,
-                source,
-                ..
-            } => {
-                let said = format!("{} {source}", attachment.as_deref().unwrap_or_default());
+    pub(super) fn name_exclusions(&self, mut error: Problem, wishes: &[&str]) -> Problem {
+        let concerned: Vec<String> = match &error.class {
+            Class::NoVersion(package) => vec![package.clone()],
+            Class::PackageManager(Fault::Held | Fault::NotFound | Fault::Unmet | Fault::Other) => {
+                let said = error.source.as_ref().map(ToString::to_string);
+                let said = [error.words.clone(), said]
+                    .map(Option::unwrap_or_default)
+                    .join(" ");
                 let words = said.split(|c: char| c.is_whitespace() || "'\"(),;=".contains(c));
                 let named = words.chain(wishes.iter().copied()).map(str::to_owned);
-                (hint, named.collect())
+                named.collect()
             }
-            _ => return error.into(),
+            _ => return error,
         };
         let found = match self.backend.exclusions(&*self.host.files) {
             Ok(found) => found,
@@ -408,22 +366,17 @@ impl Applier {
             .map(ToString::to_string)
             .collect();
         if !lines.is_empty() {
-            *hint = Some(format!(
+            error.hint = Some(format!(
                 "{}: if nobody needs this, take the packages out of it, and run the command again",
                 lines.join("; ")
             ));
         }
-        error.into()
+        error
     }
 
     /// Further text that a user needs: the compiler's errors, or the line that names the failure.
     /// An error of this diagnosis is appended to it, so that it does not hide the first error.
-    fn attachment(
-        &self,
-        transactions: &dyn Transactions,
-        fault: Fault,
-        words: &str,
-    ) -> Option<String> {
+    fn attachment(&self, fault: Fault, words: &str) -> Option<String> {
         let diagnosis = match fault {
             Fault::Build => match dkms::log_named_in(words) {
                 Some(path) => self.log_tail(&path),
@@ -431,9 +384,9 @@ impl Applier {
             },
             Fault::SignedBy => self.contradictions(),
             Fault::Script | Fault::Unmet | Fault::NotFound | Fault::Other => {
-                Ok((transactions.obstacle(words)).or_else(|| Some(tail(words))))
+                Ok((self.backend.obstacle(words)).or_else(|| Some(tail(words))))
             }
-            _ => Ok(transactions.telling_line(words).map(str::to_owned)),
+            _ => Ok(self.backend.telling_line(words).map(str::to_owned)),
         };
         diagnosis
             .unwrap_or_else(|second| Some(self.with_error(tail(words), &second)))
@@ -441,28 +394,24 @@ impl Applier {
     }
 
     /// A text with the error of the diagnosis appended.
-    pub(super) fn with_error(&self, words: String, second: &ChangeError) -> String {
+    pub(super) fn with_error(&self, words: String, second: &Problem) -> String {
         format!("{words}\n{}", self.sentence(second))
     }
 
     /// An error on one line, for messages during a run: what failed, and the tool's first reason.
-    fn sentence(&self, error: &ChangeError) -> String {
-        if let ChangeError::Packages(PackageError::Failed { what, source, .. }) = error
-            && let ExecError::Failed { tail, .. } = &**source
-            && let Some(transactions) = self.backend.transactions()
-            && let Some(reason) = transactions.first_reason(tail)
+    fn sentence(&self, error: &Problem) -> String {
+        if has_failed(error)
+            && let Some(ExecError::Failed { tail, .. }) = error.ended()
+            && let Some(reason) = self.backend.first_reason(tail)
         {
-            return format!("{what}: {reason}");
+            return format!("{}: {reason}", error.what);
         }
         one_line(error).replace('\n', " ")
     }
 
     /// An error of a command with a short command line, and without logins.
     pub(super) fn short(&self, mut error: ExecError, cmd: &Cmd) -> ExecError {
-        let line = || match self.backend.transactions() {
-            Some(transactions) => transactions.short_line(cmd),
-            None => cmd.line(),
-        };
+        let line = || self.backend.short_line(cmd);
         match &mut error {
             ExecError::NotFound { .. } => {}
             ExecError::Spawn { command, why }
@@ -482,10 +431,7 @@ impl Applier {
     }
 
     /// The end of a log, with its path.
-    pub(in crate::change) fn log_tail(
-        &self,
-        path: &Utf8Path,
-    ) -> Result<Option<String>, ChangeError> {
+    pub(in crate::change) fn log_tail(&self, path: &Utf8Path) -> Result<Option<String>, Problem> {
         Ok(self.host.files.read(path)?.map(|bytes| {
             let text = String::from_utf8_lossy(&bytes);
             let lines: Vec<&str> = text.trim_end().lines().collect();
@@ -505,14 +451,8 @@ fn already_contains(error: &ExecError, words: &str) -> bool {
     matches!(error, ExecError::Failed { tail, .. } if tail.contains(words))
 }
 
-fn is_network(error: &ChangeError) -> bool {
-    matches!(
-        error,
-        ChangeError::Packages(PackageError::Failed {
-            fault: Fault::Network,
-            ..
-        })
-    )
+fn is_network(error: &Problem) -> bool {
+    error.class == Class::PackageManager(Fault::Network)
 }
 
 /// How many stages a transaction will print: a new package is unpacked and set up.

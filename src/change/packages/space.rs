@@ -2,11 +2,11 @@
 //! simulation names: a disk that is full in the middle leaves packages half installed.
 
 use crate::{
-    change::{Applier, ChangeError, PackageError},
+    change::{Applier, Problem},
     model::text::bytes,
     tools::{
         mounts,
-        packages::{Estimate, TransactionRequest},
+        packages::{Estimate, Fault, TransactionRequest},
     },
 };
 
@@ -21,22 +21,21 @@ impl Applier {
     pub(super) async fn estimate(
         &self,
         request: &TransactionRequest<'_>,
-    ) -> Result<Option<Estimate>, ChangeError> {
-        let transactions = self.transactions()?;
-        let Some(query) = transactions.estimate(&self.settings(), request) else {
+    ) -> Result<Option<Estimate>, Problem> {
+        let Some(query) = self.backend.estimate(&self.settings(), request) else {
             return Ok(None);
         };
         let answer = self
             .ask("estimate the size of the package transaction", &query)
             .await?;
-        Ok(Some(transactions.parse_estimate(&answer)))
+        Ok(Some(self.backend.parse_estimate(&answer)))
     }
 
     /// Refuses a transaction that does not fit on the filesystems, before it changes anything.
     pub(super) async fn check_space(
         &self,
         request: &TransactionRequest<'_>,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let Some(estimate) = self.estimate(request).await? else {
             return Ok(());
         };
@@ -63,10 +62,14 @@ impl Applier {
         if short.is_empty() {
             return Ok(());
         }
-        Err(PackageError::NoSpace {
-            short,
-            clean: self.backend.commands().clean,
-        }
-        .into())
+        let clean = self.backend.commands().clean;
+        Err(Problem::blocked(
+            Fault::NoSpace.reason(),
+            format!("find space for the packages: {}", short.join("; ")),
+        )
+        .advice(format!(
+            "free some room (old kernels, package cache: `{clean}`) or enlarge the disk; no \
+             package was changed"
+        )))
     }
 }

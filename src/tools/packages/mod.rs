@@ -1,5 +1,5 @@
 //! Package managers. Each has a folder of its own with its argument vectors and the pure parsers of
-//! its output; the rest of the program uses only [`Backend`] and [`Transactions`].
+//! its output; the rest of the program uses only [`Backend`].
 //! [`Manager::backend`] is the one place that distinguishes package managers.
 //!
 //! To add one (`src/change/tests/tiny.rs` is the smallest that works):
@@ -7,13 +7,11 @@
 //! 1. A folder here with a type that implements [`Backend`], one file per subject. Its parsers are
 //!    functions of `&str`, with a test that no text makes them panic (`reads_any_text`).
 //! 2. In this file its `mod`, a variant of [`Manager`], its place in `ALL`, its arm in `backend()`. In
-//!    `tests/layers.rs` the names of its programs in `NAMES`. From here on `check` and `plan` work with a
-//!    profile that says `manager = "NAME"`.
-//! 3. To install, [`Transactions`], returned by [`Backend::transactions`]; `src/change/packages` is the
-//!    same for all.
-//! 4. A variant of `Kind` in `src/change/tests/kinds.rs` (how its simulated program prints), and a module
+//!    `tests/layers.rs` the names of its programs in `NAMES`. From here on a profile may say
+//!    `manager = "NAME"`; `src/change/packages` is the same for all.
+//! 3. A variant of `Kind` in `src/change/tests/kinds.rs` (how its simulated program prints), and a module
 //!    in the macro of `src/change/tests/mod.rs`: then all tests of transactions run against it, too.
-//! 5. Its simulated programs in `tests/machine`, and a profile (CONTRIBUTING.md).
+//! 4. Its simulated programs in `tests/machine`, and a profile (CONTRIBUTING.md).
 
 pub(super) mod apt;
 pub(super) mod dnf;
@@ -90,14 +88,11 @@ pub enum DatabaseError {
     Exec(#[from] ExecError),
 }
 
-/// The backend of one package manager: its database, its order of versions, its files.
+/// One package manager: its database, its order of versions, its files, its commands and the parsers of their output.
 #[async_trait]
 pub trait Backend: Debug + Send + Sync {
     /// The command that users know it by, for messages.
     fn name(&self) -> &'static str;
-
-    /// How it changes packages; `None` while this version of the program cannot do that.
-    fn transactions(&self) -> Option<&dyn Transactions>;
 
     /// Whether a machine has a database of this package manager.
     ///
@@ -348,7 +343,7 @@ pub trait Backend: Debug + Send + Sync {
     }
 
     /// The file in which holds are listed; `None` if the manager marks packages by a command,
-    /// [`Transactions::mark`].
+    /// [`Backend::mark`].
     fn hold_list(&self) -> Option<&dyn HoldList> {
         None
     }
@@ -360,6 +355,237 @@ pub trait Backend: Debug + Send + Sync {
 
     /// Commands and places for hints.
     fn commands(&self) -> Commands;
+
+    /// Downloads the package lists; `past_caches` bypasses proxy caches, for a mirror in mid-sync.
+    fn refresh(&self, settings: &Settings, past_caches: bool) -> Cmd;
+
+    /// Queries the versions of packages that are offered.
+    fn offers(&self, names: &[&str]) -> Query;
+
+    /// As [`Backend::offers`], whichever module stream the packages are in.
+    fn offers_of_all_streams(&self, names: &[&str]) -> Query {
+        self.offers(names)
+    }
+
+    /// Queries the names of all packages in the lists that begin so, one per line; `None` if this
+    /// manager has no quick way.
+    fn names(&self, _prefix: &str) -> Option<Query> {
+        None
+    }
+
+    /// Parses the answer to [`Backend::offers`].
+    fn parse_offers(&self, text: &str) -> Vec<Offer>;
+
+    /// Queries the files of every version of these packages that is offered; `None` if this manager's
+    /// lists do not contain them.
+    fn contents(&self, _names: &[&str]) -> Option<Query> {
+        None
+    }
+
+    /// Parses the answer to [`Backend::contents`].
+    fn parse_contents(&self, _text: &str) -> Vec<Contents> {
+        Vec::new()
+    }
+
+    /// Queries which versions of others the candidates of these packages accept; `None` if this manager
+    /// is not asked.
+    fn lower_bounds(&self, _names: &[&str]) -> Option<Query> {
+        None
+    }
+
+    /// Parses the answer to [`Backend::lower_bounds`].
+    fn parse_lower_bounds(&self, _text: &str) -> Vec<LowerBounds> {
+        Vec::new()
+    }
+
+    /// Resolves a transaction and changes nothing.
+    fn simulate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Query;
+
+    /// Whether a command that simulates or estimates a transaction has given an answer, whatever its status says.
+    fn has_answered(&self, output: &Output) -> bool {
+        output.ok()
+    }
+
+    /// Parses the answer to [`Backend::simulate`]; `installed` is the database.
+    fn parse_actions(&self, text: &str, installed: &[Package]) -> Vec<Action>;
+
+    /// Asks what an upgrade of the whole system would do, by the lists that are there; the answer is for
+    /// [`Backend::parse_actions`]. `None` if that cannot be asked.
+    fn upgrade(&self) -> Option<Query> {
+        None
+    }
+
+    /// Why the answer to [`Backend::upgrade`] does not stand for all repositories, where it does not.
+    fn unasked(&self, _output: &Output) -> Option<String> {
+        None
+    }
+
+    /// Whether a preference of the machine forbids any repository or package: then, what to do where a preference of ours
+    /// lifts one.
+    ///
+    /// # Errors
+    /// When an existing file cannot be read.
+    fn forbids(&self, _files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+        Ok(None)
+    }
+
+    /// Asks what a transaction would download and unpack; `None` if that cannot be asked.
+    fn estimate(&self, _settings: &Settings, _request: &TransactionRequest<'_>) -> Option<Query> {
+        None
+    }
+
+    /// Parses the answer to [`Backend::estimate`].
+    fn parse_estimate(&self, _text: &str) -> Estimate {
+        Estimate::default()
+    }
+
+    /// Downloads what a transaction needs.
+    fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd;
+
+    /// Performs a transaction that was simulated and approved.
+    fn perform(
+        &self,
+        settings: &Settings,
+        request: &TransactionRequest<'_>,
+        removals: Removals,
+    ) -> Cmd;
+
+    /// Whether [`Backend::perform`] uses only what [`Backend::download`] has downloaded.
+    fn performs_from_downloads(&self) -> bool {
+        false
+    }
+
+    /// Whether the scripts of packages compile nothing while [`NO_AUTOINSTALL`](crate::tools::dkms::NO_AUTOINSTALL) is there.
+    fn scripts_may_leave_modules(&self) -> bool {
+        false
+    }
+
+    /// Whether a command that changes packages has succeeded.
+    fn has_succeeded(&self, output: &Output) -> bool {
+        output.ok()
+    }
+
+    /// The scripts of packages that failed in a command that succeeded otherwise.
+    fn failed_scripts(&self, _output: &str) -> Option<String> {
+        None
+    }
+
+    /// Files that the manager makes from its lists and could not read, by the output of a refresh: a power
+    /// cut leaves them torn, and the manager does not make them again while they are there.
+    ///
+    /// # Errors
+    /// When an existing folder cannot be read.
+    fn torn_caches(
+        &self,
+        _files: &dyn ReadFiles,
+        _output: &str,
+    ) -> Result<Vec<Utf8PathBuf>, FilesError> {
+        Ok(Vec::new())
+    }
+
+    /// Ends what the manager leaves running after its work.
+    ///
+    /// # Errors
+    /// When an existing file cannot be read.
+    fn afterwards(&self, _files: &dyn ReadFiles) -> Result<Vec<Cmd>, FilesError> {
+        Ok(Vec::new())
+    }
+
+    /// Configures packages that are unpacked but not configured; `None` if the manager has no such state.
+    fn configure(&self) -> Option<Cmd>;
+
+    /// Queries what an interrupted transaction had begun to install; `None` if the database of
+    /// packages itself shows it.
+    fn unfinished(&self) -> Option<Query> {
+        None
+    }
+
+    /// Parses the answer to [`Backend::unfinished`]: packages with their versions, as arguments
+    /// of this manager's command line.
+    fn parse_unfinished(&self, _text: &str, _installed: &[Package]) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Parses the answer to [`Backend::unfinished`]: packages that have not come, written in the same way.
+    fn parse_missing(&self, _text: &str, _installed: &[Package]) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The command that brings an installed package to a version that is offered, for hints; `None` if
+    /// this manager never has to install a version once more.
+    fn to_offered_command(&self, _package: &Package) -> Option<String> {
+        None
+    }
+
+    /// Queries the configuration files of packages with their sizes there; `None` if the manager syncs them.
+    fn configuration_of(&self, _names: &[&str]) -> Option<Query> {
+        None
+    }
+
+    /// Parses the answer to [`Backend::configuration_of`]: those that came with content.
+    fn parse_configuration(&self, _text: &str) -> Vec<Utf8PathBuf> {
+        Vec::new()
+    }
+
+    /// Holds packages, releases them, or marks them as automatically installed.
+    fn mark(&self, mark: Mark, packages: &[String]) -> Cmd;
+
+    /// A package with a version, as an argument of this manager's command line.
+    fn at_version(&self, name: &str, version: &str) -> String;
+
+    /// The command that downgrades packages, for hints.
+    fn downgrade_command(&self, packages: &[String]) -> String;
+
+    /// A command line for people, without the options that every command has.
+    fn short_line(&self, cmd: &Cmd) -> String {
+        cmd.line()
+    }
+
+    /// The class of a failure, by its output.
+    fn fault(&self, output: &str) -> Fault;
+
+    /// What the user can do about a failure whose words tell more than its class.
+    fn remedy(&self, _output: &str) -> Option<&'static str> {
+        None
+    }
+
+    /// The line that shows the failure: in a long output it is not among the last ones.
+    fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str>;
+
+    /// The first reason that a failed command gives, without the manager's own prefix.
+    fn first_reason<'t>(&self, output: &'t str) -> Option<&'t str> {
+        output.lines().last()
+    }
+
+    /// The lines that explain why a transaction was refused.
+    fn obstacle(&self, _output: &str) -> Option<String> {
+        None
+    }
+
+    /// Failures that a successful download of the lists reports as warnings.
+    fn failed_sources(&self, _output: &str) -> Option<String> {
+        None
+    }
+
+    /// The sources that made a download of the lists fail; `None` if there was another reason, too.
+    fn failures_by_source(&self, _output: &str) -> Option<Vec<SourceFailure>> {
+        None
+    }
+
+    /// Whether a line of output shows that one stage of a transaction is done.
+    fn is_stage(&self, _line: &str) -> bool {
+        false
+    }
+
+    /// How many bytes will be downloaded, if a line of output says so.
+    fn download_size(&self, _line: &str) -> Option<u64> {
+        None
+    }
+
+    /// The size of the file whose download a line of output reports.
+    fn download_part(&self, _line: &str) -> Option<u64> {
+        None
+    }
 }
 
 /// An automatic updater that does not obey holds.
@@ -421,244 +647,5 @@ pub trait HoldList: Debug + Send + Sync {
         (text.split_inclusive('\n'))
             .filter(|line| !entries.iter().any(|entry| line.trim() == entry))
             .collect()
-    }
-}
-
-/// The transactions of one package manager: commands, and the parsers of their output.
-pub trait Transactions: Debug + Send + Sync {
-    /// Downloads the package lists; `past_caches` bypasses proxy caches, for a mirror in mid-sync.
-    fn refresh(&self, settings: &Settings, past_caches: bool) -> Cmd;
-
-    /// Queries the versions of packages that are offered.
-    fn offers(&self, names: &[&str]) -> Query;
-
-    /// As [`Transactions::offers`], whichever module stream the packages are in.
-    fn offers_of_all_streams(&self, names: &[&str]) -> Query {
-        self.offers(names)
-    }
-
-    /// Queries the names of all packages in the lists that begin so, one per line; `None` if this
-    /// manager has no quick way.
-    fn names(&self, _prefix: &str) -> Option<Query> {
-        None
-    }
-
-    /// Parses the answer to [`Transactions::offers`].
-    fn parse_offers(&self, text: &str) -> Vec<Offer>;
-
-    /// Queries the files of every version of these packages that is offered; `None` if this manager's
-    /// lists do not contain them.
-    fn contents(&self, _names: &[&str]) -> Option<Query> {
-        None
-    }
-
-    /// Parses the answer to [`Transactions::contents`].
-    fn parse_contents(&self, _text: &str) -> Vec<Contents> {
-        Vec::new()
-    }
-
-    /// Queries which versions of others the candidates of these packages accept; `None` if this manager
-    /// is not asked.
-    fn lower_bounds(&self, _names: &[&str]) -> Option<Query> {
-        None
-    }
-
-    /// Parses the answer to [`Transactions::lower_bounds`].
-    fn parse_lower_bounds(&self, _text: &str) -> Vec<LowerBounds> {
-        Vec::new()
-    }
-
-    /// Resolves a transaction and changes nothing.
-    fn simulate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Query;
-
-    /// Whether a command that simulates or estimates a transaction has given an answer, whatever its status says.
-    fn has_answered(&self, output: &Output) -> bool {
-        output.ok()
-    }
-
-    /// Parses the answer to [`Transactions::simulate`]; `installed` is the database.
-    fn parse_actions(&self, text: &str, installed: &[Package]) -> Vec<Action>;
-
-    /// Asks what an upgrade of the whole system would do, by the lists that are there; the answer is for
-    /// [`Transactions::parse_actions`]. `None` if that cannot be asked.
-    fn upgrade(&self) -> Option<Query> {
-        None
-    }
-
-    /// Why the answer to [`Transactions::upgrade`] does not stand for all repositories, where it does not.
-    fn unasked(&self, _output: &Output) -> Option<String> {
-        None
-    }
-
-    /// Whether a preference of the machine forbids any repository or package: then, what to do where a preference of ours
-    /// lifts one.
-    ///
-    /// # Errors
-    /// When an existing file cannot be read.
-    fn forbids(&self, _files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
-        Ok(None)
-    }
-
-    /// Asks what a transaction would download and unpack; `None` if that cannot be asked.
-    fn estimate(&self, _settings: &Settings, _request: &TransactionRequest<'_>) -> Option<Query> {
-        None
-    }
-
-    /// Parses the answer to [`Transactions::estimate`].
-    fn parse_estimate(&self, _text: &str) -> Estimate {
-        Estimate::default()
-    }
-
-    /// Downloads what a transaction needs.
-    fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd;
-
-    /// Performs a transaction that was simulated and approved.
-    fn perform(
-        &self,
-        settings: &Settings,
-        request: &TransactionRequest<'_>,
-        removals: Removals,
-    ) -> Cmd;
-
-    /// Whether [`Transactions::perform`] uses only what [`Transactions::download`] has downloaded.
-    fn performs_from_downloads(&self) -> bool {
-        false
-    }
-
-    /// Whether the scripts of packages compile nothing while [`NO_AUTOINSTALL`](crate::tools::dkms::NO_AUTOINSTALL) is there.
-    fn scripts_may_leave_modules(&self) -> bool {
-        false
-    }
-
-    /// Whether a command that changes packages has succeeded.
-    fn has_succeeded(&self, output: &Output) -> bool {
-        output.ok()
-    }
-
-    /// The scripts of packages that failed in a command that succeeded otherwise.
-    fn failed_scripts(&self, _output: &str) -> Option<String> {
-        None
-    }
-
-    /// Files that the manager makes from its lists and could not read, by the output of a refresh: a power
-    /// cut leaves them torn, and the manager does not make them again while they are there.
-    ///
-    /// # Errors
-    /// When an existing folder cannot be read.
-    fn torn_caches(
-        &self,
-        _files: &dyn ReadFiles,
-        _output: &str,
-    ) -> Result<Vec<Utf8PathBuf>, FilesError> {
-        Ok(Vec::new())
-    }
-
-    /// Ends what the manager leaves running after its work.
-    ///
-    /// # Errors
-    /// When an existing file cannot be read.
-    fn afterwards(&self, _files: &dyn ReadFiles) -> Result<Vec<Cmd>, FilesError> {
-        Ok(Vec::new())
-    }
-
-    /// Configures packages that are unpacked but not configured; `None` if the manager has no such state.
-    fn configure(&self) -> Option<Cmd>;
-
-    /// Queries what an interrupted transaction had begun to install; `None` if the database of
-    /// packages itself shows it.
-    fn unfinished(&self) -> Option<Query> {
-        None
-    }
-
-    /// Parses the answer to [`Transactions::unfinished`]: packages with their versions, as arguments
-    /// of this manager's command line.
-    fn parse_unfinished(&self, _text: &str, _installed: &[Package]) -> Vec<String> {
-        Vec::new()
-    }
-
-    /// Parses the answer to [`Transactions::unfinished`]: packages that have not come, written in the same way.
-    fn parse_missing(&self, _text: &str, _installed: &[Package]) -> Vec<String> {
-        Vec::new()
-    }
-
-    /// The command that brings an installed package to a version that is offered, for hints; `None` if
-    /// this manager never has to install a version once more.
-    fn to_offered_command(&self, _package: &Package) -> Option<String> {
-        None
-    }
-
-    /// Queries the configuration files of packages with their sizes there; `None` if the manager syncs them.
-    fn configuration_of(&self, _names: &[&str]) -> Option<Query> {
-        None
-    }
-
-    /// Parses the answer to [`Transactions::configuration_of`]: those that came with content.
-    fn parse_configuration(&self, _text: &str) -> Vec<Utf8PathBuf> {
-        Vec::new()
-    }
-
-    /// Holds packages, releases them, or marks them as automatically installed.
-    fn mark(&self, mark: Mark, packages: &[String]) -> Cmd;
-
-    /// A package with a version, as an argument of this manager's command line.
-    fn at_version(&self, name: &str, version: &str) -> String;
-
-    /// The command that downgrades packages, for hints.
-    fn downgrade_command(&self, packages: &[String]) -> String;
-
-    /// A command line for people, without the options that every command has.
-    fn short_line(&self, cmd: &Cmd) -> String {
-        cmd.line()
-    }
-
-    /// The class of a failure, by its output.
-    fn fault(&self, output: &str) -> Fault;
-
-    /// What the user can do about a failure, if this manager has a command for it.
-    fn hint(&self, _fault: Fault) -> Option<&'static str> {
-        None
-    }
-
-    /// What the user can do about a failure whose words tell more than its class.
-    fn remedy(&self, _output: &str) -> Option<&'static str> {
-        None
-    }
-
-    /// The line that shows the failure: in a long output it is not among the last ones.
-    fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str>;
-
-    /// The first reason that a failed command gives, without the manager's own prefix.
-    fn first_reason<'t>(&self, output: &'t str) -> Option<&'t str> {
-        output.lines().last()
-    }
-
-    /// The lines that explain why a transaction was refused.
-    fn obstacle(&self, _output: &str) -> Option<String> {
-        None
-    }
-
-    /// Failures that a successful download of the lists reports as warnings.
-    fn failed_sources(&self, _output: &str) -> Option<String> {
-        None
-    }
-
-    /// The sources that made a download of the lists fail; `None` if there was another reason, too.
-    fn failures_by_source(&self, _output: &str) -> Option<Vec<SourceFailure>> {
-        None
-    }
-
-    /// Whether a line of output shows that one stage of a transaction is done.
-    fn is_stage(&self, _line: &str) -> bool {
-        false
-    }
-
-    /// How many bytes will be downloaded, if a line of output says so.
-    fn download_size(&self, _line: &str) -> Option<u64> {
-        None
-    }
-
-    /// The size of the file whose download a line of output reports.
-    fn download_part(&self, _line: &str) -> Option<u64> {
-        None
     }
 }

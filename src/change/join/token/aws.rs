@@ -7,9 +7,8 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-use super::{Clouds, Failure, decoded, document, failed, refused, said, valueless};
+use super::{Clouds, Failure, TokenFault, decoded, document, failed, refused, said, valueless};
 use crate::{
-    change::TokenFault,
     host::Method,
     model::secret::Secret,
     tools::sigv4::{self, Credentials, Target},

@@ -6,9 +6,8 @@
 
 use serde_json::Value;
 
-use super::{Clouds, Failure, document, failed, refused, valueless};
+use super::{Clouds, Failure, TokenFault, document, failed, refused, valueless};
 use crate::{
-    change::TokenFault,
     facts::Service,
     host::{HttpError, Method},
     model::secret::Secret,

@@ -7,8 +7,8 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::Value;
 
-use super::{Clouds, Failure, decoded, document, failed, refused, valueless};
-use crate::{change::TokenFault, facts::Service, host::Method, model::secret::Secret};
+use super::{Clouds, Failure, TokenFault, decoded, document, failed, refused, valueless};
+use crate::{facts::Service, host::Method, model::secret::Secret};
 
 const TOKEN: &str = "/computeMetadata/v1/instance/service-accounts/default/token";
 
