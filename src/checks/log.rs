@@ -193,12 +193,20 @@ fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
     let over = errors.iter().any(|error| error.over);
     let all_recovered = !board.gpus.is_empty()
         && (board.gpus.iter()).all(|gpu| board.recovered.contains(&gpu.pci_address));
-    let refuses = messages.contains(&Message::ResetRequired) && !all_recovered;
+    let demand = if all_recovered {
+        None
+    } else if messages.contains(&Message::RebootRequired) {
+        Some(Act::Reboot)
+    } else if messages.contains(&Message::ResetRequired) {
+        Some(Act::ResetGpu)
+    } else {
+        None
+    };
     let say = |status, why: String| Finding {
         links: vec![CATALOGUE.to_owned()],
         ..Finding::new(XID, status, why)
     };
-    if errors.is_empty() && !refuses {
+    if errors.is_empty() && demand.is_none() {
         return Finding::new(
             XID,
             Verdict::Pass,
@@ -214,11 +222,8 @@ fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
         .max()
         .unwrap_or(Act::None);
     // An error that asks for a reset, or more, says more.
-    let refuses = refuses && asked < Act::ResetGpu;
-    let worst = match refuses {
-        true => Act::ResetGpu,
-        false => asked,
-    };
+    let demand = demand.filter(|act| asked < *act);
+    let worst = demand.unwrap_or(asked);
     let unknown = |error: &Error| xid::of(error.code).is_none();
     let any_unknown = errors.iter().any(unknown);
     // What asks for most comes first; where one asks for something, those that do not only distract.
@@ -229,9 +234,18 @@ fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
         })
         .map(told)
         .collect();
-    if refuses {
-        let why = "the driver refuses work on a GPU until it is reset (`NV_ERR_RESET_REQUIRED`)";
-        told.insert(0, why.to_owned());
+    let (demanded, line) = match demand {
+        Some(Act::Reboot) => (
+            "CUDA starts on no GPU until a reboot: the driver's manager of memory (UVM) met a fatal error",
+            "`uvm encountered global fatal error`",
+        ),
+        _ => (
+            "the driver refuses work on a GPU until it is reset (`NV_ERR_RESET_REQUIRED`)",
+            "`NV_ERR_RESET_REQUIRED`",
+        ),
+    };
+    if demand.is_some() {
+        told.insert(0, demanded.to_owned());
     }
     let (status, remedy) = match worst {
         Act::None if any_unknown => (
@@ -267,7 +281,7 @@ fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
     Finding {
         remedy_class: Some(class(worst)),
         observed: Some(match codes.is_empty() {
-            true => "`NV_ERR_RESET_REQUIRED`".to_owned(),
+            true => line.to_owned(),
             false => format!("Xid {}", codes.join(", ")),
         }),
         expected: Some("none".to_owned()),
@@ -985,7 +999,29 @@ mod tests {
     }
 
     #[test]
+    fn an_end_of_cuda_until_a_reboot_is_told_without_a_number() {
+        // NVIDIA/open-gpu-kernel-modules issue 1342.
+        let line = "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.\n";
+        let finding = said(line).remove(0);
+        assert_eq!(finding.status, Verdict::Fail);
+        assert!(finding.why.starts_with("CUDA starts on no GPU"));
+        assert!(finding.remedy.unwrap().contains("reboot it"));
+        // An error that asks for less only stands beside it.
+        let fault = format!("{line}NVRM: Xid (PCI:0000:18:00): 31, pid=1\n");
+        assert!(
+            said(&fault)
+                .remove(0)
+                .why
+                .starts_with("CUDA starts on no GPU")
+        );
+        let lost = format!("{line}NVRM: Xid (PCI:0000:18:00): 79, pid=1\n");
+        assert!(said(&lost).remove(0).why.starts_with("Xid 79"));
+    }
+
+    #[test]
     fn what_is_beside_the_gpus_is_a_warning() {
+        let hung = "INFO: task nvidia-smi:4711 blocked for more than 122 seconds.\n";
+        assert_eq!(said(hung).remove(3).status, Verdict::Warn);
         let line = "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)\n";
         let finding = said(line).remove(3);
         assert_eq!(finding.status, Verdict::Warn);

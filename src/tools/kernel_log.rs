@@ -153,6 +153,8 @@ pub enum Message {
     },
     /// The driver refuses work on a GPU, which it does not name, until that is reset.
     ResetRequired,
+    /// The driver's manager of memory (UVM) met an error that ends CUDA on all GPUs until a reboot.
+    RebootRequired,
     /// It says itself what a GPU needs now (Xid 154); later lines replace earlier ones.
     Recovery {
         gpu: Option<PciAddress>,
@@ -346,6 +348,11 @@ fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
         ("API mismatch", Message::OtherVersion),
         ("[NV_ERR_RESET_REQUIRED]", Message::ResetRequired),
         ("GPU marked for reset", Message::ResetRequired),
+        // `nvGpuOpsReportFatalError`.
+        (
+            "uvm encountered global fatal error",
+            Message::RebootRequired,
+        ),
     ] {
         if said.contains(words) {
             return Some(found);
@@ -646,6 +653,10 @@ mod tests {
             (
                 "NVRM: nvAssertFailedNoLog: Assertion failed: Back to back GSP RPC timeout detected! GPU marked for reset @ kernel_gsp.c:2387",
                 vec![Message::ResetRequired],
+            ),
+            (
+                "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.",
+                vec![Message::RebootRequired],
             ),
             (
                 "NVRM: nvAssertFailedNoLog: Assertion failed: (status == NV_OK) || (status == NV_ERR_GPU_IN_FULLCHIP_RESET) @ rs_client.c:844",
