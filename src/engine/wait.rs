@@ -56,7 +56,7 @@ pub async fn wait(
                 .exiting(Exit::Busy)
                 .advice(
                     "it goes on; `gpu-bootstrap status` and `journalctl -u gpu-bootstrap -u \
-                 gpu-bootstrap-resume` say what it does",
+                     gpu-bootstrap-resume` say what it does",
                 );
             return Err(late.into());
         }
