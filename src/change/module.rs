@@ -216,16 +216,6 @@ impl Applier {
         Ok(())
     }
 
-    /// A command in which DKMS may compile, without the debug information that it would take out again.
-    pub(super) fn compiling(&self, cmd: &Cmd) -> Result<Cmd, FilesError> {
-        let cmd = cmd.clone();
-        if dkms::needs_debug_information(&*self.host.files)? {
-            return Ok(cmd);
-        }
-        let (key, value) = dkms::WITHOUT_DEBUG_INFORMATION;
-        Ok(cmd.env(key, value))
-    }
-
     /// Tells why DKMS has compiled modules since a time, in seconds since 1970, although it asked for modules of other
     /// machines: that costs minutes, and nothing fails by it.
     pub(super) fn tell_of_compiled_modules(&self, since: i64, sink: &dyn Sink) {
@@ -368,7 +358,14 @@ impl Applier {
         };
         // With the folder that a killed build has left, DKMS neither goes on nor begins again (`prepare_build` of `dkms.in`).
         self.remove_tree(&dkms::folder_of(module, version, kernel))?;
-        let cmd = self.compiling(&dkms::install(module, version, kernel))?;
+        let cmd = dkms::install(module, version, kernel);
+        let cmd = match dkms::needs_debug_information(&*self.host.files, kernel)? {
+            true => cmd,
+            false => cmd.env(
+                dkms::WITHOUT_DEBUG_INFORMATION.0,
+                dkms::WITHOUT_DEBUG_INFORMATION.1,
+            ),
+        };
         let begun = self.host.clock.now().as_second();
         let ran = self
             .exec(&cmd, sink)

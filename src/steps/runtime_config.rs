@@ -235,7 +235,8 @@ impl Step for RuntimeConfig {
         if let Some(change) = drop_in {
             let why = format!("others write containerd's file anew, and `{DROP_IN}` is missing");
             match &mut answer {
-                Assessment::Needs { changes, .. } => changes.insert(0, change),
+                // Undone first: otherwise the runtime would come back when containerd starts with its former file.
+                Assessment::Needs { changes, .. } => changes.push(change),
                 Assessment::Satisfied { .. } => {
                     answer = Assessment::needs(why, vec![change]);
                 }

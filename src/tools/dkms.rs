@@ -221,24 +221,18 @@ pub fn parse_status(text: &str) -> Vec<Status> {
         .collect()
 }
 
-/// For the environment of a command in which DKMS may compile: the kernel's build adds `KCFLAGS` behind its own options
-/// (Documentation/kbuild/kbuild.rst), DKMS keeps it, and nothing of it stays on the machine. Distributions compile with debug
-/// information, which takes a seventh of the time, and DKMS strips it from what it has built (`actual_build` of `dkms.in`).
+/// For the environment of `dkms install`: the kernel's build adds `KCFLAGS` behind its own options (Documentation/kbuild/kbuild.rst),
+/// DKMS keeps it, and nothing of it stays on the machine. Distributions compile with debug information, which takes a seventh of the
+/// time, and DKMS strips it from what it has built (`actual_build` of `dkms.in`).
 pub const WITHOUT_DEBUG_INFORMATION: (&str, &str) = ("KCFLAGS", "-g0");
 
-/// Whether type information of modules (BTF) is made from their debug information: where the headers of a kernel have `vmlinux`
+/// Whether type information of modules (BTF) is made from their debug information: where the headers of the kernel have `vmlinux`
 /// (`cmd_btf_ko` in the kernel's scripts/Makefile.modfinal).
 ///
 /// # Errors
 /// A folder cannot be read.
-pub fn needs_debug_information(files: &dyn ReadFiles) -> Result<bool, FilesError> {
-    let kernels = Utf8Path::new(kmod::FOLDER);
-    for kernel in files.list(kernels)? {
-        if files.exists(&kernels.join(kernel).join("build/vmlinux"))? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+pub fn needs_debug_information(files: &dyn ReadFiles, kernel: &str) -> Result<bool, FilesError> {
+    files.exists(&kmod::folder_of(kernel).join("build/vmlinux"))
 }
 
 /// Builds and installs a module for a kernel.

@@ -67,7 +67,6 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
         let begun = self.host.clock.now().as_second();
-        let cmd = &self.compiling(cmd)?;
         let ran = self.run_once(what, cmd, stages, sink).await;
         self.tell_of_compiled_modules(begun, sink);
         self.synced_after(ran, sink).await

@@ -2,11 +2,7 @@
 
 use serde_json::json;
 
-use super::{
-    archive::{Archive, Offered},
-    kit::{TestMachine, configure},
-    packages::install,
-};
+use super::kit::{TestMachine, configure};
 use crate::{
     change::{Change, Reverted},
     config::desired::Daemon,
@@ -618,13 +614,6 @@ async fn modules_are_compiled_without_the_debug_information_that_dkms_strips() {
         let file = format!("/usr/src/linux-headers-6.1.0/{headers}");
         machine.fakes.files.put(&file, "x");
         (machine.fakes.files).put_link("/lib/modules/6.1.0/build", "/usr/src/linux-headers-6.1.0");
-        let archive = Archive::on(&machine);
-        archive.offer("nvidia-kernel-dkms", Offered::new("580.95.05-1", &[]));
-        machine
-            .apply(&install(&["nvidia-kernel-dkms"]))
-            .await
-            .unwrap();
-        assert_eq!(compiles_lean(&machine, "apt-get -q -y"), lean, "{headers}");
         machine.apply(&build_nvidia()).await.unwrap();
         assert_eq!(compiles_lean(&machine, "dkms install"), lean, "{headers}");
     }
