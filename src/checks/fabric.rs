@@ -192,7 +192,7 @@ fn not_loaded(subject: &Subject<'_>) -> Result<(Vec<&'static str>, Option<String
         let list = files.read_text(&kmod::list_of(&running))?;
         let lacks_one = |list: String| {
             let has = |module: &&str| list.contains(&format!("/{module}.ko"));
-            !missing.iter().all(|module| has(module))
+            !missing.iter().all(has)
         };
         if list.is_some_and(lacks_one) {
             lacks = Some(running);

@@ -364,7 +364,7 @@ async fn a_join_that_failed_deletes_nobodys_node() {
     });
     let change = with_access(&machine, || ok(""));
     let undo = machine.applier.capture(&change).await.unwrap();
-    machine
+    let _error = machine
         .applier
         .apply(&change, undo.clone(), &machine.sink)
         .await
@@ -618,7 +618,7 @@ async fn a_machine_that_an_agent_joins_later_is_not_called_restored() {
     let undo = machine.applier.capture(&by_k3s()).await.unwrap();
     let config = "/etc/rancher/k3s/config.yaml.d/50-gpu-bootstrap.yaml";
     machine.fakes.files.put(config, "{}");
-    machine.apply(&by_k3s()).await.expect_err("no server");
+    let _error = machine.apply(&by_k3s()).await.expect_err("no server");
     let exact = machine
         .applier
         .reconcile(&undo, &machine.sink)
@@ -718,6 +718,6 @@ async fn nodeadm_does_not_go_on_after_a_join_that_was_cut_off_and_a_stop_that_fa
         _ => ok("LoadState=loaded\nActiveState=inactive\nUnitFileState=enabled\n"),
     });
     let error = machine.applier.revert(&begun, &machine.sink).await;
-    error.expect_err("neither stops");
+    let _error = error.expect_err("neither stops");
     assert_eq!(stops(), both);
 }

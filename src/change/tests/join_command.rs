@@ -57,7 +57,7 @@ async fn a_command_that_others_may_replace_is_not_started() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/opt/site/join", "");
     machine.fakes.files.own("/opt/site", 1000, 1000);
-    machine.apply(&command).await.expect_err("not started");
+    let _error = machine.apply(&command).await.expect_err("not started");
     let lines = machine.fakes.exec.lines();
     assert!(
         lines.iter().all(|line| !line.contains("/opt/site/join")),
@@ -196,7 +196,7 @@ async fn a_command_that_failed_after_its_early_kubeconfig_deletes_nobodys_node()
     machine.fakes.files.put("/usr/local/sbin/leave", "");
     machine.units.put("kubelet.service", "enabled", "inactive");
     let undo = machine.applier.capture(&change).await.expect("an undo");
-    (machine
+    let _error = (machine
         .applier
         .apply(&change, undo.clone(), &machine.sink)
         .await)

@@ -190,7 +190,7 @@ async fn a_file_that_was_there_comes_back_after_a_removal_that_was_cut_off(kind:
         }
         Ok(())
     });
-    (machine.applier.revert(&undo, &machine.sink).await).unwrap_err();
+    let _error = (machine.applier.revert(&undo, &machine.sink).await).unwrap_err();
     assert!(files.killed());
     files.revive();
     files.before_mutations(|_, _| Ok(()));

@@ -90,7 +90,7 @@ async fn an_undo_that_failed_between_reset_and_enable_is_finished_by_the_next_on
             .count()
     };
     machine.fakes.files.put(NO_METADATA, "");
-    machine
+    let _error = machine
         .applier
         .revert(&undo, &machine.sink)
         .await
@@ -216,7 +216,7 @@ async fn a_package_that_others_removed_is_not_half_done_when_it_is_installed_aga
     let (machine, apt) = docker(Kind::Dnf);
     *apt.failing.lock().unwrap() = vec!["docker.io"];
     let change = install(&["docker.io"]);
-    machine.apply(&change).await.unwrap_err();
+    let _error = machine.apply(&change).await.unwrap_err();
     for name in ["docker.io", "runc"] {
         apt.installed.lock().unwrap().remove(name);
     }
@@ -310,7 +310,7 @@ async fn an_interruption_is_known_after_a_boot_has_removed_its_sign() {
     let change = install(&["docker.io"]);
     let undo = machine.applier.capture(&change).await.unwrap();
     let applied = machine.applier.apply(&change, undo.clone(), &machine.sink);
-    applied.await.unwrap_err();
+    let _error = applied.await.unwrap_err();
     (apt.installed.lock().unwrap().get_mut("runc").unwrap()).half = true;
     apt.write(&machine.fakes.files);
     let restarted = machine.restarted();

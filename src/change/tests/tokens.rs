@@ -62,7 +62,7 @@ async fn an_agent_gets_the_clouds_token_in_a_file_of_its_own_that_goes_with_it()
     assert!(!error.to_string().contains("hush") && machine.fakes.exec.lines().is_empty());
 
     with_vault(&machine, secret);
-    machine.apply(&agent).await.expect_err("it has not joined");
+    let _error = machine.apply(&agent).await.expect_err("it has not joined");
     assert!(!machine.host.files.exists(kept.into()).unwrap());
     machine
         .fakes

@@ -228,9 +228,7 @@ pub fn failures_by_source(text: &str) -> Option<Vec<SourceFailure>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        failed_sources, failures_by_source, fault, hint, obstacle, remedy_for, telling_line,
-    };
+    use super::{failed_sources, failures_by_source, fault, obstacle, remedy_for, telling_line};
     use crate::model::text::reads_any_text;
     use crate::tools::packages::Fault;
 
