@@ -308,7 +308,12 @@ mod tests {
                 ("validation.devices", Fail, None),
                 ("validation.container", Fail, None),
             ]),
-            ["-", "log.fell-off-bus", "log.fell-off-bus", "log.fell-off-bus"]
+            [
+                "-",
+                "log.fell-off-bus",
+                "log.fell-off-bus",
+                "log.fell-off-bus"
+            ]
         );
         assert_eq!(
             because(&[

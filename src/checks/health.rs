@@ -576,8 +576,9 @@ fn out_of_reach(owner: &str, in_container: bool) -> Vec<Finding> {
     let why = format!(
         "NVML cannot be asked: the driver is that of {owner}, and its library is not on the library path"
     );
-    let remedy = in_container
-        .then(|| format!("run `chroot {DRIVER_CONTAINER} nvidia-smi --query`, which asks it there"));
+    let remedy = in_container.then(|| {
+        format!("run `chroot {DRIVER_CONTAINER} nvidia-smi --query`, which asks it there")
+    });
     let one = |row: &Row| Finding {
         remedy: remedy.clone(),
         ..Finding::new(row.id.clone(), Verdict::Unknown, why.clone())
@@ -748,10 +749,16 @@ mod tests {
             assert_eq!(found.len(), ROWS.len());
             for finding in &found {
                 assert_eq!(finding.status, Verdict::Unknown);
-                assert!(finding.why.contains("NVIDIA's GPU Operator"), "{}", finding.why);
+                assert!(
+                    finding.why.contains("NVIDIA's GPU Operator"),
+                    "{}",
+                    finding.why
+                );
                 let remedy = finding.remedy.as_deref();
                 assert_eq!(remedy.is_some(), command.is_some());
-                assert!(command.is_none_or(|words| remedy.is_some_and(|said| said.contains(words))));
+                assert!(
+                    command.is_none_or(|words| remedy.is_some_and(|said| said.contains(words)))
+                );
             }
         }
     }

@@ -162,7 +162,10 @@ fn drift_is_a_list_with_one_command() {
         ..finding("module", Verdict::Fail, "y is not loaded")
     };
     let several = text(|to| human::check(to, &two, HERE, Style::default()));
-    assert!(several.starts_with("2 things would change\n\n"), "{several}");
+    assert!(
+        several.starts_with("2 things would change\n\n"),
+        "{several}"
+    );
     for why in ["\n    x is not installed\n", "\n    y is not loaded\n"] {
         assert!(several.contains(why), "{several}");
     }

@@ -255,7 +255,10 @@ async fn what_only_a_reboot_mends_has_that_as_its_remedy() {
     assert_eq!(remedy, "reboot: 580 is loaded and 595 is installed");
     let (class, remedy) = of("driver.nodes");
     assert_eq!(class, None);
-    assert!(remedy.starts_with("run `gpu-bootstrap install`"), "{remedy}");
+    assert!(
+        remedy.starts_with("run `gpu-bootstrap install`"),
+        "{remedy}"
+    );
 }
 
 #[tokio::test]

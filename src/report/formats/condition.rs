@@ -186,7 +186,10 @@ mod tests {
         assert!(first.ends_with("): it is [31moff"), "{first}");
         broken.findings[1].remedy_class = Some(Remedy::PowerCycle);
         let own = said(&broken);
-        assert!(own.starts_with("pci.gpu.present (remedy: power-cycle): "), "{own}");
+        assert!(
+            own.starts_with("pci.gpu.present (remedy: power-cycle): "),
+            "{own}"
+        );
         broken.findings[1].why = "é".repeat(400);
         let long = cut(&said(&broken));
         assert_eq!(long.chars().count(), LONGEST);
