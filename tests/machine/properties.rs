@@ -19,10 +19,18 @@ const MACHINES: [(&str, &str, &[&str]); 6] = [
     ),
     ("debian-12-h100", "gpus = ['10de:20b2', '10de:20b2']", &[]),
     ("debian-12-h100", "", &["--set", "driver.source=nvidia"]),
+    // What DKMS does with the file that names the source is not simulated: the machine case `pool` shows it.
     (
         "debian-12-h100",
-        "",
-        &["--set", "runtime.use=[\"containerd\"]"],
+        "files = { '/usr/local/bin/gpu-bootstrap' = 'the program' }\nlinks = { '/proc/self/exe' = '/usr/local/bin/gpu-bootstrap' }",
+        &[
+            "--set",
+            "runtime.use=[\"containerd\"]",
+            "--set",
+            "driver.prebuilt.sources=[\"/srv/modules\"]",
+            "--set",
+            "driver.prebuilt.unsigned=true",
+        ],
     ),
     (
         "debian-12-h100",
