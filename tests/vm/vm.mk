@@ -32,10 +32,12 @@ machines-long: vm
 	$(VM) test --tier long
 	cargo test --quiet --locked --workspace --test leaves_nothing -- --ignored --test-threads 1
 
-# How long the ways to the same node take, side by side in one run: medians of RUNS runs, with the program of `make release`.
+# How long the ways to the same node take, side by side in one run: medians of RUNS runs, with the program of `make release`, as
+# a table and as target/bench.svg. LINK=200mbit limits the links of the machines.
 RUNS ?= 5
 bench: vm release
-	$(VM) bench --runs $(RUNS) --program $(RELEASED)
+	mkdir -p target
+	$(VM) bench --runs $(RUNS) $(if $(LINK),--link $(LINK)) --svg target/bench.svg --program $(RELEASED)
 
 # Builds the whole workspace: for a single package cargo would compile shared dependencies again.
 vm:

@@ -45,29 +45,69 @@ impl Results {
             .map(String::from)
             .to_vec(),
         ];
-        let group = |name: &str| name.split(": ").next().unwrap_or_default().to_owned();
         for (name, runs) in &self.0 {
-            let walls: Vec<Duration> = runs.iter().map(|run| run.0).collect();
-            let processors: Vec<Duration> = runs.iter().map(|run| run.1).collect();
-            let first = self.0.iter().find(|(other, _)| group(other) == group(name));
-            let base = first.map(|(_, runs)| median(runs.iter().map(|run| run.0).collect()));
-            let own = median(walls.clone());
-            let ratio = base
-                .filter(|base| !base.is_zero())
-                .map(|base| own.as_secs_f64() / base.as_secs_f64());
-            let seconds = |duration: Duration| format!("{:.1}", duration.as_secs_f64());
+            let [own, least, most] = spread(runs);
+            let first = self.group(name).next();
+            let base = first.map(|(_, runs)| spread(runs)[0]);
+            let ratio = base.filter(|base| *base > 0.0).map(|base| own / base);
+            let processor = median(runs.iter().map(|run| run.1).collect());
             rows.push(vec![
                 name.clone(),
-                seconds(own),
-                seconds(walls.iter().min().copied().unwrap_or_default()),
-                seconds(walls.iter().max().copied().unwrap_or_default()),
-                seconds(median(processors)),
+                format!("{own:.1}"),
+                format!("{least:.1}"),
+                format!("{most:.1}"),
+                format!("{:.1}", processor.as_secs_f64()),
                 ratio.map(|ratio| format!("{ratio:.3}")).unwrap_or_default(),
                 runs.len().to_string(),
             ]);
         }
         rows
     }
+
+    /// Those of the group of a name.
+    fn group(&self, name: &str) -> impl Iterator<Item = &(String, Vec<(Duration, Duration)>)> {
+        let of = |name: &str| name.split(": ").next().unwrap_or_default().to_owned();
+        let wanted = of(name);
+        self.0.iter().filter(move |(other, _)| of(other) == wanted)
+    }
+
+    /// A picture: a bar for each median, and a line from the fastest to the slowest run. Each group has its own scale.
+    pub fn svg(&self, about: &str) -> String {
+        let escaped = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;");
+        let mut y = 60.0;
+        let mut bars = String::new();
+        for (name, runs) in &self.0 {
+            let longest =
+                (self.group(name)).fold(0.001, |most: f64, (_, runs)| most.max(spread(runs)[2]));
+            let [own, least, most] = spread(runs).map(|seconds| seconds / longest * 520.0);
+            let (name, seconds) = (escaped(name), spread(runs)[0]);
+            bars.push_str(&format!(
+                "<text x=\"20\" y=\"{y}\">{name}</text>\
+                 <rect x=\"440\" y=\"{}\" width=\"{own:.1}\" height=\"14\" fill=\"#9bb7d4\"/>\
+                 <path d=\"M{:.1} {}h{:.1}\" stroke=\"#222\"/>\
+                 <text x=\"{:.1}\" y=\"{y}\">{seconds:.1} s</text>\n",
+                y - 12.0,
+                440.0 + least,
+                y - 5.0,
+                most - least,
+                446.0 + most,
+            ));
+            y += 22.0;
+        }
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1040 {y}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n<text x=\"20\" y=\"28\">{}</text>\n{bars}</svg>\n",
+            escaped(about)
+        )
+    }
+}
+
+/// The median, the fastest and the slowest run, in seconds.
+fn spread(runs: &[(Duration, Duration)]) -> [f64; 3] {
+    let walls: Vec<Duration> = runs.iter().map(|run| run.0).collect();
+    let least = walls.iter().min().copied().unwrap_or_default();
+    let most = walls.iter().max().copied().unwrap_or_default();
+    [median(walls), least, most].map(|one| one.as_secs_f64())
 }
 
 /// The middle one, or the lower of the two.
@@ -127,5 +167,18 @@ mod tests {
             ]
         );
         assert_eq!(rows[3][5], "1.000");
+    }
+
+    #[test]
+    fn the_picture_has_a_bar_for_each_name_as_long_as_its_median() {
+        let mut results = Results::default();
+        results.add(&[one("a: <b> & c", 100), one("a: d", 50), one("e: f", 2)]);
+        let picture = results.svg("200mbit");
+        for width in ["520.0", "260.0"] {
+            assert!(picture.contains(&format!("width=\"{width}\"")), "{picture}");
+        }
+        assert_eq!(picture.matches("width=\"520.0\"").count(), 2);
+        assert!(picture.contains(">a: &lt;b> &amp; c</text>"), "{picture}");
+        assert!(picture.contains("50.0 s") && picture.contains("200mbit"));
     }
 }

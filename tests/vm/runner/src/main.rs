@@ -52,6 +52,7 @@ mod watch;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -105,16 +106,7 @@ enum Verb {
     /// Runs cases and prints a line for each.
     Test(How),
     /// Runs the cases of the tier `bench` one after another, several times, and prints the median of what they measure.
-    Bench {
-        /// Names of cases [default: all of the tier].
-        cases: Vec<String>,
-        /// How often each runs.
-        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-        runs: u32,
-        /// The program that machines run [default: the one compiled from this source, without optimisations].
-        #[arg(long, value_name = "FILE")]
-        program: Option<PathBuf>,
-    },
+    Bench(Rounds),
     /// Lists the machines and the cases.
     List,
     /// Removes what a bed left behind that was ended without a chance to clean up, and what no run has used for
@@ -156,6 +148,25 @@ struct Order {
     /// Names and ports that a proxy serves itself.
     #[arg(long)]
     host: Vec<String>,
+}
+
+/// The options of `vm bench`.
+#[derive(Args)]
+struct Rounds {
+    /// Names of cases [default: all of the tier].
+    cases: Vec<String>,
+    /// How often each runs.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// The program that machines run [default: the one compiled from this source, without optimisations].
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+    /// The rate of each machine's link, as `tc` writes it: `200mbit` [default: not limited].
+    #[arg(long, value_name = "RATE")]
+    link: Option<String>,
+    /// Also draws the medians into this file.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 /// The options of `vm test`.
@@ -281,18 +292,14 @@ fn run() -> Result<ExitCode> {
             let cases = chosen(&cases, &how.cases, how.tiers())?;
             return test(&bed, &machines, &cases, &how);
         }
-        Verb::Bench {
-            cases: names,
-            runs,
-            program,
-        } => {
-            let tiers: &[Tier] = if names.is_empty() {
+        Verb::Bench(rounds) => {
+            let tiers: &[Tier] = if rounds.cases.is_empty() {
                 &[Tier::Bench]
             } else {
                 &[]
             };
-            let cases = chosen(&cases, &names, tiers)?;
-            return bench(&bed, &machines, &cases, runs, program.as_ref());
+            let cases = chosen(&cases, &rounds.cases, tiers)?;
+            return bench(&bed, &machines, &cases, &rounds);
         }
         Verb::Serve(_) | Verb::Metadata { .. } => {}
     }
@@ -404,6 +411,7 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
         tell: true,
         keep,
         at_once: 1,
+        link: None,
     };
     let outcome = run::run(&stage, case);
     let mut rows = step_rows(&outcome);
@@ -421,27 +429,22 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
     }
 }
 
-/// Runs the cases in turn, `runs` times, with nothing beside them. A case that fails ends the benchmark: a figure of a
+/// Runs the cases in turn, several times, with nothing beside them. A case that fails ends the benchmark: a figure of a
 /// node that does not work says nothing.
-fn bench(
-    bed: &Bed,
-    machines: &Machines,
-    cases: &[&Case],
-    runs: u32,
-    program: Option<&PathBuf>,
-) -> Result<ExitCode> {
-    let program = program.map_or(Program::Compiled, |file| Program::Given(file));
+fn bench(bed: &Bed, machines: &Machines, cases: &[&Case], rounds: &Rounds) -> Result<ExitCode> {
+    let program = (rounds.program.as_ref()).map_or(Program::Compiled, |file| Program::Given(file));
     let assets = assets::prepare(bed, machines, &wanted(machines, cases)?, Some(program))?;
     let stage = Stage {
         bed,
         machines,
         assets: &assets,
-        tell: false,
+        tell: true,
         keep: false,
         at_once: 1,
+        link: rounds.link.as_deref(),
     };
     let mut results = bench::Results::default();
-    for _ in 0..runs {
+    for _ in 0..rounds.runs {
         for case in cases {
             let outcome = one(&stage, case);
             if outcome.error.is_some() {
@@ -455,7 +458,15 @@ fn bench(
             results.add(&measured);
         }
     }
-    out::say(out::table(&results.rows()));
+    let link = match &rounds.link {
+        Some(rate) => format!("each machine has a link of {rate}"),
+        None => "the machines' links are not limited".into(),
+    };
+    out::say(format!("\n{link}\n{}", out::table(&results.rows())));
+    if let Some(file) = &rounds.svg {
+        let picture = results.svg(&link);
+        fs::write(file, picture).with_context(|| format!("cannot write {}", file.display()))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -504,6 +515,7 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
         // All that wait together need no more of the processors than one other case.
         at_once: u32::try_from(workers + waiters.min(1))
             .context("so many cases cannot run at once")?,
+        link: None,
     };
     let queues = [
         (workers, queue(machines, works)?),

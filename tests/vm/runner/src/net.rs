@@ -25,8 +25,14 @@ const NEIGHBOURS: [(&str, &str); 2] = [
 /// The resolver that slirp4netns answers for.
 const RESOLVER: &str = "10.0.2.3/32";
 
-/// The download rate of a slow connection.
-const SLOW: &str = "2mbit";
+/// The download rate of a slow connection, and how much may come at once: in the words of tc-tbf(8).
+const SLOW: &str = "rate 2mbit burst 32k";
+
+/// How much may come at once on a link: a packet of a machine's own server has up to 64 KiB.
+const BURST: &str = "burst 256k";
+
+/// How long a packet may wait for its turn.
+const LATENCY: &str = "latency 400ms";
 
 /// The interface that delays incoming packets: traffic control shapes only what an interface sends.
 const QUEUE: &str = "slow0";
@@ -120,7 +126,7 @@ impl Net {
         kill(self.slirp, signal).context("cannot signal the process that forwards packets")?;
         let slow = self.exec(["ip", "-br", "link"])?.contains(QUEUE);
         match (state == State::Slow, slow) {
-            (true, false) => self.hold_back()?,
+            (true, false) => self.hold_back(SLOW)?,
             (false, true) => self.let_go()?,
             _ => {}
         }
@@ -135,11 +141,22 @@ impl Net {
             .map(drop)
     }
 
-    fn hold_back(&self) -> Result<()> {
+    /// Gives the machine a link of this rate, in the words of tc(8): downloads from outside come at this rate, and so do those
+    /// from its own repository server, because both stand for servers elsewhere.
+    pub fn link(&self, rate: &str) -> Result<()> {
+        let rate = format!("rate {rate} {BURST}");
+        self.hold_back(&rate)?;
+        let own = format!("tc qdisc add dev lo root tbf {rate} {LATENCY}");
+        self.exec(own.split_whitespace())
+            .map(drop)
+            .context("cannot make the machine's own network slow")
+    }
+
+    fn hold_back(&self, rate: &str) -> Result<()> {
         for words in [
             format!("ip link add {QUEUE} type ifb"),
             format!("ip link set {QUEUE} up"),
-            format!("tc qdisc add dev {QUEUE} root tbf rate {SLOW} burst 32k latency 400ms"),
+            format!("tc qdisc add dev {QUEUE} root tbf {rate} {LATENCY}"),
             "tc qdisc add dev tap0 handle ffff: ingress".into(),
             format!(
                 "tc filter add dev tap0 parent ffff: protocol all u32 match u32 0 0 \

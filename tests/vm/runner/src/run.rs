@@ -32,6 +32,8 @@ pub struct Stage<'a> {
     pub keep: bool,
     /// How many cases run at the same time.
     pub at_once: u32,
+    /// The rate of the machines' links, in the words of tc(8), if it is limited.
+    pub link: Option<&'a str>,
 }
 
 impl Stage<'_> {
@@ -183,6 +185,9 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
             .with_context(|| format!("cannot copy the files of {folder}"))?;
     }
     let server = Server::start(&machine, repositories, &stage.assets.product)?;
+    if let Some(rate) = stage.link {
+        machine.link(rate)?;
+    }
     let cluster = match (&case.cluster, &stage.assets.kubernetes) {
         (Some(wish), Some((programs, for_pods, built))) => {
             if wish.agents {

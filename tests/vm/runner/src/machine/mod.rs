@@ -430,6 +430,11 @@ impl Machine {
         self.frame.net.switch(state)
     }
 
+    /// Gives it a link of this rate, in the words of tc(8).
+    pub fn link(&self, rate: &str) -> Result<()> {
+        self.frame.net.link(rate)
+    }
+
     /// Copies a file onto the machine's disk.
     pub fn put(&self, from: &Path, to: &str) -> Result<()> {
         let to = self.root().join(to.trim_start_matches('/'));
