@@ -384,8 +384,13 @@ fn version(state: &FabricState) -> Finding {
 
 /// Whether the fabric manager cannot reach its switches, because modules of the kernel are not loaded.
 fn is_cut_off(state: &FabricState) -> bool {
-    let runs = matches!(&state.unit, Ok(Some(unit)) if unit.is_active());
-    !state.not_loaded.is_empty() && !runs
+    let stands = match &state.unit {
+        Ok(Some(unit)) => !unit.is_active(),
+        // That of a driver's container has no unit here.
+        Ok(None) => state.owner.is_some(),
+        Err(_) => false,
+    };
+    !state.not_loaded.is_empty() && stands
 }
 
 fn cut_off(state: &FabricState) -> Finding {

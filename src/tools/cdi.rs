@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, iter};
 use camino::Utf8Path;
 use serde::Deserialize;
 
-use super::{containerd::layout::Version, yaml};
+use super::yaml;
 use crate::model::version::DriverVersion;
 
 /// The kind of NVIDIA's GPUs.
@@ -103,7 +103,8 @@ impl Spec {
     /// library refuse the whole file.
     #[must_use]
     pub fn has_groups(&self) -> bool {
-        Version::parse(&self.cdi_version) >= Some(Version(0, 7))
+        let mut numbers = self.cdi_version.split('.').map(str::parse::<u32>);
+        matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (0, 7))
     }
 
     fn edits(&self) -> impl Iterator<Item = &Edits> {
