@@ -5,7 +5,7 @@ use std::{env, error::Error, fs, io::Write as _, path::Path};
 
 use flate2::{Compression, write::DeflateEncoder};
 
-const TABLES: [&str; 10] = [
+const TABLES: [&str; 11] = [
     "compat/cuda-driver-matrix.toml",
     "profiles/almalinux.toml",
     "profiles/amzn.toml",
@@ -14,6 +14,7 @@ const TABLES: [&str; 10] = [
     "src/config/kubernetes.toml",
     "src/facts/detection.toml",
     "src/tools/cuda.toml",
+    "src/tools/faults.toml",
     "src/tools/kernel_log.toml",
     "src/tools/xid.toml",
 ];

@@ -16,6 +16,7 @@ pub mod dkms;
 pub mod docker;
 pub mod efi;
 pub mod fabric;
+pub mod faults;
 pub mod initramfs;
 pub mod kernel_log;
 pub mod kmod;

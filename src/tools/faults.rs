@@ -1,0 +1,253 @@
+//! What programs say when they fail, and what helps, from the table `faults.toml`. Those of package managers are in
+//! `packages`.
+
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+use crate::model::text::built_in;
+
+static TABLE: LazyLock<Table> =
+    LazyLock::new(|| built_in("faults").expect("the built-in table parses: a test reads it"));
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    pull: Vec<Fault>,
+    kubeadm: Vec<Fault>,
+    modprobe: Vec<Fault>,
+}
+
+/// A row of the table, which explains its fields.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fault {
+    #[serde(default)]
+    signs: Vec<String>,
+    #[serde(default)]
+    late: Vec<String>,
+    /// The stable word for scripts.
+    pub reason: String,
+    /// What it means, as the end of a sentence.
+    #[serde(default)]
+    pub what: String,
+    pub hint: Option<String>,
+    docker: Option<String>,
+    podman: Option<String>,
+    /// Whether it goes away without help.
+    #[serde(default)]
+    pub passes: bool,
+    /// Whether another attempt within the same change may succeed.
+    #[serde(default)]
+    pub again: bool,
+}
+
+impl Fault {
+    /// What helps with this runtime.
+    #[must_use]
+    pub fn hint_for(&self, runtime: &str) -> Option<&str> {
+        let own = match runtime {
+            "docker" => self.docker.as_deref(),
+            "podman" => self.podman.as_deref(),
+            _ => None,
+        };
+        own.or(self.hint.as_deref())
+    }
+}
+
+/// Why the client of a registry did not pull an image.
+#[must_use]
+pub fn of_pull(said: &str) -> &'static Fault {
+    find(&TABLE.pull, said)
+}
+
+/// Why kubeadm did not join. `signed` tells that the cluster proves by a signature that it knows the token, before the
+/// token is used: then an answer of 401 does not mean that the token is wrong.
+#[must_use]
+pub fn of_kubeadm(said: &str, signed: bool) -> &'static Fault {
+    let said = said.to_lowercase();
+    // Before it, kubeadm tells what it waits for.
+    let said = &said[said.rfind("\nerror:").unwrap_or_default()..];
+    let found = find(&TABLE.kubeadm, said);
+    let blames_token =
+        found.reason == "join-not-allowed" && !signed && said.contains("unauthorized");
+    (TABLE.kubeadm.iter())
+        .find(|fault| blames_token && fault.reason == "join-token-wrong")
+        .unwrap_or(found)
+}
+
+/// Why modprobe did not load or unload a module.
+#[must_use]
+pub fn of_modprobe(said: &str) -> &'static Fault {
+    find(&TABLE.modprobe, said)
+}
+
+/// The row of what a program says: the last one if no sign is in it.
+fn find<'t>(rows: &'t [Fault], said: &str) -> &'t Fault {
+    let said = said.to_lowercase();
+    let shows = |signs: &[String]| signs.iter().any(|sign| said.contains(sign.as_str()));
+    (rows.iter().find(|row| shows(&row.signs)))
+        .or_else(|| rows.iter().find(|row| shows(&row.late)))
+        .unwrap_or_else(|| &rows[rows.len() - 1])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_table_ends_with_the_row_of_all_else_and_has_signs_in_lower_case() {
+        for rows in [&TABLE.pull, &TABLE.kubeadm, &TABLE.modprobe] {
+            let (last, others) = rows.split_last().expect("a table has rows");
+            assert!(last.signs.is_empty() && last.late.is_empty());
+            for row in others {
+                assert!(!row.signs.is_empty(), "{row:?}");
+                let mut signs = row.signs.iter().chain(&row.late);
+                assert!(signs.all(|sign| *sign == sign.to_lowercase()), "{row:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_clients_of_registries_say_is_one_fault() {
+        for (said, reason) in [
+            (
+                "Error response from daemon: manifest for 127.0.0.1:5000/x:none not found: manifest \
+                 unknown: manifest unknown",
+                "image-not-found",
+            ),
+            (
+                "ctr: failed to resolve reference \"127.0.0.1:5000/x:none\": \
+                 127.0.0.1:5000/x:none: not found",
+                "image-not-found",
+            ),
+            (
+                "Error response from daemon: pull access denied for x, repository does not exist or \
+                 may require 'docker login': denied: requested access to the resource is denied",
+                "image-unauthorised",
+            ),
+            (
+                "Error response from daemon: Head \"http://127.0.0.1:5000/v2/x/manifests/1\": no \
+                 basic auth credentials",
+                "image-unauthorised",
+            ),
+            (
+                "ctr: failed to resolve reference \"x\": unexpected status from HEAD request: 401 \
+                 Unauthorized",
+                "image-unauthorised",
+            ),
+            (
+                "filesystem layer verification failed for digest sha256:00",
+                "image-damaged",
+            ),
+            (
+                "ctr: failed commit on ref \"layer-sha256:00\": unexpected commit digest sha256:11, \
+                 expected sha256:00: failed precondition",
+                "image-damaged",
+            ),
+            (
+                "Get \"http://127.0.0.1:5000/v2/\": dial tcp 127.0.0.1:5000: connect: connection \
+                 refused",
+                "registry-unreachable",
+            ),
+            ("net/http: TLS handshake timeout", "registry-unreachable"),
+            (
+                "toomanyrequests: You have reached your pull rate limit",
+                "registry-refuses",
+            ),
+            (
+                "no matching manifest for linux/arm64/v8 in the manifest list entries",
+                "image-other-architecture",
+            ),
+            ("invalid reference format", "image-name"),
+            (
+                "write /var/lib/docker/tmp/x: no space left on device",
+                "disk-full",
+            ),
+            (
+                "Get \"https://x/v2/\": x509: certificate signed by unknown authority",
+                "registry-untrusted",
+            ),
+            ("the daemon is not in the mood", "image-not-pulled"),
+        ] {
+            assert_eq!(of_pull(said).reason, reason, "{said}");
+        }
+    }
+
+    #[test]
+    fn a_registry_without_https_is_not_silent_and_each_runtime_has_its_hint() {
+        let plain = of_pull("http: server gave HTTP response to HTTPS client");
+        let silent = of_pull("connection refused");
+        assert_eq!((&plain.reason, plain.passes), (&silent.reason, false));
+        assert!(silent.passes && silent.again && plain.what.contains("HTTPS"));
+        for (runtime, file) in [
+            ("docker", "/etc/docker/daemon.json"),
+            ("podman", "/etc/containers/registries.conf"),
+            ("containerd", "hosts.toml"),
+        ] {
+            let hint = plain.hint_for(runtime).expect(runtime);
+            assert!(hint.contains(file), "{hint}");
+        }
+        // What has no hint of its own for a runtime has that of all.
+        assert_eq!(silent.hint_for("podman"), silent.hint_for("containerd"));
+        assert_ne!(silent.hint_for("docker"), silent.hint_for("containerd"));
+    }
+
+    #[test]
+    fn an_answer_of_401_blames_the_token_only_if_nothing_has_proven_it() {
+        for (said, signed, reason) in [
+            (
+                "error: failed to get config map: Unauthorized",
+                false,
+                "join-token-wrong",
+            ),
+            (
+                "error: failed to get config map: Unauthorized",
+                true,
+                "join-not-allowed",
+            ),
+            ("error: x is forbidden", false, "join-not-allowed"),
+            (
+                "error: [ERROR CRI]: the socket is forbidden",
+                true,
+                "join-preflight",
+            ),
+            (
+                "error: failed to verify JWS signature: Unauthorized",
+                true,
+                "join-token-wrong",
+            ),
+        ] {
+            assert_eq!(of_kubeadm(said, signed).reason, reason, "{said}");
+        }
+    }
+
+    #[test]
+    fn what_modprobe_says_is_one_fault() {
+        for (said, reason) in [
+            (
+                "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service",
+                "module-signature",
+            ),
+            (
+                "modprobe: FATAL: Module nvidia not found in directory /lib/modules/6.1.0-44-amd64",
+                "module-not-found",
+            ),
+            (
+                "modprobe: ERROR: could not insert 'nvidia': Exec format error",
+                "module-kernel",
+            ),
+            (
+                "modprobe: ERROR: could not insert 'nvidia_current': No such device",
+                "module-no-device",
+            ),
+            (
+                "modprobe: FATAL: Module nouveau is in use.",
+                "module-in-use",
+            ),
+            ("modprobe: FATAL: something else", "module-failed"),
+        ] {
+            assert_eq!(of_modprobe(said).reason, reason, "{said}");
+        }
+    }
+}
