@@ -37,7 +37,7 @@ use gpu_bootstrap::{
     tools::{
         accounts, cdi, container_view,
         containerd::{self, layout},
-        crictl, crio, ctr, dkms, docker, initramfs, kernel_log, kmod, kubelet,
+        crictl, crio, ctr, dkms, docker, faults, initramfs, kernel_log, kmod, kubelet,
         kubernetes::{kubeadm, kubeconfig, kubectl},
         lspci, module_file, mounts, openpgp,
         packages::Manager,
@@ -519,7 +519,7 @@ pub fn texts(bytes: &[u8]) {
     let _ = kmod::denied_by_boot(text, &nvidia);
     let _ = kmod::settings(text).count();
     let _ = kmod::settings_of_boot(text).count();
-    let _ = kmod::Fault::of(text);
+    let _ = faults::of_modprobe(text);
     let _ = initramfs::modules_in(text, &nvidia);
     let _ = initramfs::has_file(text, Utf8Path::new("/etc/modprobe.d/nvidia.conf"));
     let _ = dkms::version_in(text, "nvidia");
@@ -559,7 +559,7 @@ pub fn texts(bytes: &[u8]) {
     let _ = kubeconfig::node_of(bytes);
     let _ = kubeconfig::pin_of(text);
     let _ = kubectl::server_version(text);
-    let _ = kubeadm::Fault::of(text, true);
+    let _ = faults::of_kubeadm(text, true);
     let _ = kubeadm::is_token(text);
 }
 

@@ -1,6 +1,6 @@
 //! The agents of k3s and RKE2 after the container toolkit has gone. They look for its runtime only when they start.
 
-use super::{Applier, ChangeError, Reverted, Sink};
+use super::{Applier, Problem, Reverted, Sink};
 use crate::tools::{
     kubelet::OWNERS,
     kubernetes::agents::{self, Agent},
@@ -17,7 +17,7 @@ impl Applier {
     pub(super) async fn agents_forget_toolkit(
         &self,
         sink: &dyn Sink,
-    ) -> Result<Vec<Reverted>, ChangeError> {
+    ) -> Result<Vec<Reverted>, Problem> {
         let mut endings = Vec::new();
         for agent in agents::ALL {
             endings.push(self.forget_toolkit(agent, sink).await?);
@@ -31,7 +31,7 @@ impl Applier {
         &self,
         agent: &Agent,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let unit = agent.unit;
         if self.host.files.exists(toolkit::RUNTIME.into())? || !self.names_toolkit(agent)? {
             return Ok(Reverted::Nothing {
@@ -73,7 +73,7 @@ impl Applier {
         Ok(ending)
     }
 
-    fn names_toolkit(&self, agent: &Agent) -> Result<bool, ChangeError> {
+    fn names_toolkit(&self, agent: &Agent) -> Result<bool, Problem> {
         let owner = OWNERS.iter().find(|owner| owner.name == agent.name);
         for path in owner.map_or(&[][..], |owner| owner.configs) {
             let text = self.host.files.read_text((*path).into())?;

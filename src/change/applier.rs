@@ -11,7 +11,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Afterwards, Change, ChangeError, FileAfter, Reverted, Sink, Undo,
+    Afterwards, Change, FileAfter, Problem, Reverted, Sink, Undo,
     backup::Backups,
     file,
     labels::written,
@@ -96,11 +96,7 @@ impl Applier {
     }
 
     /// Sleeps; a request to stop ends the sleep with an error.
-    pub(super) async fn pause_for(
-        &self,
-        duration: Duration,
-        what: &str,
-    ) -> Result<(), ChangeError> {
+    pub(super) async fn pause_for(&self, duration: Duration, what: &str) -> Result<(), Problem> {
         self.unless_stopped(what, self.host.clock.sleep(duration))
             .await
     }
@@ -110,12 +106,10 @@ impl Applier {
         &self,
         what: &str,
         waited_for: impl Future<Output = T>,
-    ) -> Result<T, ChangeError> {
+    ) -> Result<T, Problem> {
         tokio::select! {
             biased;
-            () = self.stop.cancelled() => Err(ChangeError::Stopped {
-                what: what.to_owned(),
-            }),
+            () = self.stop.cancelled() => Err(Problem::stopped(what)),
             got = waited_for => Ok(got),
         }
     }
@@ -126,9 +120,9 @@ impl Applier {
         what: &str,
         bound: Duration,
         look: impl Fn() -> F,
-    ) -> Result<Option<T>, ChangeError>
+    ) -> Result<Option<T>, Problem>
     where
-        F: Future<Output = Result<Option<T>, ChangeError>>,
+        F: Future<Output = Result<Option<T>, Problem>>,
     {
         let clock = &self.host.clock;
         let started = clock.monotonic();
@@ -147,9 +141,9 @@ impl Applier {
     ///
     /// # Errors
     /// When the machine could not be read, or when applying would be refused.
-    pub async fn preview(&self, change: &Change) -> Result<Option<String>, ChangeError> {
+    pub async fn preview(&self, change: &Change) -> Result<Option<String>, Problem> {
         let files: &dyn ReadFiles = &*self.host.files;
-        let text = |path: &Utf8Path| -> Result<Option<String>, ChangeError> {
+        let text = |path: &Utf8Path| -> Result<Option<String>, Problem> {
             Ok(files
                 .read(path)?
                 .map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
@@ -175,7 +169,7 @@ impl Applier {
     ///
     /// # Errors
     /// The refusal.
-    pub async fn rehearse(&self, change: &Change) -> Result<(), ChangeError> {
+    pub async fn rehearse(&self, change: &Change) -> Result<(), Problem> {
         match change {
             Change::AddRepository { repository } => self.rehearse_repository(repository).await,
             Change::InstallPackages {
@@ -189,7 +183,7 @@ impl Applier {
     ///
     /// # Errors
     /// When the machine could not be read.
-    pub async fn capture(&self, change: &Change) -> Result<Undo, ChangeError> {
+    pub async fn capture(&self, change: &Change) -> Result<Undo, Problem> {
         match change {
             Change::WriteFile { path, content, .. } => {
                 let sha256 = sha256(content.as_bytes());
@@ -243,7 +237,7 @@ impl Applier {
         change: &Change,
         undo: Undo,
         sink: &dyn Sink,
-    ) -> Result<Undo, ChangeError> {
+    ) -> Result<Undo, Problem> {
         match change {
             Change::WriteFile {
                 path,
@@ -322,7 +316,7 @@ impl Applier {
     ///
     /// # Errors
     /// When the machine could not be read.
-    pub async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, ChangeError> {
+    pub async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
         // The tool that wrote files may have been interrupted before the sync.
         if undo_writes_by_tools(undo) || !written(undo).is_empty() {
             self.sync_system().await?;
@@ -365,7 +359,7 @@ impl Applier {
     ///
     /// # Errors
     /// When it failed; the change is still in effect then.
-    pub async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+    pub async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {
         let reverted = self.undo(undo, sink).await?;
         if undo_writes_by_tools(undo) {
             self.sync_system().await?;
@@ -373,7 +367,7 @@ impl Applier {
         Ok(reverted)
     }
 
-    async fn undo(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+    async fn undo(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {
         match undo {
             Undo::Nothing { why } => Ok(Reverted::Nothing { why: why.clone() }),
             Undo::Impossible { what, why } => Ok(Reverted::Left {
@@ -460,7 +454,7 @@ impl Applier {
         }
     }
 
-    async fn refine(&self, undo: Undo) -> Result<Undo, ChangeError> {
+    async fn refine(&self, undo: Undo) -> Result<Undo, Problem> {
         match undo {
             Undo::RestoreFiles { .. } => self.refine_files(undo),
             Undo::Packages { .. } => self.refine_packages(undo).await,
@@ -479,7 +473,7 @@ impl Applier {
 
     /// Brings to the disk what other programs have written. That may take seconds, so other tasks go on
     /// meanwhile.
-    pub(super) async fn sync_system(&self) -> Result<(), ChangeError> {
+    pub(super) async fn sync_system(&self) -> Result<(), Problem> {
         let files = Arc::clone(&self.host.files);
         let synced = tokio::task::spawn_blocking(move || files.sync_system()).await;
         Ok(synced.map_err(|ended| FilesError::Io {
@@ -504,14 +498,11 @@ impl Applier {
         what: &str,
         cmd: &Cmd,
         sink: &dyn Sink,
-    ) -> Result<Output, ChangeError> {
+    ) -> Result<Output, Problem> {
         self.exec(cmd, sink)
             .await
             .and_then(|output| output.success(cmd))
-            .map_err(|source| ChangeError::Tool {
-                what: what.to_owned(),
-                source,
-            })
+            .map_err(|source| Problem::tool(what, source))
     }
 }
 

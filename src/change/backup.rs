@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::ChangeError;
+use super::Problem;
 use crate::host::{Files, digest::sha256};
 
 /// Where backups are kept.
@@ -24,7 +24,7 @@ impl Backups {
     }
 
     /// Stores a content; returns its name.
-    pub(super) fn save(&self, content: &[u8]) -> Result<String, ChangeError> {
+    pub(super) fn save(&self, content: &[u8]) -> Result<String, Problem> {
         let name = sha256(content);
         let path = self.folder.join(&name);
         let whole = self
@@ -45,18 +45,19 @@ impl Backups {
     }
 
     /// Reads a stored content.
-    pub(super) fn load(&self, name: &str) -> Result<Vec<u8>, ChangeError> {
+    pub(super) fn load(&self, name: &str) -> Result<Vec<u8>, Problem> {
         let path = self.path(name);
         let content = self.files.read(&path)?;
         match content {
             Some(content) if sha256(&content) == name => Ok(content),
-            found => Err(ChangeError::Backup {
-                path,
-                why: match found {
+            found => {
+                let why = match found {
                     None => "it is missing",
                     Some(_) => "its content is not what was stored",
-                },
-            }),
+                };
+                let what = format!("use the backup `{path}`: {why}");
+                Err(Problem::new("backup", what))
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use camino::Utf8Path;
 
 use super::{
-    Applier, ChangeError, Reverted, RuntimeDaemon, RuntimeSettings, Sink, runtime::last_lines,
+    Applier, Class, Problem, Reverted, RuntimeDaemon, RuntimeSettings, Sink, runtime::last_lines,
 };
 use crate::{
     error::one_line,
@@ -31,7 +31,7 @@ impl Applier {
         &self,
         unit: &str,
         paths: impl Iterator<Item = &Utf8Path>,
-    ) -> Result<Option<String>, ChangeError> {
+    ) -> Result<Option<String>, Problem> {
         let version = self.answer_of("dockerd", &docker::daemon_version()).await?;
         let can = (version.as_ref()).is_some_and(|output| docker::can_validate(&output.stdout));
         if !can {
@@ -63,7 +63,7 @@ impl Applier {
         &self,
         settings: &RuntimeSettings,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let (unit, runtime) = (&*settings.unit, &settings.runtime);
         self.reload_if_needed(unit, sink).await?;
         if !self.unit_state(unit).await?.is_active() {
@@ -98,10 +98,15 @@ impl Applier {
             return self.bring_up("restart", unit, sink).await;
         }
         if taken_up.is_none() {
-            return Err(ChangeError::WouldStop {
-                unit: unit.to_owned(),
-                containers,
-            });
+            return Err(Problem::new(
+                "containers-run",
+                format!("restart `{unit}`: it would stop the containers {names}"),
+            )
+            .advice(format!(
+                "a reload did not make docker use its configuration, so the former one is back: stop \
+                 the containers, or set `\"live-restore\": true` in `/etc/docker/daemon.json` and run \
+                 `systemctl reload {unit}`, or set `runtime.restart = \"always\"`; then run the command again"
+            )));
         }
         // All else works.
         sink.note(&format!(
@@ -116,7 +121,7 @@ impl Applier {
         &self,
         daemon: &RuntimeDaemon,
         sink: &dyn Sink,
-    ) -> Result<Option<Reverted>, ChangeError> {
+    ) -> Result<Option<Reverted>, Problem> {
         let RuntimeDaemon { unit, runtime, .. } = daemon;
         let left = |why: String, who: &str| {
             Some(Reverted::Left {
@@ -126,7 +131,7 @@ impl Applier {
         };
         let containers = match self.stopped_by_restart(unit).await {
             // The files are restored in any case.
-            Err(error @ ChangeError::DaemonSilent { .. }) => {
+            Err(error) if error.class == Class::DockerSilent => {
                 return Ok(left(format!("failed to {error}"), "its containers"));
             }
             containers => containers?.join(", "),
@@ -153,17 +158,14 @@ impl Applier {
     }
 
     /// Has the daemon read its configuration again; whether systemd could.
-    async fn signal_docker(&self, unit: &str, sink: &dyn Sink) -> Result<bool, ChangeError> {
+    async fn signal_docker(&self, unit: &str, sink: &dyn Sink) -> Result<bool, Problem> {
         let output = self.exec(&systemctl::act("reload", unit), sink).await;
-        let output = output.map_err(|source| ChangeError::Tool {
-            what: format!("reload `{unit}`"),
-            source,
-        })?;
+        let output = output.map_err(|source| Problem::tool(format!("reload `{unit}`"), source))?;
         Ok(output.ok())
     }
 
     /// What the daemon says about itself, or why it says nothing.
-    async fn docker_info(&self) -> Result<Result<Info, String>, ChangeError> {
+    async fn docker_info(&self) -> Result<Result<Info, String>, Problem> {
         let said = self.answer_of("docker", &docker::info()).await?;
         let text = said.map(|said| said.stdout).unwrap_or_default();
         if text.trim().is_empty() {
@@ -180,10 +182,17 @@ impl Applier {
     ///
     /// # Errors
     /// Also if the daemon does not tell: what is not known may be stopped.
-    async fn stopped_by_restart(&self, unit: &str) -> Result<Vec<String>, ChangeError> {
-        let silent = |why: String| ChangeError::DaemonSilent {
-            unit: unit.to_owned(),
-            why,
+    async fn stopped_by_restart(&self, unit: &str) -> Result<Vec<String>, Problem> {
+        let silent = |why: String| {
+            Problem::new(
+                "docker-silent",
+                format!("ask docker which containers a restart of `{unit}` would stop: {why}"),
+            )
+            .advice(format!(
+                "see what `docker info` says; when its containers may stop, run `systemctl restart \
+                 {unit}`, then run the command again"
+            ))
+            .of(Class::DockerSilent)
         };
         if (self.docker_info().await?.map_err(silent)?).live_restore_enabled {
             return Ok(Vec::new());

@@ -2,9 +2,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{
-    Applier, ChangeError, Edit, FileAfter, FileBefore, Reverted, Saved, Sink, Undo, edits,
-};
+use super::{Applier, Edit, FileAfter, FileBefore, Problem, Reverted, Saved, Sink, Undo, edits};
 use crate::{
     host::{Kind, Stat, digest::sha256, files::leftovers},
     model::document::{Document, DocumentError, Format},
@@ -39,7 +37,7 @@ impl Applier {
     pub(super) fn capture_files(
         &self,
         wanted: impl IntoIterator<Item = (Utf8PathBuf, FileAfter)>,
-    ) -> Result<Undo, ChangeError> {
+    ) -> Result<Undo, Problem> {
         let mut files = Vec::new();
         let mut created_folders: Vec<Utf8PathBuf> = Vec::new();
         for (path, after) in wanted {
@@ -67,13 +65,13 @@ impl Applier {
     }
 
     /// The file that is written at a path: a link stays a link, and its target is written.
-    pub(super) fn target_of(&self, path: &Utf8Path) -> Result<Utf8PathBuf, ChangeError> {
+    pub(super) fn target_of(&self, path: &Utf8Path) -> Result<Utf8PathBuf, Problem> {
         Ok((self.host.files.resolve(path)?).unwrap_or_else(|| path.to_owned()))
     }
 
     /// Keeps what a change writes over a file of somebody else's: without it nobody can tell its lines from those that
     /// others add later.
-    pub(super) fn keep_ours(&self, undo: &Undo, content: &str) -> Result<(), ChangeError> {
+    pub(super) fn keep_ours(&self, undo: &Undo, content: &str) -> Result<(), Problem> {
         let Undo::RestoreFiles { files, .. } = undo else {
             return Ok(());
         };
@@ -87,7 +85,7 @@ impl Applier {
 
     /// Takes the lines of a change out of a file to which others have added some since; `None` if they touch each other, or
     /// if it is not known what the change has written.
-    fn take_lines_back(&self, file: &FileBefore) -> Result<Option<Reverted>, ChangeError> {
+    fn take_lines_back(&self, file: &FileBefore) -> Result<Option<Reverted>, Problem> {
         let (Some(saved), FileAfter::File { sha256 }) = (&file.before, &file.after) else {
             return Ok(None);
         };
@@ -129,7 +127,7 @@ impl Applier {
     }
 
     /// Completes the undo of [`Applier::capture_files`] after the change.
-    pub(super) fn refine_files(&self, mut undo: Undo) -> Result<Undo, ChangeError> {
+    pub(super) fn refine_files(&self, mut undo: Undo) -> Result<Undo, Problem> {
         if let Undo::RestoreFiles { files, .. } = &mut undo {
             for file in files {
                 if file.after == FileAfter::Unknown {
@@ -141,7 +139,7 @@ impl Applier {
     }
 
     /// A JSON or TOML file before the change, an empty one if there was none; `None` if it was neither.
-    fn document_before(&self, file: &FileBefore) -> Result<Option<Document>, ChangeError> {
+    fn document_before(&self, file: &FileBefore) -> Result<Option<Document>, Problem> {
         Ok(match &file.before {
             None => parsed(&file.path, b""),
             Some(saved) if saved.link.is_some() => None,
@@ -149,7 +147,7 @@ impl Applier {
         })
     }
 
-    fn document_now(&self, path: &Utf8Path) -> Result<Option<Document>, ChangeError> {
+    fn document_now(&self, path: &Utf8Path) -> Result<Option<Document>, Problem> {
         let text = self.host.files.read(path)?;
         Ok(text.and_then(|text| parsed(path, &text)))
     }
@@ -160,15 +158,13 @@ impl Applier {
         file: &FileBefore,
         made: &[Edit],
         notes: &mut Vec<String>,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let (files, path) = (&self.host.files, &file.path);
         let (Some(now), Some(stat)) = (self.document_now(path)?, files.stat(path)?) else {
             return Ok(self.edited_by_others(file, "changed"));
         };
-        let unreadable = |error: DocumentError| ChangeError::Unreadable {
-            what: format!("edit `{path}`"),
-            why: error.to_string(),
-        };
+        let unreadable =
+            |error: DocumentError| Problem::unreadable(format!("edit `{path}`"), error);
         let before = self.document_before(file)?;
         let back = edits::take_back(&now, made, before.as_ref()).map_err(unreadable)?;
         let mut endings = Vec::new();
@@ -254,7 +250,7 @@ impl Applier {
     /// Restores files that an interrupted tool left empty. Most tools truncate a file before they
     /// write it, and a power cut in between leaves it empty or full of NUL bytes. Such a file holds
     /// nobody's work, and both the tool and the daemon refuse it.
-    pub(super) fn restore_emptied_files(&self, undo: &Undo) -> Result<(), ChangeError> {
+    pub(super) fn restore_emptied_files(&self, undo: &Undo) -> Result<(), Problem> {
         match undo {
             Undo::RestoreFiles { files, .. } => {
                 files.iter().try_for_each(|file| self.restore_emptied(file))
@@ -266,7 +262,7 @@ impl Applier {
         }
     }
 
-    fn restore_emptied(&self, file: &FileBefore) -> Result<(), ChangeError> {
+    fn restore_emptied(&self, file: &FileBefore) -> Result<(), Problem> {
         self.remove_temporary_files(&file.path)?;
         if !matches!(file.after, FileAfter::Unknown | FileAfter::Any) {
             return Ok(());
@@ -282,14 +278,14 @@ impl Applier {
     }
 
     /// Removes temporary files that a killed run of this program left beside a file.
-    fn remove_temporary_files(&self, path: &Utf8Path) -> Result<(), ChangeError> {
+    fn remove_temporary_files(&self, path: &Utf8Path) -> Result<(), Problem> {
         for leftover in leftovers(&*self.host.files, path)? {
             self.host.files.remove(&leftover)?;
         }
         Ok(())
     }
 
-    pub(super) fn save(&self, path: &Utf8Path) -> Result<Option<Saved>, ChangeError> {
+    pub(super) fn save(&self, path: &Utf8Path) -> Result<Option<Saved>, Problem> {
         let files = &self.host.files;
         let Some(stat) = files.stat(path)? else {
             return Ok(None);
@@ -301,10 +297,10 @@ impl Applier {
             }
             Kind::Link(target) => (sha256(target.as_str().as_bytes()), Some(target.clone())),
             Kind::Folder | Kind::CharDevice(..) | Kind::Other => {
-                return Err(ChangeError::Unreadable {
-                    what: format!("back up `{path}`"),
-                    why: "it is neither a file nor a link".to_owned(),
-                });
+                return Err(Problem::unreadable(
+                    format!("back up `{path}`"),
+                    "it is neither a file nor a link",
+                ));
             }
         };
         Ok(Some(Saved {
@@ -316,7 +312,7 @@ impl Applier {
         }))
     }
 
-    fn file_now(&self, path: &Utf8Path) -> Result<FileNow, ChangeError> {
+    fn file_now(&self, path: &Utf8Path) -> Result<FileNow, Problem> {
         let files = &self.host.files;
         let stat = files.stat(path)?;
         let after = match stat.as_ref().map(|stat| &stat.kind) {
@@ -341,7 +337,7 @@ impl Applier {
         files: &[FileBefore],
         created_folders: &[Utf8PathBuf],
         sink: &dyn Sink,
-    ) -> Result<Restored, ChangeError> {
+    ) -> Result<Restored, Problem> {
         let (mut endings, mut notes) = (Vec::new(), Vec::new());
         for file in files {
             endings.push(self.restore(file, &mut notes)?);
@@ -359,10 +355,7 @@ impl Applier {
     }
 
     /// Removes folders that a change has made, as far as they are empty.
-    pub(super) fn remove_created(
-        &self,
-        folders: &[Utf8PathBuf],
-    ) -> Result<Vec<Reverted>, ChangeError> {
+    pub(super) fn remove_created(&self, folders: &[Utf8PathBuf]) -> Result<Vec<Reverted>, Problem> {
         let mut endings = Vec::new();
         for folder in folders.iter().rev() {
             if self.host.files.stat(folder)?.is_some()
@@ -376,7 +369,7 @@ impl Applier {
         Ok(endings)
     }
 
-    fn restore(&self, file: &FileBefore, notes: &mut Vec<String>) -> Result<Reverted, ChangeError> {
+    fn restore(&self, file: &FileBefore, notes: &mut Vec<String>) -> Result<Reverted, Problem> {
         let path = &file.path;
         // An earlier undo may have been killed while it wrote.
         self.remove_temporary_files(path)?;
@@ -403,7 +396,7 @@ impl Applier {
     }
 
     /// Whether a file is as it was before the change.
-    pub(super) fn is_as_before(&self, file: &FileBefore) -> Result<bool, ChangeError> {
+    pub(super) fn is_as_before(&self, file: &FileBefore) -> Result<bool, Problem> {
         Ok(is_restored(
             &self.file_now(&file.path)?,
             file.before.as_ref(),
@@ -411,7 +404,7 @@ impl Applier {
     }
 
     /// Makes a file as it was before the change, whatever it is now.
-    pub(super) fn put_back(&self, file: &FileBefore) -> Result<Reverted, ChangeError> {
+    pub(super) fn put_back(&self, file: &FileBefore) -> Result<Reverted, Problem> {
         let (files, path) = (&self.host.files, &file.path);
         let Some(saved) = &file.before else {
             files.remove(path)?;

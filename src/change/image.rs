@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Applier, ChangeError, ImageError, ImageFault, Reverted, Sink, Undo};
+use super::{Applier, Problem, Reverted, Sink, Undo};
 use crate::{
     config::desired::RuntimeKind,
     error::one_line,
     host::{Cmd, ExecError, Reader, exec::Status},
-    tools::{ctr, docker, podman},
+    tools::{ctr, docker, faults, podman},
 };
 
 /// Waiting times between attempts: registries limit rates, and networks fail for a while.
@@ -62,19 +62,16 @@ impl Applier {
         &self,
         runtime: RuntimeKind,
         image: &str,
-    ) -> Result<Option<bool>, ChangeError> {
+    ) -> Result<Option<bool>, Problem> {
         let found = has_image(self.host.reader(), runtime, image).await;
-        found.map_err(|source| ChangeError::Tool {
-            what: format!("look for the image `{image}`"),
-            source,
-        })
+        found.map_err(|source| Problem::tool(format!("look for the image `{image}`"), source))
     }
 
     pub(super) async fn capture_image(
         &self,
         runtime: RuntimeKind,
         image: &str,
-    ) -> Result<Undo, ChangeError> {
+    ) -> Result<Undo, Problem> {
         Ok(match self.has_image(runtime, image).await? {
             Some(true) => Undo::Nothing {
                 why: format!("the image `{image}` was there before"),
@@ -94,7 +91,7 @@ impl Applier {
         image: &str,
         limit: Duration,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         if self.has_image(runtime, image).await? == Some(true) {
             return Ok(());
         }
@@ -132,25 +129,20 @@ impl Applier {
         cmd: Cmd,
         limit: Duration,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let begin = self.host.clock.monotonic();
         let left = || limit.saturating_sub(self.host.clock.monotonic().saturating_sub(begin));
         let mut pauses = BACKOFF.iter();
         loop {
             let cmd = cmd.clone().deadline(left());
             let ran = self.exec(&cmd, sink).await;
-            let mut error = match ran.and_then(|output| output.success(&cmd)) {
+            let (error, again) = match ran.and_then(|output| output.success(&cmd)) {
                 Ok(_) => return Ok(()),
-                Err(error) => ImageError::of(image, runtime.name(), &error),
+                Err(error) => not_pulled(image, runtime.name(), &error, limit),
             };
-            if let ImageFault::Slow { seconds } = &mut error.fault {
-                // All attempts together.
-                *seconds = limit.as_secs();
-                return Err(error.into());
-            }
             let pause = pauses.next().filter(|pause| **pause < left());
-            let (true, Some(pause)) = (error.fault.passes(), pause) else {
-                return Err(error.into());
+            let (true, Some(pause)) = (again, pause) else {
+                return Err(error);
             };
             sink.retry(&error.to_string(), pause.as_secs_f64());
             self.pause_for(*pause, "wait before another attempt")
@@ -163,7 +155,7 @@ impl Applier {
         runtime: RuntimeKind,
         image: &str,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         match self.has_image(runtime, image).await? {
             None => {
                 return Ok(Reverted::Nothing {
@@ -188,22 +180,19 @@ impl Applier {
                 });
             }
         };
-        let removed = self
-            .tool(&format!("remove the image `{image}`"), &cmd, sink)
-            .await;
-        match removed {
-            // A container of somebody uses it.
-            Err(ChangeError::Tool {
-                source: source @ ExecError::Failed { .. },
-                ..
-            }) if runtime == RuntimeKind::Podman => {
-                return Ok(Reverted::Left {
-                    what: format!("the image `{image}`"),
-                    why: one_line(&source),
-                });
-            }
-            other => other?,
-        };
+        let what = format!("remove the image `{image}`");
+        if let Err(error) = self.tool(&what, &cmd, sink).await {
+            return match error.ended() {
+                // A container of somebody uses it.
+                Some(ended @ ExecError::Failed { .. }) if runtime == RuntimeKind::Podman => {
+                    Ok(Reverted::Left {
+                        what: format!("the image `{image}`"),
+                        why: one_line(ended),
+                    })
+                }
+                _ => Err(error),
+            };
+        }
         Ok(Reverted::Done {
             what: format!("removed the image `{image}`"),
         })
@@ -216,5 +205,55 @@ pub(super) fn name(runtime: RuntimeKind, image: &str) -> String {
         RuntimeKind::Docker | RuntimeKind::Crio => image.to_owned(),
         // Podman asks which registry a name without one means.
         RuntimeKind::Containerd | RuntimeKind::Podman => ctr::full_name(image),
+    }
+}
+
+/// The error of a client that could not pull, and whether another attempt may help.
+fn not_pulled(image: &str, runtime: &str, error: &ExecError, limit: Duration) -> (Problem, bool) {
+    let what = format!("pull the image `{image}` with {runtime}");
+    let (fault, said) = match error {
+        ExecError::Deadline { .. } => {
+            // All attempts together.
+            let seconds = limit.as_secs();
+            let what = format!("{what}: it was not downloaded within {seconds} s");
+            let slow = Problem::new("image-slow", what)
+                .advice("use a registry nearby, or raise `validation.pull-timeout`");
+            return (slow, false);
+        }
+        // The lines before the last one are about layers.
+        ExecError::Failed { tail, .. } => (
+            faults::of_pull(tail),
+            (tail.lines().map(str::trim).rfind(|line| !line.is_empty())).map(str::to_owned),
+        ),
+        other => (faults::of_pull(""), Some(other.to_string())),
+    };
+    let problem = Problem {
+        hint: fault.hint_for(runtime).map(str::to_owned),
+        passes: fault.passes,
+        ..Problem::new(&fault.reason, format!("{what}: {}", fault.what)).telling(said)
+    };
+    (problem, fault.again)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_has_the_clients_last_line() {
+        let error = ExecError::Failed {
+            command: "docker pull x".into(),
+            status: Status::Exited(1),
+            tail: "1: Pulling from x\nabc: Pulling fs layer\nmanifest unknown\n\n".into(),
+        };
+        let (error, again) = not_pulled("x", "docker", &error, Duration::ZERO);
+        assert_eq!(
+            error.to_string(),
+            "pull the image `x` with docker: the registry does not have it\nmanifest unknown"
+        );
+        assert_eq!(
+            (error.reason, error.passes, again),
+            ("image-not-found", false, false)
+        );
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Applier, ChangeError, Reverted, Sink, Undo};
+use super::{Applier, Problem, Reverted, Sink, Undo};
 use crate::tools::{docker, sysctl};
 
 /// Why something of the kernel's network stays.
@@ -19,7 +19,7 @@ impl Applier {
     pub(super) fn capture_sysctls(
         &self,
         wanted: &BTreeMap<String, String>,
-    ) -> Result<Undo, ChangeError> {
+    ) -> Result<Undo, Problem> {
         let mut values = BTreeMap::new();
         for name in wanted.keys() {
             let path = Utf8PathBuf::from(sysctl::path(name));
@@ -38,7 +38,7 @@ impl Applier {
         &self,
         values: &BTreeMap<String, String>,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         for (name, value) in values {
             let what = format!("set {name} = {value}");
             self.tool(&what, &sysctl::set(name, value), sink).await?;
@@ -54,7 +54,7 @@ impl Applier {
         values: &BTreeMap<String, String>,
         ours: &BTreeMap<String, String>,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let bridges = self.bridges_of_others().await?;
         let (mut restored, mut stay) = (Vec::new(), Vec::new());
         for (name, value) in values {
@@ -98,7 +98,7 @@ impl Applier {
 
     /// Bridges of the network whose packets the kernel forwards and filters for somebody else: those with an interface of a
     /// container or a virtual machine, and those whose daemon may add one. A bridge of pods stays when its node leaves.
-    pub(super) async fn bridges_of_others(&self) -> Result<Vec<String>, ChangeError> {
+    pub(super) async fn bridges_of_others(&self) -> Result<Vec<String>, Problem> {
         let (files, folder) = (&self.host.files, Utf8Path::new(sysctl::INTERFACES));
         let mut found = Vec::new();
         for name in files.list(folder)? {
@@ -124,7 +124,7 @@ impl Applier {
         &self,
         areas: &[String],
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         for area in areas {
             let cmd = sysctl::swap_off(area);
             self.tool(&format!("turn off swap on `{area}`"), &cmd, sink)
@@ -137,7 +137,7 @@ impl Applier {
         &self,
         areas: &[String],
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let table = self.host.files.read_text(sysctl::SWAPS.into())?;
         let now = sysctl::parse_swaps(&table.unwrap_or_default());
         let mut turned_on = Vec::new();

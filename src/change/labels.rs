@@ -3,7 +3,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Applier, ChangeError, Sink, Undo};
+use super::{Applier, Problem, Sink, Undo};
 use crate::{error::one_line, host::ExecError, tools::selinux};
 
 impl Applier {
@@ -13,7 +13,7 @@ impl Applier {
         &self,
         paths: &[&Utf8Path],
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         if paths.is_empty() || !selinux::is_enabled(&*self.host.files)? {
             return Ok(());
         }

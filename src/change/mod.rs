@@ -10,7 +10,8 @@
 //! 2. `cargo check` names each `match` that lacks it: in `describe.rs`, `applier.rs` and
 //!    `journal/secrecy.rs` (names, and texts that may hold a secret). Add it to `preview` of `applier.rs`
 //!    if it has a diff, and to `rehearse` if a refusal can be known before.
-//! 3. The work is a method of [`Applier`] in the file of its family, with errors in `error/`.
+//! 3. The work is a method of [`Applier`] in the file of its family, with its errors: a [`Problem`] is
+//!    made where it happens, and what a program says has a row in `tools/faults.toml`.
 //! 4. Its undo is a variant of [`Undo`] (`RestoreFiles` is enough for files). A new one goes into
 //!    `undo.rs`, and into `undo`, `refine` and `reconcile` of `applier.rs` as it needs them.
 //! 5. In `tests/FAMILY.rs` `machine.apply_and_undo(&change)` applies, undoes, and compares the machine
@@ -24,7 +25,6 @@ mod backup;
 mod describe;
 mod docker;
 mod edits;
-mod error;
 mod file;
 mod image;
 mod join;
@@ -33,6 +33,7 @@ mod labels;
 mod module;
 pub mod packages;
 pub mod probe;
+mod problem;
 mod runtime;
 #[cfg(test)]
 mod tests;
@@ -48,13 +49,10 @@ use serde::{Deserialize, Serialize};
 
 pub use applier::Applier;
 pub use edits::Edit;
-pub use error::{
-    ChangeError, ImageError, ImageFault, JoinError, ModuleError, PackageError, RepositoryError,
-    RuntimeError, STOPPED, TokenError, TokenFault,
-};
 pub use image::has_image;
 pub use join::{Admission, Join, Leave};
 pub use probe::{ProofRecord, Proving};
+pub use problem::{Class, Problem, STOPPED};
 pub use runtime::RuntimeSettings;
 pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, RuntimeDaemon, Saved, Undo};
 

@@ -2,23 +2,20 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{
-    Afterwards, Applier, ChangeError, ModuleError, Reverted, Sink, Undo,
-    kernel_parameters::needed_by,
-};
+use super::{Afterwards, Applier, Problem, Reverted, Sink, Undo, kernel_parameters::needed_by};
 use crate::{
     error::one_line,
     host::{Cmd, ExecError, FilesError, Kind},
-    tools::{dkms, initramfs, kmod, prebuilt},
+    tools::{dkms, faults, initramfs, kmod, packages::Fault, prebuilt},
 };
 
 impl Applier {
-    fn is_loaded(&self, module: &str) -> Result<bool, ChangeError> {
+    fn is_loaded(&self, module: &str) -> Result<bool, Problem> {
         let path = Utf8PathBuf::from(format!("/sys/module/{}", kmod::canonical(module)));
         Ok(self.host.files.exists(&path)?)
     }
 
-    pub(super) fn capture_load(&self, module: &str) -> Result<Undo, ChangeError> {
+    pub(super) fn capture_load(&self, module: &str) -> Result<Undo, Problem> {
         Ok(if self.is_loaded(module)? {
             Undo::Nothing {
                 why: format!("`{module}` was loaded before"),
@@ -32,7 +29,7 @@ impl Applier {
 
     /// The undo of a file that names modules to load at every boot: the file is removed and its
     /// modules are unloaded. Before the first boot with the file they may not be loaded yet.
-    pub(super) fn capture_autoload(&self, content: &str, files: Undo) -> Result<Undo, ChangeError> {
+    pub(super) fn capture_autoload(&self, content: &str, files: Undo) -> Result<Undo, Problem> {
         let mut undos = Vec::new();
         // A module is named after the modules that it needs.
         for module in kmod::named_for_boot(content).rev() {
@@ -48,11 +45,7 @@ impl Applier {
         Ok(Undo::Several { undos })
     }
 
-    pub(super) async fn load_module(
-        &self,
-        module: &str,
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    pub(super) async fn load_module(&self, module: &str, sink: &dyn Sink) -> Result<(), Problem> {
         if self.is_loaded(module)? {
             return Ok(());
         }
@@ -65,31 +58,33 @@ impl Applier {
         if self.is_loaded(module)? {
             Ok(())
         } else {
-            Err(ChangeError::Unreadable {
-                what: format!("load kernel module `{module}`"),
-                why: "`modprobe` succeeded, but the module is not loaded".to_owned(),
-            })
+            Err(Problem::unreadable(
+                format!("load kernel module `{module}`"),
+                "`modprobe` succeeded, but the module is not loaded",
+            ))
         }
     }
 
-    async fn modprobe(&self, what: &str, cmd: &Cmd, sink: &dyn Sink) -> Result<(), ChangeError> {
-        let module = |text: &str, source: ExecError| ModuleError::Refused {
-            what: what.to_owned(),
-            fault: kmod::Fault::of(text),
-            source,
+    async fn modprobe(&self, what: &str, cmd: &Cmd, sink: &dyn Sink) -> Result<(), Problem> {
+        let refused = |said: &str, source: ExecError| {
+            let fault = faults::of_modprobe(said);
+            Problem {
+                hint: fault.hint.clone(),
+                ..Problem::new(&fault.reason, what).caused_by(source)
+            }
         };
         let output = self
             .exec(cmd, sink)
             .await
-            .map_err(|source| module("", source))?;
+            .map_err(|source| refused("", source))?;
         let said = output.stderr.clone();
         output
             .success(cmd)
             .map(drop)
-            .map_err(|source| module(&said, source).into())
+            .map_err(|source| refused(&said, source))
     }
 
-    fn loaded_modules(&self) -> Result<Vec<kmod::Loaded>, ChangeError> {
+    fn loaded_modules(&self) -> Result<Vec<kmod::Loaded>, Problem> {
         let text = self.host.files.read_text(kmod::MODULES.into())?;
         Ok(kmod::parse_loaded(&text.unwrap_or_default()))
     }
@@ -100,7 +95,7 @@ impl Applier {
         &self,
         module: &str,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         if !self.is_loaded(module)? {
             return Ok(Reverted::Nothing {
                 why: format!("`{module}` is not loaded"),
@@ -164,28 +159,24 @@ impl Applier {
         &self,
         kernels: &[String],
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let generator = initramfs::of(&*self.host.files)?;
         for kernel in kernels {
             let cmd = generator.rebuild(kernel);
             let what = format!("rebuild the initramfs of {kernel}");
             match self.tool(&what, &cmd, sink).await {
-                Err(ChangeError::Tool {
-                    source: ExecError::NotFound { .. },
-                    ..
-                }) => {
-                    return Err(ChangeError::Unsupported {
-                        what: format!("{what} without `{}`", generator.program()),
-                    });
+                Err(error) if is_not_there(&error) => {
+                    let program = generator.program();
+                    return Err(Problem::unsupported(format!("{what} without `{program}`")));
                 }
                 done => done?,
             };
             let image = generator.image(kernel);
             if self.host.files.stat(&image)?.is_none() {
-                return Err(ChangeError::Unreadable {
+                return Err(Problem::unreadable(
                     what,
-                    why: format!("`{image}` was not written"),
-                });
+                    format!("`{image}` was not written"),
+                ));
             }
         }
         Ok(())
@@ -194,9 +185,9 @@ impl Applier {
     /// Removes what is left of a `dkms add` that a power cut or a kill has ended: a folder of a version
     /// without its link `source` and without anything built. DKMS does not know such a version, and the
     /// scripts of Debian's packages fail on it for ever.
-    pub(super) fn remove_torn_trees(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub(super) fn remove_torn_trees(&self, sink: &dyn Sink) -> Result<(), Problem> {
         let files = &self.host.files;
-        let folders = |path: &Utf8Path| -> Result<Vec<Utf8PathBuf>, ChangeError> {
+        let folders = |path: &Utf8Path| -> Result<Vec<Utf8PathBuf>, Problem> {
             let mut found = Vec::new();
             for name in files.list(path)? {
                 let inner = path.join(name);
@@ -265,7 +256,7 @@ impl Applier {
     }
 
     /// The builds of a module that DKMS knows.
-    async fn builds(&self, module: &str) -> Result<Vec<dkms::Status>, ChangeError> {
+    async fn builds(&self, module: &str) -> Result<Vec<dkms::Status>, Problem> {
         let query = dkms::status(module);
         let output = self
             .host
@@ -273,21 +264,14 @@ impl Applier {
             .query(&query)
             .await
             .and_then(|output| output.success(query.cmd()))
-            .map_err(|source| ChangeError::Tool {
-                what: format!("ask DKMS about `{module}`"),
-                source,
-            })?;
+            .map_err(|source| Problem::tool(format!("ask DKMS about `{module}`"), source))?;
         Ok(dkms::parse_status(&output.stdout)
             .into_iter()
             .filter(|status| status.module == module)
             .collect())
     }
 
-    pub(super) async fn capture_build(
-        &self,
-        module: &str,
-        kernel: &str,
-    ) -> Result<Undo, ChangeError> {
+    pub(super) async fn capture_build(&self, module: &str, kernel: &str) -> Result<Undo, Problem> {
         let builds = self.builds(module).await?;
         let there = builds.iter().any(|status| is_installed(status, kernel));
         Ok(match self.versions_to_build(&builds, module)?.as_slice() {
@@ -312,7 +296,7 @@ impl Applier {
         &self,
         builds: &[dkms::Status],
         module: &str,
-    ) -> Result<Vec<String>, ChangeError> {
+    ) -> Result<Vec<String>, Problem> {
         if let Some(status) = builds.first() {
             return Ok(vec![status.version.clone()]);
         }
@@ -333,7 +317,7 @@ impl Applier {
 
     /// Whether a power cut or a kill has taken away what DKMS has built for a kernel: DKMS does not sync it,
     /// its status shows the names only, and it calls a module installed before `depmod` has listed it.
-    fn is_torn(&self, status: &dkms::Status, kernel: &str) -> Result<bool, ChangeError> {
+    fn is_torn(&self, status: &dkms::Status, kernel: &str) -> Result<bool, Problem> {
         let files = &*self.host.files;
         let list = files.read_text(&kmod::list_of(kernel))?.unwrap_or_default();
         let of_kernel = dkms::folder_of(&status.module, &status.version, kernel);
@@ -359,7 +343,7 @@ impl Applier {
         module: &str,
         kernel: &str,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let builds = self.builds(module).await?;
         if let Some(status) = builds.iter().find(|status| is_installed(status, kernel)) {
             if !self.is_torn(status, kernel)? {
@@ -370,15 +354,17 @@ impl Applier {
             self.tool(&what, &dkms::remove(module, version, kernel), sink)
                 .await?;
         }
-        let error = |log: Option<String>, source: Option<ExecError>| ModuleError::Build {
-            module: module.to_owned(),
-            kernel: kernel.to_owned(),
-            log,
-            source: source.map(Box::new),
+        let error = |log: Option<String>| Problem {
+            hint: Fault::Build.hint().map(str::to_owned),
+            ..Problem::new(
+                Fault::Build.reason(),
+                format!("build kernel module `{module}` for {kernel}"),
+            )
+            .telling(log)
         };
         let versions = self.versions_to_build(&builds, module)?;
         let [version] = versions.as_slice() else {
-            return Err(error(Some(no_single_version(module, &versions)), None).into());
+            return Err(error(Some(no_single_version(module, &versions))));
         };
         // With the folder that a killed build has left, DKMS neither goes on nor begins again (`prepare_build` of `dkms.in`).
         self.remove_tree(&dkms::folder_of(module, version, kernel))?;
@@ -391,7 +377,7 @@ impl Applier {
         self.tell_of_compiled_modules(begun, sink);
         if let Err(source) = ran {
             let log = self.log_tail(&dkms::log_path(module, version))?;
-            return Err(error(log, Some(source)).into());
+            return Err(error(log).caused_by(source));
         }
         if self
             .builds(module)
@@ -403,7 +389,7 @@ impl Applier {
         } else {
             // Some versions of DKMS skip a kernel without headers and succeed.
             let log = self.log_tail(&dkms::log_path(module, version))?;
-            Err(error(log, None).into())
+            Err(error(log))
         }
     }
 
@@ -426,13 +412,10 @@ impl Applier {
         version: &str,
         kernel: &str,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let builds = match self.builds(module).await {
             Ok(builds) => builds,
-            Err(ChangeError::Tool {
-                source: ExecError::NotFound { .. },
-                ..
-            }) => Vec::new(),
+            Err(error) if is_not_there(&error) => Vec::new(),
             Err(error) => return Err(error),
         };
         let there = builds
@@ -450,6 +433,11 @@ impl Applier {
             what: format!("removed `{module}` {version} from {kernel}"),
         })
     }
+}
+
+/// Whether the program was not there that a change had to run.
+fn is_not_there(error: &Problem) -> bool {
+    matches!(error.ended(), Some(ExecError::NotFound { .. }))
 }
 
 /// Why it is not known which version of a module to build. Of several, none is known to be wanted.

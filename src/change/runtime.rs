@@ -17,7 +17,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Applier, ChangeError, FileAfter, FileBefore, Reverted, RuntimeDaemon, RuntimeError, Sink, Undo,
+    Applier, Class, FileAfter, FileBefore, Problem, Reverted, RuntimeDaemon, STOPPED, Sink, Undo,
     edits, file,
 };
 use crate::{
@@ -71,7 +71,7 @@ impl Applier {
     pub(super) fn preview_runtime(
         &self,
         settings: &RuntimeSettings,
-    ) -> Result<Option<String>, ChangeError> {
+    ) -> Result<Option<String>, Problem> {
         let mut diffs = String::new();
         for one in &settings.files {
             let before = self.host.files.read_text(&one.path)?;
@@ -86,7 +86,7 @@ impl Applier {
     }
 
     /// The undo knows each key with its value before, so it can leave alone what others edit later.
-    pub(super) fn capture_runtime(&self, settings: &RuntimeSettings) -> Result<Undo, ChangeError> {
+    pub(super) fn capture_runtime(&self, settings: &RuntimeSettings) -> Result<Undo, Problem> {
         let mut after = Vec::new();
         for one in &settings.files {
             let (document, edits) = self.with(one)?;
@@ -110,17 +110,17 @@ impl Applier {
         settings: &RuntimeSettings,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let Undo::RestoreFiles {
             files,
             created_folders,
             daemon: Some(daemon),
         } = undo
         else {
-            return Err(ChangeError::Unreadable {
-                what: format!("configure {}", settings.kind.name()),
-                why: "its undo is not that of a container runtime".to_owned(),
-            });
+            return Err(Problem::unreadable(
+                format!("configure {}", settings.kind.name()),
+                "its undo is not that of a container runtime",
+            ));
         };
         let known = self.known(settings.kind).await?.and_then(Result::ok);
         for one in &settings.files {
@@ -145,7 +145,7 @@ impl Applier {
         files: &[FileBefore],
         created_folders: &[Utf8PathBuf],
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         self.need_toolkit().insert(daemon.kind);
         let mut former = Vec::new();
         for file in files {
@@ -169,7 +169,7 @@ impl Applier {
             // Also where nothing was left to restore: a run that was killed may not have come to the daemon.
             match self.swap(&swap, sink).await {
                 Ok(taken_up) => Reverted::of(vec![restored.told(sink), taken_up]),
-                Err(error @ ChangeError::Stopped { .. }) => return Err(error),
+                Err(error) if error.reason == STOPPED => return Err(error),
                 Err(error) => Reverted::of(vec![restored.ending, left(&swap, &error)]),
             }
         };
@@ -184,7 +184,7 @@ impl Applier {
         (self.need_toolkit.lock()).unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn name_the_toolkit(&self, files: &[FileBefore]) -> Result<bool, ChangeError> {
+    fn name_the_toolkit(&self, files: &[FileBefore]) -> Result<bool, Problem> {
         for file in files {
             let text = self.host.files.read_lossy(&file.path)?;
             if text.is_some_and(|text| toolkit::needs_packages(&text)) {
@@ -195,7 +195,7 @@ impl Applier {
     }
 
     /// Whether a file is not as it was.
-    pub(super) fn differ(&self, former: &[FileBefore]) -> Result<bool, ChangeError> {
+    pub(super) fn differ(&self, former: &[FileBefore]) -> Result<bool, Problem> {
         for file in former {
             if !self.is_as_before(file)? {
                 return Ok(true);
@@ -205,11 +205,9 @@ impl Applier {
     }
 
     /// A file with its keys set, and what that changes.
-    fn with(&self, one: &FileSettings) -> Result<(Document, Vec<super::Edit>), ChangeError> {
-        let unreadable = |why: String| ChangeError::Unreadable {
-            what: format!("set keys of `{}`", one.path),
-            why,
-        };
+    fn with(&self, one: &FileSettings) -> Result<(Document, Vec<super::Edit>), Problem> {
+        let unreadable =
+            |why: String| Problem::unreadable(format!("set keys of `{}`", one.path), why);
         let format = Format::of(&one.path)
             .ok_or_else(|| unreadable("its name says neither JSON nor TOML".to_owned()))?;
         let text = self.host.files.read_text(&one.path)?.unwrap_or_default();
@@ -222,11 +220,11 @@ impl Applier {
 
     /// Has the daemon use the files that were written. Where that fails, puts the former ones back, and the error says how
     /// that ended.
-    async fn swap(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+    async fn swap(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, Problem> {
         let RuntimeDaemon { kind, unit, .. } = swap.daemon;
         let runtime = kind.name();
-        let refused: Option<ChangeError> = match self.refusal(swap).await {
-            Ok(refusal) => refusal.map(|why| RuntimeError::Refused { runtime, why }.into()),
+        let refused: Option<Problem> = match self.refusal(swap).await {
+            Ok(refusal) => refusal.map(|why| self::refused(swap, &why)),
             Err(error) => Some(error),
         };
         let is_seen = refused.is_none();
@@ -234,7 +232,7 @@ impl Applier {
             Some(why) => why,
             None => match self.take_up(swap, sink).await {
                 // What it runs with is not known then.
-                Err(why @ ChangeError::DaemonSilent { .. }) => return Err(why),
+                Err(why) if why.class == Class::DockerSilent => return Err(why),
                 Err(why) => why,
                 done => return done,
             },
@@ -247,23 +245,31 @@ impl Applier {
                 "{runtime} does not work with its new configuration; the former one is put back"
             ));
         }
-        let (unit, source) = (unit.clone(), Box::new(why));
+        let see =
+            format!("see what {unit} says (`journalctl --unit={unit}`), correct its configuration");
         Err(match self.put_back_former(swap, is_seen, sink).await {
             // The daemon has seen nothing of it; or nothing is wrong, and somebody wants to stop.
-            Ok(()) if !is_seen || matches!(*source, ChangeError::Stopped { .. }) => *source,
-            Ok(()) => RuntimeError::PutBack {
-                runtime,
-                unit,
-                source,
-            }
-            .into(),
-            Err(then) => RuntimeError::NotPutBack {
-                runtime,
-                unit,
-                source,
-                then: one_line(&then),
-            }
-            .into(),
+            Ok(()) if !is_seen || why.reason == STOPPED => why,
+            Ok(()) => Problem::new(
+                "configuration-put-back",
+                format!("configure {runtime}, which has its former configuration again and works with it"),
+            )
+            .advice(
+                (why.hint.clone())
+                    .unwrap_or_else(|| format!("{see}, and run the command again")),
+            )
+            .caused_by(why),
+            Err(then) => Problem::new(
+                "configuration-not-put-back",
+                format!(
+                    "configure {runtime}, and put its former configuration back ({})",
+                    one_line(&then)
+                ),
+            )
+            .advice(format!(
+                "{see} until `systemctl restart {unit}` succeeds, and run the command again"
+            ))
+            .caused_by(why),
         })
     }
 
@@ -273,7 +279,7 @@ impl Applier {
         swap: &Swap<'_>,
         is_seen: bool,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let RuntimeDaemon { kind, unit, .. } = swap.daemon;
         for file in swap.former {
             if !self.is_as_before(file)? {
@@ -293,7 +299,7 @@ impl Applier {
 
     /// Why the daemon would not work with its files, by its own program, which does not touch it; `None` if it would, or if
     /// the program is too old to tell.
-    async fn refusal(&self, swap: &Swap<'_>) -> Result<Option<String>, ChangeError> {
+    async fn refusal(&self, swap: &Swap<'_>) -> Result<Option<String>, Problem> {
         let RuntimeDaemon { kind, unit, .. } = swap.daemon;
         // An undo may come after its packages have gone.
         if swap.wanted.is_none()
@@ -314,7 +320,7 @@ impl Applier {
 
     /// What a daemon would run with, as its program reads the files, or why it refuses them. `None` where nothing tells it:
     /// Docker's program prints none, and `containerd config dump` of 1.6 fails without any file, although the daemon starts.
-    async fn known(&self, kind: Daemon) -> Result<Option<Result<Known, String>>, ChangeError> {
+    async fn known(&self, kind: Daemon) -> Result<Option<Result<Known, String>>, Problem> {
         let query = match kind {
             Daemon::Containerd if self.host.files.exists(CONTAINERD_CONFIG.into())? => {
                 containerd::config_dump()
@@ -341,7 +347,7 @@ impl Applier {
     }
 
     /// Makes the daemon use the files, and waits until it answers with them.
-    async fn take_up(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+    async fn take_up(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, Problem> {
         let RuntimeDaemon { kind, unit, .. } = swap.daemon;
         // Otherwise it reads them when it starts: in a change when the machine boots, in an undo when somebody starts it.
         let runs = match swap.wanted {
@@ -375,7 +381,7 @@ impl Applier {
         kind: Daemon,
         for_kubelet: bool,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let what = "wait for the container runtime to answer";
         let ready = self
             .awaited(what, ANSWER_TIME_LIMIT, || async {
@@ -383,15 +389,13 @@ impl Applier {
                 Ok(flaw.is_none().then_some(()))
             })
             .await?;
-        match ready {
-            Some(()) => Ok(()),
-            None => Err(RuntimeError::Silent {
-                runtime: kind.name(),
-                seconds: ANSWER_TIME_LIMIT.as_secs(),
-                why: (self.flaw(kind, for_kubelet, sink).await?).unwrap_or_default(),
-            }
-            .into()),
+        if ready.is_some() {
+            return Ok(());
         }
+        let why = (self.flaw(kind, for_kubelet, sink).await?).unwrap_or_default();
+        let (name, seconds) = (kind.name(), ANSWER_TIME_LIMIT.as_secs());
+        let what = format!("see {name} work within {seconds} s: {why}");
+        Err(Problem::new("runtime-silent", what))
     }
 
     /// Why a daemon cannot be used yet. `None` if it can, or if its client is not installed, so that nobody can be asked.
@@ -400,7 +404,7 @@ impl Applier {
         kind: Daemon,
         for_kubelet: bool,
         sink: &dyn Sink,
-    ) -> Result<Option<String>, ChangeError> {
+    ) -> Result<Option<String>, Problem> {
         let query = match kind {
             Daemon::Docker => docker::info(),
             Daemon::Containerd => ctr::version(),
@@ -421,7 +425,7 @@ impl Applier {
 
     /// Why the part of containerd that the kubelet talks to (CRI) cannot be used yet. The list of plugins tells it, and where
     /// `crictl` is installed, so does CRI itself.
-    async fn cri_flaw(&self, sink: &dyn Sink) -> Result<Option<String>, ChangeError> {
+    async fn cri_flaw(&self, sink: &dyn Sink) -> Result<Option<String>, Problem> {
         let plugins = self.answer_of("ctr", &ctr::plugins()).await?;
         let status = (plugins.as_ref()).and_then(|said| ctr::cri_status(&said.stdout));
         if let Some(status) = status.filter(|status| *status != "ok") {
@@ -452,28 +456,40 @@ impl Applier {
         &self,
         program: &str,
         query: &Query,
-    ) -> Result<Option<Output>, ChangeError> {
+    ) -> Result<Option<Output>, Problem> {
         match self.host.reader().query(query).await {
             Ok(output) => Ok(Some(output)),
             Err(ExecError::NotFound { .. }) => Ok(None),
-            Err(source) => Err(ChangeError::Tool {
-                what: format!("ask {program}"),
-                source,
-            }),
+            Err(source) => Err(Problem::tool(format!("ask {program}"), source)),
         }
     }
 }
 
+/// The error of a daemon whose own program refuses its files.
+fn refused(swap: &Swap<'_>, why: &str) -> Problem {
+    let runtime = swap.daemon.kind.name();
+    let what = match swap.wanted {
+        Some(_) => format!("use the new configuration of {runtime}: {why}"),
+        None => {
+            format!("{runtime} refuses its configuration without the keys of this program: {why}")
+        }
+    };
+    Problem::new("configuration-refused", what)
+        .advice(format!(
+            "{runtime} was not restarted, and its files are as before; correct what it names in \
+             them, and run the command again"
+        ))
+        .of(Class::ConfigurationRefused)
+}
+
 /// What stays of a change because its daemon does not work without it.
-fn left(swap: &Swap<'_>, error: &ChangeError) -> Reverted {
+fn left(swap: &Swap<'_>, error: &Problem) -> Reverted {
     let paths: Vec<String> = (swap.former.iter())
         .map(|file| format!("`{}`", file.path))
         .collect();
-    let why = match error {
-        ChangeError::Runtime(RuntimeError::Refused { runtime, why }) => {
-            format!("{runtime} refuses its configuration without the keys of this program: {why}")
-        }
-        error => format!("failed to {}", one_line(error)),
+    let why = match error.class {
+        Class::ConfigurationRefused => error.what.clone(),
+        _ => format!("failed to {}", one_line(error)),
     };
     Reverted::Left {
         what: format!("{} of `{}`", paths.join(", "), swap.daemon.unit),

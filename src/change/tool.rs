@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use camino::Utf8PathBuf;
 
-use super::{Applier, ChangeError, FileAfter, Sink, Undo};
+use super::{Applier, FileAfter, Problem, Sink, Undo};
 use crate::host::{Cmd, Kind};
 
 /// The time limit of a tool: `nvidia-ctk` and the like need seconds, but hang on a faulty GPU.
@@ -16,7 +16,7 @@ impl Applier {
         purpose: &str,
         writes: &[Utf8PathBuf],
         repeated: bool,
-    ) -> Result<Undo, ChangeError> {
+    ) -> Result<Undo, Problem> {
         if writes.is_empty() {
             return Ok(Undo::Impossible {
                 what: format!("the effect of this: {purpose}"),
@@ -41,12 +41,9 @@ impl Applier {
         command: &[String],
         writes: &[Utf8PathBuf],
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let Some((program, args)) = command.split_first() else {
-            return Err(ChangeError::Unreadable {
-                what: purpose.to_owned(),
-                why: "the command is empty".to_owned(),
-            });
+            return Err(Problem::unreadable(purpose, "the command is empty"));
         };
         for folder in writes.iter().filter_map(|path| path.parent()) {
             // Not every tool creates the folders that it writes to.
@@ -61,7 +58,7 @@ impl Applier {
 
     /// Syncs the files that a tool wrote to disk. Most tools do not, and after a power cut the
     /// journal must not say that the change was applied while the file is lost.
-    pub(super) fn sync(&self, writes: &[Utf8PathBuf]) -> Result<(), ChangeError> {
+    pub(super) fn sync(&self, writes: &[Utf8PathBuf]) -> Result<(), Problem> {
         let files = &self.host.files;
         for path in writes {
             let Some(path) = files.resolve(path)? else {
@@ -76,7 +73,7 @@ impl Applier {
         Ok(())
     }
 
-    pub(super) async fn reboot(&self, why: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub(super) async fn reboot(&self, why: &str, sink: &dyn Sink) -> Result<(), Problem> {
         let cmd = Cmd::new("systemctl", ["reboot"]);
         self.tool(&format!("reboot ({why})"), &cmd, sink)
             .await

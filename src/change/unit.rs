@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Afterwards, Applier, ChangeError, Reverted, Sink, Undo, agents};
+use super::{Afterwards, Applier, Problem, Reverted, Sink, Undo, agents};
 use crate::{
     error::one_line,
     host::{ExecError, Output},
@@ -24,14 +24,11 @@ const START_TIME_LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(500);
 
 impl Applier {
-    pub(super) async fn unit_state(&self, unit: &str) -> Result<UnitState, ChangeError> {
+    pub(super) async fn unit_state(&self, unit: &str) -> Result<UnitState, Problem> {
         let query = systemctl::show(unit);
         let what = || format!("ask for the state of `{unit}`");
-        let tool = |source| ChangeError::Tool {
-            what: what(),
-            source,
-        };
-        let unread = |why| ChangeError::Unreadable { what: what(), why };
+        let tool = |source| Problem::tool(what(), source);
+        let unread = |why| Problem::unreadable(what(), why);
         let output = self.host.reader().query(&query).await.map_err(tool)?;
         if let Some(state) = systemctl::parse_show(&output.stdout).filter(|_| output.ok()) {
             return Ok(state);
@@ -44,7 +41,7 @@ impl Applier {
         Err(unread(format!("`{}` is not a unit state", said.trim())))
     }
 
-    pub(super) async fn capture_unit(&self, unit: &str, start: bool) -> Result<Undo, ChangeError> {
+    pub(super) async fn capture_unit(&self, unit: &str, start: bool) -> Result<Undo, Problem> {
         let state = self.unit_state(unit).await?;
         Ok(Undo::RestoreUnit {
             unit: unit.to_owned(),
@@ -67,21 +64,17 @@ impl Applier {
         unit: &str,
         start: bool,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         self.reload_if_needed(unit, sink).await?;
         let state = self.unit_state(unit).await?;
         let what = format!("enable `{unit}`");
         if !state.exists() || state.load == "masked" {
-            return Err(ChangeError::Unit {
-                what,
-                state: if state.exists() {
-                    "masked"
-                } else {
-                    "not installed"
-                }
-                .to_owned(),
-                last_words: None,
-            });
+            let why = if state.exists() {
+                "masked"
+            } else {
+                "not installed"
+            };
+            return Err(failed(&what, why, None));
         }
         if !state.is_enabled() {
             self.tool(&what, &systemctl::act("enable", unit), sink)
@@ -93,11 +86,7 @@ impl Applier {
         Ok(())
     }
 
-    pub(super) async fn restart_unit(
-        &self,
-        unit: &str,
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    pub(super) async fn restart_unit(&self, unit: &str, sink: &dyn Sink) -> Result<(), Problem> {
         self.reload_if_needed(unit, sink).await?;
         self.bring_up("restart", unit, sink).await
     }
@@ -108,7 +97,7 @@ impl Applier {
         &self,
         unit: &str,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         if self.unit_state(unit).await?.is_not_booted() {
             return Ok(());
         }
@@ -120,10 +109,7 @@ impl Applier {
             .query(&query)
             .await
             .and_then(|output| output.success(query.cmd()))
-            .map_err(|source| ChangeError::Tool {
-                what: what.to_owned(),
-                source,
-            })?;
+            .map_err(|source| Problem::tool(what, source))?;
         let folder = systemctl::drop_in_folder(unit);
         let names = self.host.files.list(&folder)?;
         let drop_ins: Vec<_> = (names.iter())
@@ -146,7 +132,7 @@ impl Applier {
         verb: &'static str,
         unit: &str,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let what = format!("{verb} `{unit}`");
         let reset = systemctl::act("reset-failed", unit);
         let before = self.unit_state(unit).await?;
@@ -161,10 +147,7 @@ impl Applier {
             self.tool(&what, &reset, sink).await?;
         }
         let cmd = systemctl::act(verb, unit);
-        let tool = |source| ChangeError::Tool {
-            what: what.clone(),
-            source,
-        };
+        let tool = |source| Problem::tool(what.clone(), source);
         let mut ran = self.exec(&cmd, sink).await.map_err(tool)?;
         // One that systemd starts again by itself counts as no failed one until then.
         if !ran.ok() && self.unit_state(unit).await?.result == START_LIMIT {
@@ -184,11 +167,8 @@ impl Applier {
                 && matches!(state.active.as_str(), "activating" | "deactivating")
                 && clock.monotonic().saturating_sub(started) < START_TIME_LIMIT;
             if !waiting {
-                return Err(ChangeError::Unit {
-                    what,
-                    state: state.to_string(),
-                    last_words: self.last_words(unit, &ran).await,
-                });
+                let words = self.last_words(unit, &ran).await;
+                return Err(failed(&what, &state.to_string(), words));
             }
             clock.sleep(POLL).await;
         }
@@ -220,7 +200,7 @@ impl Applier {
         masked: bool,
         active: Option<bool>,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let Some(now) = self.unit_state_if_any(unit).await? else {
             return Ok(Reverted::Nothing {
                 why: "systemd is not running".to_owned(),
@@ -269,7 +249,7 @@ impl Applier {
         &self,
         then: &[Afterwards],
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let mut endings = Vec::new();
         for one in then {
             endings.push(match one {
@@ -302,7 +282,7 @@ impl Applier {
         &self,
         unit: &str,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let running = self
             .unit_state_if_any(unit)
             .await?
@@ -323,4 +303,9 @@ impl Applier {
             },
         })
     }
+}
+
+/// The error of a unit that did not reach the wanted state, with the last lines of its journal.
+fn failed(what: &str, state: &str, words: Option<String>) -> Problem {
+    Problem::new("unit-failed", format!("{what}: the unit is {state}")).telling(words)
 }

@@ -94,53 +94,11 @@ pub struct Loaded {
     pub used_by: Vec<String>,
 }
 
-/// Why a module was not loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
-    /// The kernel wants a signature and does not know the signer's key.
-    KeyRejected,
-    /// There is no such module for this kernel.
-    NotFound,
-    /// It was built for another kernel.
-    WrongKernel,
-    /// There is no device for it, or another driver has it.
-    NoDevice,
-    InUse,
-    /// Anything else.
-    Other,
-}
-
 impl Loaded {
     /// The number of users that are not modules.
     #[must_use]
     pub fn others(&self) -> u64 {
         u64::from(self.users).saturating_sub(self.used_by.len() as u64)
-    }
-}
-
-impl Fault {
-    /// Reads what `modprobe` printed.
-    #[must_use]
-    pub fn of(text: &str) -> Self {
-        for (part, fault) in [
-            ("Key was rejected by service", Self::KeyRejected),
-            ("Required key not available", Self::KeyRejected),
-            ("Operation not permitted", Self::KeyRejected),
-            ("Loading of unsigned module is rejected", Self::KeyRejected),
-            ("not found in directory", Self::NotFound),
-            ("not found.", Self::NotFound),
-            ("Exec format error", Self::WrongKernel),
-            ("Invalid module format", Self::WrongKernel),
-            ("Unknown symbol", Self::WrongKernel),
-            ("No such device", Self::NoDevice),
-            ("is in use", Self::InUse),
-            ("resource busy", Self::InUse),
-        ] {
-            if text.contains(part) {
-                return fault;
-            }
-        }
-        Self::Other
     }
 }
 
@@ -417,31 +375,5 @@ mod tests {
             (boot[0].module.as_str(), boot[0].value.as_str()),
             ("nvidia", "0")
         );
-    }
-
-    #[test]
-    fn refusals_have_classes() {
-        for (text, fault) in [
-            (
-                "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service",
-                Fault::KeyRejected,
-            ),
-            (
-                "modprobe: FATAL: Module nvidia not found in directory /lib/modules/6.1.0-44-amd64",
-                Fault::NotFound,
-            ),
-            (
-                "modprobe: ERROR: could not insert 'nvidia': Exec format error",
-                Fault::WrongKernel,
-            ),
-            (
-                "modprobe: ERROR: could not insert 'nvidia_current': No such device",
-                Fault::NoDevice,
-            ),
-            ("modprobe: FATAL: Module nouveau is in use.", Fault::InUse),
-            ("modprobe: FATAL: something else", Fault::Other),
-        ] {
-            assert_eq!(Fault::of(text), fault, "{text}");
-        }
     }
 }

@@ -5,7 +5,7 @@ use camino::Utf8Path;
 
 use super::Join;
 use crate::{
-    change::{Applier, ChangeError, JoinError, Reverted, Sink},
+    change::{Applier, Problem, Reverted, Sink},
     error::one_line,
     model::token::TokenSource,
     tools::{
@@ -21,7 +21,7 @@ impl Applier {
         token_source: &TokenSource,
         join: &Join,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         if token_source.lasting_file().is_none() {
             let wrong = |token: &str| agents::is_of_server(token).then_some(agents::OF_SERVER);
             let token = self.usable_token(token_source, wrong).await?;
@@ -44,7 +44,7 @@ impl Applier {
         agent: &Agent,
         join: &Join,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
         // One that runs, and has joined nothing, does not know the configuration. It counts as started only once it
         // has joined, and systemd gives it any time.
@@ -67,12 +67,7 @@ impl Applier {
             .await?;
         match joined {
             Some(()) => Ok(()),
-            None => Err(JoinError::NotJoined {
-                what: agent.unit.to_owned(),
-                seconds: join.timeout_seconds,
-                last_words: self.words_of(agent.unit).await,
-            }
-            .into()),
+            None => Err(join.timed_out(agent.unit, self.words_of(agent.unit).await)),
         }
     }
 
@@ -82,7 +77,7 @@ impl Applier {
         &self,
         agent: &Agent,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let unit = self.unit_state_if_any(agent.unit).await?;
         let runs = unit.is_some_and(|unit| !matches!(unit.active.as_str(), "inactive" | "failed"));
         let stopped = match runs {
@@ -103,7 +98,7 @@ impl Applier {
     }
 
     /// Removes our file with the token.
-    pub(super) fn forget_token(&self, agent: &Agent) -> Result<(), ChangeError> {
+    pub(super) fn forget_token(&self, agent: &Agent) -> Result<(), Problem> {
         let path = Utf8Path::new(agent.token);
         if self.host.files.exists(path)? {
             self.host.files.remove(path)?;
@@ -115,7 +110,7 @@ impl Applier {
         &self,
         agent: &Agent,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
         if !self.host.files.exists(kubeconfig)? {
             self.forget_token(agent)?;

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use camino::Utf8Path;
 
-use super::Join;
+use super::{Join, bad_secret};
 use crate::{
-    change::{Applier, ChangeError, JoinError, Reverted, Sink},
+    change::{Applier, Problem, Reverted, Sink},
     error::one_line,
-    host::{Cmd, trusted::refuse_foreign},
+    host::{Cmd, ExecError, trusted::refuse_foreign},
     model::{environment, secret::Secret},
 };
 
@@ -24,23 +24,15 @@ impl Applier {
         command: &[String],
         (environment_file, joined_file): (Option<&Utf8Path>, &Utf8Path),
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let cmd = self.with_environment(command, environment_file, join.timeout())?;
         let ran = self.exec(&cmd, sink).await;
-        (ran.and_then(|output| output.success(&cmd))).map_err(|source| JoinError::Command {
-            source: Box::new(source),
-        })?;
+        (ran.and_then(|output| output.success(&cmd))).map_err(command_failed)?;
         if self.host.files.exists(joined_file)? {
             return Ok(());
         }
-        Err(JoinError::NotJoined {
-            what: cmd.program,
-            seconds: join.timeout_seconds,
-            last_words: Some(format!(
-                "the command ended well, but `{joined_file}` does not exist"
-            )),
-        }
-        .into())
+        let words = format!("the command ended well, but `{joined_file}` does not exist");
+        Err(join.timed_out(&cmd.program, Some(words)))
     }
 
     /// Takes the machine out of its cluster. What the command does not do is left to people.
@@ -50,7 +42,7 @@ impl Applier {
         (environment_file, joined_file): (Option<&Utf8Path>, &Utf8Path),
         is_member: bool,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let files = &self.host.files;
         let mark = self.state.join(LEAVING);
         if self.has_left_by_command(joined_file, is_member)? {
@@ -97,7 +89,7 @@ impl Applier {
         &self,
         joined_file: &Utf8Path,
         is_member: bool,
-    ) -> Result<bool, ChangeError> {
+    ) -> Result<bool, Problem> {
         let files = &self.host.files;
         let begun = files.exists(&self.state.join(LEAVING))?;
         Ok(!is_member && !begun && !files.exists(joined_file)?)
@@ -109,21 +101,19 @@ impl Applier {
         command: &[String],
         environment_file: Option<&Utf8Path>,
         timeout: Duration,
-    ) -> Result<Cmd, ChangeError> {
+    ) -> Result<Cmd, Problem> {
         let Some((program, args)) = command.split_first() else {
-            return Err(ChangeError::Unreadable {
-                what: "run a command for the cluster".to_owned(),
-                why: "the command is empty".to_owned(),
-            });
+            return Err(Problem::unreadable(
+                "run a command for the cluster",
+                "the command is empty",
+            ));
         };
         refuse_foreign(&*self.host.files, Utf8Path::new(program))?;
         let mut cmd = Cmd::new(program, args.iter().cloned()).deadline(timeout);
         if let Some(path) = environment_file {
             let text = self.secret(path)?;
-            let variables = environment::parse(text.expose()).map_err(|why| JoinError::Secret {
-                path: path.to_owned(),
-                why,
-            })?;
+            let variables =
+                environment::parse(text.expose()).map_err(|why| bad_secret(path, &why))?;
             for (name, value) in variables {
                 let value = Secret::new(value);
                 self.secrets.learn(&value);
@@ -132,4 +122,20 @@ impl Applier {
         }
         Ok(cmd)
     }
+}
+
+/// The error of a command that did not join the machine.
+fn command_failed(error: ExecError) -> Problem {
+    let hint = match error {
+        ExecError::Deadline { .. } | ExecError::Silent { .. } => {
+            "see what your command waits for, or set a longer `cluster.timeout`; what it has done by \
+             then stays. Then run the command again"
+        }
+        _ => {
+            "mend what your command says; what it has done before it failed stays, and nothing here undoes it. \
+             Then run the command again"
+        }
+    };
+    (Problem::new("join-command", "join the cluster with your command").advice(hint))
+        .caused_by(error)
 }

@@ -3,7 +3,7 @@
 
 use super::Join;
 use crate::{
-    change::{Applier, ChangeError, JoinError, Reverted, Sink},
+    change::{Applier, Problem, Reverted, Sink},
     error::one_line,
     host::Cmd,
     tools::{
@@ -21,7 +21,7 @@ impl Applier {
         &self,
         join: &Join,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let files = &self.host.files;
         let instance = files.read_text(nodeadm::INSTANCE_ID.into())?;
         let instance = instance.unwrap_or_default();
@@ -39,7 +39,7 @@ impl Applier {
     }
 
     /// `nodeadm` does not join at the next boot, nor goes on now, and its kubelet ends.
-    pub(super) async fn hold_nodeadm_back(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub(super) async fn hold_nodeadm_back(&self, sink: &dyn Sink) -> Result<(), Problem> {
         let files = &self.host.files;
         if files.exists(nodeadm::MAY_JOIN.into())? {
             files.remove(nodeadm::MAY_JOIN.into())?;
@@ -53,7 +53,7 @@ impl Applier {
     }
 
     /// What `nodeadm` has written stays: it came with the image, and user data writes it again at each boot.
-    pub(super) async fn leave_by_nodeadm(&self, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+    pub(super) async fn leave_by_nodeadm(&self, sink: &dyn Sink) -> Result<Reverted, Problem> {
         self.hold_nodeadm_back(sink).await?;
         Ok(Reverted::Done {
             what: format!(
@@ -64,14 +64,8 @@ impl Applier {
         })
     }
 
-    async fn start_nodeadm(&self, join: &Join, sink: &dyn Sink) -> Result<(), ChangeError> {
-        let not_joined = |last_words| {
-            ChangeError::from(JoinError::NotJoined {
-                what: nodeadm::RUN_UNIT.to_owned(),
-                seconds: join.timeout_seconds,
-                last_words,
-            })
-        };
+    async fn start_nodeadm(&self, join: &Join, sink: &dyn Sink) -> Result<(), Problem> {
+        let not_joined = |words| join.timed_out(nodeadm::RUN_UNIT, words);
         let cmd = systemctl::act("restart", nodeadm::RUN_UNIT).deadline(join.timeout());
         let ran = self.exec(&cmd, sink).await;
         if let Err(error) = ran.and_then(|output| output.success(&cmd)) {

@@ -4,10 +4,13 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::Join;
 use crate::{
-    change::{Applier, ChangeError, JoinError, Reverted, Sink},
+    change::{Applier, Problem, Reverted, Sink},
     error::one_line,
     model::{cluster::Discovery, secret::Secret, token::TokenSource},
-    tools::kubernetes::kubeadm::{self, Fault, Found, Registration},
+    tools::{
+        faults,
+        kubernetes::kubeadm::{self, Found, Registration},
+    },
 };
 
 /// Below the state folder while this program joins: what an attempt leaves is this program's.
@@ -21,7 +24,7 @@ const FOLDERS: [&str; 3] = ["/etc/kubernetes", "/etc/kubernetes/pki", "/var/lib/
 
 impl Applier {
     /// Those of its folders that are not there yet.
-    pub(super) fn folders_of_kubeadm(&self) -> Result<Vec<Utf8PathBuf>, ChangeError> {
+    pub(super) fn folders_of_kubeadm(&self) -> Result<Vec<Utf8PathBuf>, Problem> {
         let mut missing = Vec::new();
         for folder in FOLDERS {
             if !self.exists(folder)? {
@@ -36,7 +39,7 @@ impl Applier {
         join: &Join,
         (discovery, socket, ignored): (&Discovery, &str, &[String]),
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         self.is_worker()?;
         let mark = self.state.join(JOINING);
         // An attempt that was cut off has left files that kubeadm refuses: by its step the machine is no node. Those of
@@ -44,7 +47,7 @@ impl Applier {
         let found = self.left_of_a_join(ignored)?;
         if !found.is_empty() {
             if !self.host.files.exists(&mark)? {
-                return Err(JoinError::Begun { found }.into());
+                return Err(begun(&found));
             }
             sink.line("an earlier attempt to join was cut off: `kubeadm reset` clears it away");
             self.reset(socket, sink).await?;
@@ -77,9 +80,10 @@ impl Applier {
             ),
             Err(error) => (error.to_string(), error),
         };
-        let fault = Fault::of(&said, matches!(discovery, Discovery::Token { .. }));
-        let last_words = match fault {
-            Fault::Kubelet => (self.words_of(kubeadm::UNIT).await).map(|words| last_of(&words)),
+        let signed = matches!(discovery, Discovery::Token { .. });
+        let fault = faults::of_kubeadm(&said, signed);
+        let last_words = match &*fault.reason {
+            "join-kubelet" => (self.words_of(kubeadm::UNIT).await).map(|words| last_of(&words)),
             _ => None,
         };
         // The machine must be able to join with the next attempt.
@@ -92,19 +96,19 @@ impl Applier {
         } else {
             self.host.files.remove(&mark)?;
         }
-        Err(JoinError::Kubeadm {
-            fault,
-            last_words,
-            source: Box::new(source),
-        }
-        .into())
+        let what = format!("join the cluster: {}", fault.what);
+        Err(Problem {
+            hint: fault.hint.clone(),
+            passes: fault.passes,
+            ..(Problem::new(&fault.reason, what).telling(last_words)).caused_by(source)
+        })
     }
 
     async fn configuration(
         &self,
         discovery: &Discovery,
         registration: &Registration<'_>,
-    ) -> Result<Secret, ChangeError> {
+    ) -> Result<Secret, Problem> {
         match discovery {
             Discovery::Token {
                 server,
@@ -134,14 +138,14 @@ impl Applier {
         }
     }
 
-    async fn bootstrap_token(&self, source: &TokenSource) -> Result<Secret, ChangeError> {
+    async fn bootstrap_token(&self, source: &TokenSource) -> Result<Secret, Problem> {
         let wrong = |token: &str| (!kubeadm::is_token(token)).then_some(kubeadm::NO_TOKEN);
         self.usable_token(source, wrong).await
     }
 
     /// What kubeadm writes and refuses to find, unless its checks are to be ignored. Source:
     /// kubernetes/kubernetes 1.34, `cmd/kubeadm/app/preflight/checks.go`, `RunJoinNodeChecks`.
-    fn left_of_a_join(&self, ignored: &[String]) -> Result<Vec<&'static str>, ChangeError> {
+    fn left_of_a_join(&self, ignored: &[String]) -> Result<Vec<&'static str>, Problem> {
         let mut found = Vec::new();
         for path in [kubeadm::KUBELET_CONF, kubeadm::BOOTSTRAP_CONF, kubeadm::CA] {
             let check = format!("fileavailable-{}", path.replace('/', "-"));
@@ -155,12 +159,12 @@ impl Applier {
     }
 
     /// Whether kubeadm has begun to join, and perhaps not ended.
-    pub(super) fn has_begun(&self) -> Result<bool, ChangeError> {
+    pub(super) fn has_begun(&self) -> Result<bool, Problem> {
         Ok(self.exists(kubeadm::BOOTSTRAP_CONF)? || self.exists(kubeadm::KUBELET_CONF)?)
     }
 
     /// Refuses a machine that has, or had, a control plane: `kubeadm reset` would delete its data.
-    fn is_worker(&self) -> Result<(), ChangeError> {
+    fn is_worker(&self) -> Result<(), Problem> {
         for mark in kubeadm::OF_CONTROL_PLANES.map(Utf8Path::new) {
             let found = match mark.file_name() {
                 Some("manifests") => (self.host.files.list(mark)?)
@@ -170,17 +174,24 @@ impl Applier {
                 _ => (self.host.files.exists(mark)?).then(|| mark.to_owned()),
             };
             if let Some(found) = found {
-                return Err(JoinError::ControlPlane { found }.into());
+                return Err(Problem::new(
+                    "control-plane",
+                    format!("join the cluster: `{found}` is there, which only a control plane has"),
+                )
+                .advice(
+                    "this program prepares workers only, and never resets a control plane; run `kubeadm reset` \
+                     yourself if the machine is none any more",
+                ));
             }
         }
         Ok(())
     }
 
-    fn exists(&self, path: &str) -> Result<bool, ChangeError> {
+    fn exists(&self, path: &str) -> Result<bool, Problem> {
         Ok(self.host.files.exists(Utf8Path::new(path))?)
     }
 
-    async fn reset(&self, socket: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
+    async fn reset(&self, socket: &str, sink: &dyn Sink) -> Result<(), Problem> {
         let what = "forget the cluster with `kubeadm reset`";
         self.tool(what, &kubeadm::reset(socket), sink)
             .await
@@ -191,7 +202,7 @@ impl Applier {
         &self,
         (socket, folders): (&str, &[Utf8PathBuf]),
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         self.is_worker()?;
         if !self.has_begun()? {
             return Ok(Reverted::Nothing {
@@ -206,6 +217,21 @@ impl Applier {
             what: "the machine has left the cluster".to_owned(),
         })
     }
+}
+
+/// The error where somebody else has begun to join, or the kubelet has lost its certificate.
+fn begun(found: &[&str]) -> Problem {
+    let paths: Vec<String> = found.iter().map(|path| format!("`{path}`")).collect();
+    let are = if paths.len() == 1 { "is" } else { "are" };
+    let paths = paths.join(", ");
+    Problem::new(
+        "join-begun",
+        format!("join the cluster: {paths} {are} there, of an earlier join that is not complete"),
+    )
+    .advice(
+        "see whether a disk with `/var/lib/kubelet` is not mounted; if a `kubeadm join` that failed has left it, or \
+         the machine shall forget that cluster, run `kubeadm reset`, then run the command again",
+    )
 }
 
 /// The last of the kubelet's lines, which are long.

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub use node::Admission;
 use node::Deleted;
 
-use super::{Applier, ChangeError, JoinError, Reverted, Sink, Undo};
+use super::{Applier, Problem, Reverted, Sink, Undo};
 use crate::{
     error::one_line,
     host::trusted::unusable_secret,
@@ -110,11 +110,19 @@ impl Join {
     fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout_seconds)
     }
+
+    /// The error of a unit or program that has not joined the machine in time, with its last words.
+    fn timed_out(&self, who: &str, words: Option<String>) -> Problem {
+        let seconds = self.timeout_seconds;
+        let what = format!("join the cluster: `{who}` has not joined it within {seconds} s");
+        (Problem::new("join-timeout", what).telling(words))
+            .advice("see what its log says, then run the command again")
+    }
 }
 
 impl Applier {
     /// A machine that joins was no node before: the step has looked.
-    pub(super) fn capture_join(&self, join: &Join) -> Result<Undo, ChangeError> {
+    pub(super) fn capture_join(&self, join: &Join) -> Result<Undo, Problem> {
         let way = match &join.method {
             JoinMethod::Kubeadm { socket, .. } => Leave::Kubeadm {
                 socket: socket.clone(),
@@ -148,7 +156,7 @@ impl Applier {
     }
 
     /// Which cluster it joined; nothing is left to undo where it joined none.
-    pub(super) async fn refine_join(&self, undo: Undo) -> Result<Undo, ChangeError> {
+    pub(super) async fn refine_join(&self, undo: Undo) -> Result<Undo, Problem> {
         let Undo::LeaveCluster {
             way,
             node,
@@ -185,13 +193,13 @@ impl Applier {
     }
 
     /// Whether an agent has a configuration of ours, by which it joins whenever it starts.
-    fn may_join(&self, agent: &agents::Agent) -> Result<bool, ChangeError> {
+    fn may_join(&self, agent: &agents::Agent) -> Result<bool, Problem> {
         Ok(self.host.files.exists(Utf8Path::new(agent.config))?)
     }
 
     /// The cluster that the machine is a node of, or is about to be. `nodeadm` writes the kubeconfig at each boot, before
     /// anything may join; so does that of hybrid nodes, which a command starts.
-    async fn joined_by(&self, way: &Leave) -> Result<Option<Membership>, ChangeError> {
+    async fn joined_by(&self, way: &Leave) -> Result<Option<Membership>, Problem> {
         let found = self.joined_cluster()?;
         let is_early = if way.is_by_nodeadm() {
             !self.host.files.exists(nodeadm::MAY_JOIN.into())?
@@ -206,13 +214,12 @@ impl Applier {
     }
 
     /// The cluster that this machine's kubelet has credentials of.
-    fn joined_cluster(&self) -> Result<Option<Membership>, ChangeError> {
+    fn joined_cluster(&self) -> Result<Option<Membership>, Problem> {
         membership::read(&*self.host.files).map_err(|error| match error {
             MembershipError::Files(error) => error.into(),
-            MembershipError::Unreadable { path, why } => ChangeError::Unreadable {
-                what: format!("read `{path}`"),
-                why,
-            },
+            MembershipError::Unreadable { path, why } => {
+                Problem::unreadable(format!("read `{path}`"), why)
+            }
         })
     }
 
@@ -222,7 +229,7 @@ impl Applier {
         &self,
         way: &Leave,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let files = &self.host.files;
         if way.is_by_nodeadm()
             && files.exists(nodeadm::MAY_JOIN.into())?
@@ -250,11 +257,7 @@ impl Applier {
         Ok(())
     }
 
-    pub(super) async fn join_cluster(
-        &self,
-        join: &Join,
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    pub(super) async fn join_cluster(&self, join: &Join, sink: &dyn Sink) -> Result<(), Problem> {
         match &join.method {
             JoinMethod::Kubeadm {
                 discovery,
@@ -295,7 +298,7 @@ impl Applier {
         (node, machine): (&NodeName, Option<&str>),
         access: Option<&Utf8Path>,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let stays = |why: String| {
             Ok(Reverted::Left {
                 what: format!("the membership of `{node}` in a cluster"),
@@ -394,12 +397,10 @@ impl Applier {
     }
 
     /// A secret in a file. Its step has looked before: the file may have changed since.
-    fn secret(&self, path: &Utf8Path) -> Result<Secret, ChangeError> {
+    fn secret(&self, path: &Utf8Path) -> Result<Secret, Problem> {
         self.refuse_unusable(path)?;
-        let text = (self.host.files.read_text(path)?).ok_or_else(|| JoinError::Secret {
-            path: path.to_owned(),
-            why: "it is missing".to_owned(),
-        })?;
+        let text = self.host.files.read_text(path)?;
+        let text = text.ok_or_else(|| bad_secret(path, "it is missing"))?;
         // It may be another one than at the start of the run.
         let secret = Secret::new(text.trim());
         self.secrets.learn(&secret);
@@ -408,14 +409,10 @@ impl Applier {
 
     /// Refuses a file with a secret, or a kubeconfig, that others than root may read or replace: a kubeconfig can name a
     /// program, which kubectl runs.
-    fn refuse_unusable(&self, path: &Utf8Path) -> Result<(), ChangeError> {
+    fn refuse_unusable(&self, path: &Utf8Path) -> Result<(), Problem> {
         match unusable_secret(&*self.host.files, path)? {
             None => Ok(()),
-            Some(why) => Err(JoinError::Secret {
-                path: path.to_owned(),
-                why,
-            }
-            .into()),
+            Some(why) => Err(bad_secret(path, &why)),
         }
     }
 
@@ -426,7 +423,7 @@ impl Applier {
         name: &str,
         content: &Secret,
         work: impl AsyncFnOnce(&Utf8Path) -> T,
-    ) -> Result<T, ChangeError> {
+    ) -> Result<T, Problem> {
         let path = Utf8Path::new(paths::RUN).join(name);
         let files = &self.host.files;
         files.write(&path, content.expose().as_bytes(), 0o600)?;
@@ -434,4 +431,10 @@ impl Applier {
         files.remove(&path)?;
         Ok(done)
     }
+}
+
+/// The error of a file with a secret that cannot be used.
+fn bad_secret(path: &Utf8Path, why: &str) -> Problem {
+    Problem::new("join-secret", format!("use the secret in `{path}`: {why}"))
+        .advice("write the secret into the file, with `chmod 600`, then run the command again")
 }

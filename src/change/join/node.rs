@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::DRAIN;
 use crate::{
-    change::{Applier, ChangeError, JoinError, Reverted, Sink, Undo},
+    change::{Applier, Problem, Reverted, Sink, Undo},
     error::one_line,
     host::Cmd,
     model::kubernetes::{Labels, NodeName, Taint},
@@ -45,13 +45,16 @@ impl Admission {
         Duration::from_secs(self.ready_timeout_seconds)
     }
 
-    fn not_ready(&self, why: String) -> ChangeError {
-        JoinError::NotReady {
-            node: self.node.to_string(),
-            seconds: self.ready_timeout_seconds,
-            why,
-        }
-        .into()
+    fn not_ready(&self, why: String) -> Problem {
+        let (node, seconds) = (&self.node, self.ready_timeout_seconds);
+        Problem::new(
+            "node-not-ready",
+            format!("wait until node `{node}` is Ready: after {seconds} s it is not ({why})"),
+        )
+        .advice(
+            "a network plugin that is missing in the cluster is the most frequent reason; `kubectl describe node` \
+             tells more. The next `install` waits again",
+        )
     }
 
     /// One line in the imperative.
@@ -72,7 +75,7 @@ impl Applier {
     pub(in crate::change) async fn capture_admission(
         &self,
         admission: &Admission,
-    ) -> Result<Undo, ChangeError> {
+    ) -> Result<Undo, Problem> {
         if admission.labels.is_empty() {
             return Ok(Undo::Nothing {
                 why: "a node that is Ready is nothing to undo".to_owned(),
@@ -99,11 +102,7 @@ impl Applier {
 
     /// What the cluster says about the node. An API server that is away for a moment is waited for; what it says after the
     /// bound is returned, whatever it is.
-    async fn answer_about(
-        &self,
-        name: &NodeName,
-        bound: Duration,
-    ) -> Result<Registered, ChangeError> {
+    async fn answer_about(&self, name: &NodeName, bound: Duration) -> Result<Registered, Problem> {
         let what = format!("ask the cluster about node `{name}`");
         let answer = self
             .awaited(&what, bound, || async {
@@ -126,7 +125,7 @@ impl Applier {
         what: &str,
         cmd: &Cmd,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let Err(error) = self.tool(what, cmd, sink).await else {
             return Ok(());
         };
@@ -146,7 +145,7 @@ impl Applier {
         &self,
         admission: &Admission,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let name = &admission.node;
         let what = format!("wait until node `{name}` is Ready");
         let ready = self
@@ -188,19 +187,19 @@ impl Applier {
     }
 
     /// The node as its own kubelet may see it.
-    pub(in crate::change) async fn node(&self, name: &NodeName) -> Result<Registered, ChangeError> {
+    pub(in crate::change) async fn node(&self, name: &NodeName) -> Result<Registered, Problem> {
         let (kubectl, kubeconfig) = self.own_access(name)?;
         let asked = kubectl::registered(self.host.reader(), kubectl, &kubeconfig, name).await;
-        asked.map_err(|source| ChangeError::Tool {
-            what: format!("ask the cluster about node `{name}`"),
-            source,
-        })
+        asked
+            .map_err(|source| Problem::tool(format!("ask the cluster about node `{name}`"), source))
     }
 
     /// kubectl, and the kubeconfig of the kubelet.
-    fn own_access(&self, name: &NodeName) -> Result<(Kubectl, Utf8PathBuf), ChangeError> {
-        let kubectl = kubectl::find(&*self.host.files)?.ok_or_else(|| JoinError::NoKubectl {
-            node: name.to_string(),
+    fn own_access(&self, name: &NodeName) -> Result<(Kubectl, Utf8PathBuf), Problem> {
+        let kubectl = kubectl::find(&*self.host.files)?.ok_or_else(|| {
+            let what =
+                format!("ask the cluster about node `{name}`: there is no kubectl on this machine");
+            Problem::new("no-kubectl", what).advice("install kubectl, then run the command again")
         })?;
         let joined = self.joined_cluster()?;
         let joined = joined.ok_or_else(|| unasked(name, "the machine is no node".to_owned()))?;
@@ -213,7 +212,7 @@ impl Applier {
         labels: &BTreeMap<String, Option<String>>,
         ours: &BTreeMap<String, String>,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let nothing = |why: &str| {
             Ok(Reverted::Nothing {
                 why: why.to_owned(),
@@ -270,7 +269,7 @@ impl Applier {
         access: Option<&Utf8Path>,
         joined: &Membership,
         sink: &dyn Sink,
-    ) -> Result<Deleted, ChangeError> {
+    ) -> Result<Deleted, Problem> {
         let left = |why: String| {
             Ok(Deleted::Ended(Reverted::Left {
                 what: format!("the node `{name}` in the cluster (`kubectl delete node {name}`)"),
@@ -333,7 +332,7 @@ impl Applier {
         &self,
         access: &Utf8Path,
         joined: &Membership,
-    ) -> Result<Option<String>, ChangeError> {
+    ) -> Result<Option<String>, Problem> {
         let Some(text) = self.host.files.read_text(access)? else {
             return Ok(Some(format!("`{access}` is missing")));
         };
@@ -357,7 +356,7 @@ impl Applier {
     }
 
     /// Why a node is, or may be, that of another machine; `None` if it is of this one. Each kubelet tells an id.
-    fn is_another(&self, node: &Node) -> Result<Option<String>, ChangeError> {
+    fn is_another(&self, node: &Node) -> Result<Option<String>, Problem> {
         let Some(theirs) = &node.system_uuid else {
             let why = "the cluster does not know the id of its machine, which may be another one";
             return Ok(Some(why.to_owned()));
@@ -375,7 +374,7 @@ impl Applier {
 
     /// Why this machine is a clone of the one that joined, by the id that it had then. The cluster does not tell: the clone's
     /// kubelet writes its own id into the node of both.
-    pub(super) fn is_clone_of(&self, joined: Option<&str>) -> Result<Option<String>, ChangeError> {
+    pub(super) fn is_clone_of(&self, joined: Option<&str>) -> Result<Option<String>, Problem> {
         let (Some(then), Some((path, now))) = (joined, self.machine_id()?) else {
             return Ok(None);
         };
@@ -388,7 +387,7 @@ impl Applier {
     }
 
     /// The id of this machine that its kubelet tells, and the file that it is from.
-    pub(super) fn machine_id(&self) -> Result<Option<(&'static str, String)>, ChangeError> {
+    pub(super) fn machine_id(&self) -> Result<Option<(&'static str, String)>, Problem> {
         for path in MACHINE_IDS {
             if let Some(text) = self.host.files.read_text(Utf8Path::new(path))? {
                 let id = text.trim_matches(|c: char| c == '\0' || c.is_whitespace());
@@ -407,9 +406,6 @@ pub(super) enum Deleted {
     Refused(String),
 }
 
-fn unasked(name: &NodeName, why: String) -> ChangeError {
-    ChangeError::Unreadable {
-        what: format!("ask the cluster about node `{name}`"),
-        why,
-    }
+fn unasked(name: &NodeName, why: String) -> Problem {
+    Problem::unreadable(format!("ask the cluster about node `{name}`"), why)
 }

@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::bad_secret;
 use crate::{
-    change::{Applier, ChangeError, JoinError, TokenError, TokenFault},
+    change::{Applier, Problem},
     facts::Service,
     host::{Answer, Ask, Host, HttpError, Method, Persistence, Route, ask_again},
     model::{
@@ -36,7 +37,7 @@ const LARGEST: u64 = 256 << 10;
 
 impl Applier {
     /// The token from its place.
-    pub(super) async fn token(&self, source: &TokenSource) -> Result<Secret, ChangeError> {
+    pub(super) async fn token(&self, source: &TokenSource) -> Result<Secret, Problem> {
         if let TokenSource::File(path) = source {
             return self.secret(path);
         }
@@ -48,8 +49,7 @@ impl Applier {
             instead: None,
         };
         let what = format!("get the token from `{source}`");
-        let fetched = self.unless_stopped(&what, clouds.token(source)).await?;
-        Ok(fetched.map_err(JoinError::from)?)
+        self.unless_stopped(&what, clouds.token(source)).await?
     }
 
     /// The token, unless `wrong` says why it cannot be used.
@@ -57,19 +57,15 @@ impl Applier {
         &self,
         source: &TokenSource,
         wrong: impl Fn(&str) -> Option<&'static str>,
-    ) -> Result<Secret, ChangeError> {
+    ) -> Result<Secret, Problem> {
         let token = self.token(source).await?;
         let Some(why) = wrong(token.expose()) else {
             return Ok(token);
         };
         Err(match source {
-            TokenSource::File(path) => JoinError::Secret {
-                path: path.clone(),
-                why: why.to_owned(),
-            },
-            source => TokenError::new(source, TokenFault::Form, why).into(),
-        }
-        .into())
+            TokenSource::File(path) => bad_secret(path, why),
+            source => Fault::Form.problem(source, why),
+        })
     }
 }
 
@@ -84,10 +80,91 @@ struct Clouds<'h> {
 }
 
 /// Why a cloud gives no token.
-type Failure = (TokenFault, String);
+type Failure = (Fault, String);
+
+/// Why the token is not to be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    /// The instance has no identity that could ask.
+    NoIdentity,
+    /// The identity may not read the secret.
+    Denied,
+    /// There is no such secret.
+    NotFound,
+    /// What is there is no token.
+    Form,
+    /// Nobody answers, or only that it cannot serve now.
+    Unreachable,
+    /// It is refused for another reason.
+    Refused,
+}
+
+impl Fault {
+    /// The error; `why` is without the secret.
+    fn problem(self, place: &TokenSource, why: &str) -> Problem {
+        use TokenSource::{Aws, Credential, Gcp};
+        let (reason, hint) = match (self, place) {
+            (Self::NoIdentity, place) => (
+                "join-token-no-identity",
+                match place {
+                    Aws { .. } => "give the instance an instance profile with a role",
+                    Gcp { .. } => {
+                        "give the instance a service account with the scope `cloud-platform`"
+                    }
+                    _ => "give the machine one managed identity",
+                },
+            ),
+            (Self::Denied, place) => (
+                "join-token-denied",
+                match place {
+                    Aws { .. } => {
+                        "let the instance's role do `secretsmanager:GetSecretValue` with this secret, and \
+                         `kms:Decrypt` with its key if that is your own"
+                    }
+                    Gcp { .. } => {
+                        "give the instance's service account the role `roles/secretmanager.secretAccessor` \
+                         for this secret, and the instance the scope `cloud-platform`"
+                    }
+                    _ => {
+                        "give the machine's identity the role `Key Vault Secrets User` in this vault, and see \
+                         whether the vault's firewall lets the machine in"
+                    }
+                },
+            ),
+            (Self::NotFound, Credential(_)) => (
+                "join-token-not-found",
+                "see `systemd-creds list --system`; `/etc/credstore` is a place that lasts",
+            ),
+            (Self::NotFound, _) => (
+                "join-token-not-found",
+                "correct `cluster.token-source`, or make the secret",
+            ),
+            (Self::Form, _) => (
+                "join-token-form",
+                "store the token alone, as text, as a new version of the secret",
+            ),
+            (Self::Unreachable, _) => (
+                "join-token-unreachable",
+                "see that routes, firewalls and `packages.proxy` let this machine reach it, then run the command again",
+            ),
+            (Self::Refused, Aws { .. }) => (
+                "join-token-refused",
+                "see what the cloud's log of requests says; AWS refuses signatures of a machine whose clock is wrong",
+            ),
+            (Self::Refused, _) => (
+                "join-token-refused",
+                "see what the cloud's log of requests says",
+            ),
+        };
+        Problem {
+            passes: self == Self::Unreachable,
+            ..Problem::new(reason, format!("get the token from `{place}`: {why}")).advice(hint)
+        }
+    }
+}
 
 impl Clouds<'_> {
-    async fn token(&self, source: &TokenSource) -> Result<Secret, TokenError> {
+    async fn token(&self, source: &TokenSource) -> Result<Secret, Problem> {
         let fetched = match source {
             TokenSource::Aws { region, name } => self.of_aws(region, name).await,
             TokenSource::Gcp {
@@ -101,17 +178,17 @@ impl Clouds<'_> {
                 version,
             } => self.of_azure(vault, name, version.as_deref()).await,
             TokenSource::File(_) | TokenSource::Credential(_) => {
-                Err((TokenFault::NotFound, "it is not there".to_owned()))
+                Err((Fault::NotFound, "it is not there".to_owned()))
             }
         };
         let token = fetched.and_then(|token| {
             self.secrets.learn(&token);
             let text = token.expose().trim();
             let is_one = !text.is_empty() && !text.contains(char::is_whitespace);
-            let wrong = || (TokenFault::Form, "the secret is no single word".to_owned());
+            let wrong = || (Fault::Form, "the secret is no single word".to_owned());
             is_one.then(|| Secret::new(text)).ok_or_else(wrong)
         });
-        token.map_err(|(fault, why)| TokenError::new(source, fault, why))
+        token.map_err(|(fault, why)| fault.problem(source, &why))
     }
 
     /// What an identity's document has at a key; it is secret.
@@ -122,7 +199,7 @@ impl Clouds<'_> {
             .unwrap_or_default();
         if text.is_empty() {
             let why = format!("the metadata service tells no `{key}`");
-            return Err((TokenFault::NoIdentity, why));
+            return Err((Fault::NoIdentity, why));
         }
         let secret = Secret::new(text);
         self.secrets.learn(&secret);
@@ -160,9 +237,9 @@ impl Clouds<'_> {
 
 fn failed(error: HttpError) -> Failure {
     let fault = match &error {
-        error if error.passes() => TokenFault::Unreachable,
-        HttpError::TooLarge { .. } => TokenFault::Form,
-        _ => TokenFault::Refused,
+        error if error.passes() => Fault::Unreachable,
+        HttpError::TooLarge { .. } => Fault::Form,
+        _ => Fault::Refused,
     };
     (fault, error.to_string())
 }
@@ -170,9 +247,9 @@ fn failed(error: HttpError) -> Failure {
 /// An answer that is no success, by its status and by the word with which the service names the error.
 fn refused(status: u16, word: Option<&str>) -> Failure {
     let fault = match status {
-        401 | 403 => TokenFault::Denied,
-        404 => TokenFault::NotFound,
-        _ => TokenFault::Refused,
+        401 | 403 => Fault::Denied,
+        404 => Fault::NotFound,
+        _ => Fault::Refused,
     };
     // Only a word: a text may repeat what was sent.
     let is_word = |word: &&str| {
@@ -198,13 +275,13 @@ fn document(body: &[u8]) -> Value {
 fn decoded(bytes: Result<Vec<u8>, base64::DecodeError>) -> Result<Secret, Failure> {
     let text = bytes.ok().and_then(|bytes| String::from_utf8(bytes).ok());
     text.map(Secret::new)
-        .ok_or_else(|| (TokenFault::Form, "the secret is no text".to_owned()))
+        .ok_or_else(|| (Fault::Form, "the secret is no text".to_owned()))
 }
 
 /// An answer without the value.
 fn valueless() -> Failure {
     let why = "the answer has no secret in it".to_owned();
-    (TokenFault::Form, why)
+    (Fault::Form, why)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::{cmp::Ordering, collections::BTreeSet};
 
 use crate::{
-    change::PackageError,
+    change::{Class, Problem},
     config::desired::{Guard, PackageWish},
     facts::detection::carries_driver,
     model::{pattern, version::DriverVersion},
@@ -37,16 +37,18 @@ pub(super) fn choose(
     backend: &dyn Backend,
     wish: &PackageWish,
     offer: Option<&Offer>,
-) -> Result<String, PackageError> {
+) -> Result<String, Problem> {
     let wanted = wish.version.as_deref().unwrap_or("*");
-    let none = |offered: String| PackageError::NoVersion {
-        package: wish.name.clone(),
-        wanted: wish.version.clone().unwrap_or_else(|| "any".to_owned()),
-        offered,
-        hint: (backend.transactions())
-            .and_then(|transactions| transactions.hint(Fault::NotFound))
-            .or_else(|| Fault::NotFound.hint())
-            .map(str::to_owned),
+    let none = |offered: String| {
+        let (package, wanted) = (&wish.name, wish.version.as_deref().unwrap_or("any"));
+        let what = format!("find a version of `{package}` that matches `{wanted}`: {offered}");
+        Problem {
+            hint: (backend.transactions())
+                .and_then(|transactions| transactions.hint(Fault::NotFound))
+                .or_else(|| Fault::NotFound.hint())
+                .map(str::to_owned),
+            ..Problem::blocked(Fault::NotFound.reason(), what).of(Class::NoVersion(package.clone()))
+        }
     };
     let Some(offer) = offer else {
         return Err(none("the package lists do not know the package".to_owned()));
@@ -146,7 +148,7 @@ pub(super) fn allowed(
     actions: &[Action],
     offers: &[Offer],
     hint: &'static str,
-) -> Result<(), PackageError> {
+) -> Result<(), Problem> {
     let is_forbidden = |name: &str, version: &String| {
         (offers.iter()).any(|offer| offer.name == name && offer.forbidden.contains(version))
     };
@@ -158,9 +160,25 @@ pub(super) fn allowed(
             _ => None,
         })
         .collect();
-    match packages.is_empty() {
-        true => Ok(()),
-        false => Err(PackageError::ForbiddenSource { packages, hint }),
+    if packages.is_empty() {
+        return Ok(());
+    }
+    let packages = packages.join(", ");
+    Err(Problem::blocked(
+        "forbidden-source",
+        format!(
+            "approve the package transaction: a preference of this machine forbids the repository of \
+             {packages}"
+        ),
+    )
+    .advice(hint))
+}
+
+/// The error of a transaction that the plan does not approve. With newer package lists it may be another one.
+pub(super) fn disapproved(reason: &'static str, why: &str) -> Problem {
+    Problem {
+        depends_on_lists: true,
+        ..Problem::blocked(reason, format!("approve the package transaction: {why}"))
     }
 }
 
@@ -170,7 +188,7 @@ pub(super) fn guarded(
     actions: &[Action],
     named: &[&str],
     guard: &Guard,
-) -> Result<(), PackageError> {
+) -> Result<(), Problem> {
     let (mut kernels, mut drivers) = (Vec::new(), Vec::new());
     for action in actions {
         let Action::Install { name, from, to } = action else {
@@ -190,14 +208,25 @@ pub(super) fn guarded(
         }
     }
     match guard.driver {
-        Some(wanted) if !drivers.is_empty() => Err(PackageError::OtherBranch {
-            packages: drivers,
-            wanted,
-        }),
-        _ if !kernels.is_empty() => Err(PackageError::NewKernel {
-            packages: kernels,
-            install: backend.commands().install_kernel,
-        }),
+        Some(wanted) if !drivers.is_empty() => {
+            let drivers = drivers.join(", ");
+            let why =
+                format!("it would install a driver of another branch than {wanted}: {drivers}");
+            Err(disapproved("driver-branch", &why).advice(
+                "the archive replaced that branch by a newer one: set `driver.branch` to the branch \
+                 that it has",
+            ))
+        }
+        _ if !kernels.is_empty() => {
+            let why = format!("it would install another kernel: {}", kernels.join(", "));
+            let install = backend.commands().install_kernel;
+            let problem = disapproved("new-kernel", &why).advice(format!(
+                "install that kernel yourself (`{install}`), reboot, and run the command again; \
+                 or set `driver.build = \"dkms\"`, which compiles the module for the running \
+                 kernel"
+            ));
+            Err(problem.of(Class::NewKernel))
+        }
         _ => Ok(()),
     }
 }
@@ -210,7 +239,7 @@ pub(super) fn same_version(
     actions: &[Action],
     modules: &[LowerBounds],
     guard: &Guard,
-) -> Result<(), PackageError> {
+) -> Result<(), Problem> {
     let Some(branch) = guard.driver else {
         return Ok(());
     };
@@ -226,12 +255,15 @@ pub(super) fn same_version(
             if carries_driver(backend.bare_name(name))
                 && version.is_some_and(|version| version.branch() == branch && version != module)
             {
-                return Err(PackageError::OtherModule {
-                    package: package.name.clone(),
-                    module,
-                    library: name.clone(),
-                    found: to.clone(),
-                });
+                let why = format!(
+                    "the module of `{}` is driver {module}, and `{name}` would be {to}",
+                    package.name
+                );
+                return Err(disapproved("driver-module-version", &why).advice(
+                    "the archive has modules and libraries of different versions for this kernel: run the \
+                     command again later, or set `driver.build = \"dkms\"`, which compiles the module of the \
+                     libraries' version",
+                ));
             }
         }
     }
@@ -434,10 +466,13 @@ mod tests {
         }
         // A transitional package brings another branch than its name says.
         let error = judge(install("libnvidia-compute-550", None, "580.95.05-1"));
-        let Some(PackageError::OtherBranch { packages, .. }) = &error else {
-            panic!("{error:?}");
-        };
-        assert_eq!(packages, &["libnvidia-compute-550 580.95.05-1"]);
+        let error = error.expect("it is of another branch");
+        assert_eq!(error.reason(), "driver-branch");
+        let what = error.to_string();
+        assert!(
+            what.ends_with("than 550: libnvidia-compute-550 580.95.05-1"),
+            "{what}"
+        );
         let error = judge(install("linux-image-6.8.0-1050-aws", None, "6.8.1"));
         let error = error.expect("a new kernel needs consent");
         assert_eq!(

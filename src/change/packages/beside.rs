@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use camino::Utf8PathBuf;
 
 use super::effects::{OTHERS, OURS, Unowned};
-use crate::change::{Applier, ChangeError, Sink};
+use crate::change::{Applier, Problem, Sink};
 
 impl Applier {
     /// Names what appeared beside packages and is still there.
@@ -14,7 +14,7 @@ impl Applier {
         &self,
         beside: &Unowned,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         if beside.is_empty() {
             return Ok(());
         }

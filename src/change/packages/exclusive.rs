@@ -6,12 +6,13 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
+use super::of_fault;
 use crate::{
-    change::{Applier, ChangeError, PackageError, Sink},
+    change::{Applier, Problem, Sink},
     error::one_line,
     host::ExecError,
     tools::{
-        packages::locks,
+        packages::{Fault, locks},
         systemctl::{self, UnitState},
     },
 };
@@ -42,8 +43,8 @@ impl Applier {
     pub(super) async fn exclusively<T>(
         &self,
         sink: &dyn Sink,
-        work: impl Future<Output = Result<T, ChangeError>> + Send,
-    ) -> Result<T, ChangeError> {
+        work: impl Future<Output = Result<T, Problem>> + Send,
+    ) -> Result<T, Problem> {
         let result = async {
             self.pause().await?;
             self.wait_for_locks(sink).await?;
@@ -76,7 +77,7 @@ impl Applier {
     }
 
     /// Waits until no package manager holds a lock; a request to stop ends the wait.
-    pub(super) async fn wait_for_locks(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub(super) async fn wait_for_locks(&self, sink: &dyn Sink) -> Result<(), Problem> {
         let clock = &self.host.clock;
         let started = clock.monotonic();
         let mut reported: Option<(String, Duration)> = None;
@@ -84,12 +85,16 @@ impl Applier {
             let now = clock.monotonic();
             let waited = now.saturating_sub(started).as_secs();
             if waited >= self.policy.lock_timeout_seconds {
-                return Err(PackageError::Locked {
-                    path: holder.path,
-                    holder: holder.who,
-                    waited,
-                }
-                .into());
+                let Holder { path, who } = holder;
+                return Err(Problem {
+                    passes: true,
+                    ..of_fault(
+                        Fault::Locked,
+                        format!(
+                            "wait for another package manager: after {waited} s {who} still holds `{path}`"
+                        ),
+                    )
+                });
             }
             let is_due = reported
                 .as_ref()
@@ -114,7 +119,7 @@ impl Applier {
     /// Removes files of processes that are gone: another process may have the number by now, and the
     /// package manager would wait for it. It also refuses to work while such a file is torn; the first
     /// one is emptied, because it shows an interruption.
-    fn remove_stale_locks(&self) -> Result<(), ChangeError> {
+    fn remove_stale_locks(&self) -> Result<(), Problem> {
         let first = self.backend.locks().first().map(Utf8Path::new);
         if let Some(path) = first.filter(|path| path.extension() == Some("pid"))
             && locks::is_torn(&*self.host.files, path)?
@@ -127,7 +132,7 @@ impl Applier {
         Ok(())
     }
 
-    async fn current_holder(&self) -> Result<Option<Holder>, ChangeError> {
+    async fn current_holder(&self) -> Result<Option<Holder>, Problem> {
         if let Some(holder) =
             locks::holder(&*self.host.files, &*self.host.system, self.backend.locks())?
         {
@@ -166,7 +171,7 @@ impl Applier {
     }
 
     /// Stops the timers that run, and only timers. Their names are written to disk first.
-    async fn pause(&self) -> Result<(), ChangeError> {
+    async fn pause(&self) -> Result<(), Problem> {
         let mut paused = self.read_paused()?;
         let before = paused.units.len();
         for unit in self.policy.pause_units.iter().filter(|unit| timer(unit)) {
@@ -199,7 +204,7 @@ impl Applier {
         }
     }
 
-    async fn start_paused(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+    async fn start_paused(&self, sink: &dyn Sink) -> Result<(), Problem> {
         let paused = self.read_paused()?;
         let mut stopped = Vec::new();
         for unit in &paused.units {
@@ -220,45 +225,38 @@ impl Applier {
     }
 
     /// Starts a timer, unless somebody has removed it with its package since, or has masked it.
-    async fn start_if_possible(&self, unit: &str) -> Result<(), ChangeError> {
+    async fn start_if_possible(&self, unit: &str) -> Result<(), Problem> {
         match self.unit_state_if_any(unit).await? {
             Some(state) if state.is_loaded() && !state.is_active() => self.act("start", unit).await,
             _ => Ok(()),
         }
     }
 
-    fn write_paused(&self, units: Vec<String>) -> Result<(), ChangeError> {
+    fn write_paused(&self, units: Vec<String>) -> Result<(), Problem> {
         let paused = Paused { schema: 1, units };
-        let text = serde_json::to_string(&paused).map_err(|error| ChangeError::Unreadable {
-            what: "record the paused timers".to_owned(),
-            why: error.to_string(),
-        })?;
+        let text = serde_json::to_string(&paused)
+            .map_err(|error| Problem::unreadable("record the paused timers", error))?;
         (self.host.files).write(&self.paused_path(), text.as_bytes(), 0o600)?;
         Ok(())
     }
 
-    fn read_paused(&self) -> Result<Paused, ChangeError> {
+    fn read_paused(&self) -> Result<Paused, Problem> {
         let path = self.paused_path();
         match self.host.files.read_text(&path)? {
             None => Ok(Paused::default()),
-            Some(text) => serde_json::from_str(&text).map_err(|error| ChangeError::Unreadable {
-                what: format!("read `{path}`"),
-                why: error.to_string(),
-            }),
+            Some(text) => serde_json::from_str(&text)
+                .map_err(|error| Problem::unreadable(format!("read `{path}`"), error)),
         }
     }
 
-    async fn act(&self, verb: &'static str, unit: &str) -> Result<(), ChangeError> {
+    async fn act(&self, verb: &'static str, unit: &str) -> Result<(), Problem> {
         let cmd = systemctl::act(verb, unit);
         self.host
             .exec
             .run(&cmd, &mut |_, _| {})
             .await
             .and_then(|output| output.success(&cmd))
-            .map_err(|source| ChangeError::Tool {
-                what: format!("{verb} `{unit}`"),
-                source,
-            })?;
+            .map_err(|source| Problem::tool(format!("{verb} `{unit}`"), source))?;
         Ok(())
     }
 
@@ -266,15 +264,15 @@ impl Applier {
     pub(in crate::change) async fn unit_state_if_any(
         &self,
         unit: &str,
-    ) -> Result<Option<UnitState>, ChangeError> {
+    ) -> Result<Option<UnitState>, Problem> {
         let query = systemctl::show(unit);
         match self.host.reader().query(&query).await {
             Ok(output) => Ok(systemctl::parse_show(&output.stdout)),
             Err(ExecError::NotFound { .. }) => Ok(None),
-            Err(source) => Err(ChangeError::Tool {
-                what: format!("ask for the state of `{unit}`"),
+            Err(source) => Err(Problem::tool(
+                format!("ask for the state of `{unit}`"),
                 source,
-            }),
+            )),
         }
     }
 }

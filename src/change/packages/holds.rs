@@ -10,9 +10,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::inventory::{held, unreadable};
+use super::{inventory::held, not_verified};
 use crate::{
-    change::{Applier, ChangeError, PackageError, Reverted, Sink, Undo},
+    change::{Applier, Problem, Reverted, Sink, Undo},
     model::pattern,
     tools::packages::{Mark, Package},
 };
@@ -69,7 +69,7 @@ impl Applier {
     pub(in crate::change) async fn preview_hold(
         &self,
         patterns: &[String],
-    ) -> Result<String, ChangeError> {
+    ) -> Result<String, Problem> {
         Ok(to_hold(&self.database().await?, patterns)
             .iter()
             .map(|name| format!("= {name}"))
@@ -82,7 +82,7 @@ impl Applier {
     pub(in crate::change) async fn capture_hold(
         &self,
         patterns: &[String],
-    ) -> Result<Undo, ChangeError> {
+    ) -> Result<Undo, Problem> {
         let database = self.database().await?;
         let ours = to_hold(&database, patterns);
         Ok(Undo::Unhold {
@@ -99,7 +99,7 @@ impl Applier {
         &self,
         database: &[Package],
         names: &[String],
-    ) -> Result<Option<Vec<String>>, ChangeError> {
+    ) -> Result<Option<Vec<String>>, Problem> {
         let Some(list) = self.backend.hold_list() else {
             return Ok(None);
         };
@@ -114,7 +114,7 @@ impl Applier {
 
     /// The exact undo: what the record says; without a record nothing was held. If this program was killed,
     /// the command that holds may end after the next run has looked, so the machine is not asked.
-    pub(in crate::change) async fn refine_hold(&self, undo: Undo) -> Result<Undo, ChangeError> {
+    pub(in crate::change) async fn refine_hold(&self, undo: Undo) -> Result<Undo, Problem> {
         match undo {
             Undo::Unhold {
                 before,
@@ -153,12 +153,12 @@ impl Applier {
         }
     }
 
-    fn held_by(&self, name: &str) -> Result<Option<Held>, ChangeError> {
+    fn held_by(&self, name: &str) -> Result<Option<Held>, Problem> {
         let path = self.record_path(name, ENDING);
         (self.host.files.read(&path)?)
             .map(|text| serde_json::from_slice(&text))
             .transpose()
-            .map_err(|error| unreadable(&format!("read `{path}`"), error))
+            .map_err(|error| Problem::unreadable(format!("read `{path}`"), error))
     }
 
     fn record_held(
@@ -166,20 +166,20 @@ impl Applier {
         undo: &Undo,
         database: &[Package],
         names: &[String],
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         const WHAT: &str = "record what is held";
         let Undo::Unhold {
             record: Some(name), ..
         } = undo
         else {
-            return Err(unreadable(WHAT, "its undo is of another kind"));
+            return Err(Problem::unreadable(WHAT, "its undo is of another kind"));
         };
         let held = Held {
             schema: 1,
             packages: names.to_vec(),
             entries: self.new_entries(database, names)?,
         };
-        let text = serde_json::to_vec(&held).map_err(|error| unreadable(WHAT, error))?;
+        let text = serde_json::to_vec(&held).map_err(|error| Problem::unreadable(WHAT, error))?;
         Ok((self.host.files).write(&self.record_path(name, ENDING), &text, 0o600)?)
     }
 
@@ -188,7 +188,7 @@ impl Applier {
         patterns: &[String],
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         self.transactions()?;
         self.exclusively(sink, async {
             let database = self.database().await?;
@@ -201,12 +201,7 @@ impl Applier {
             self.holds.add(names);
             match to_hold(&self.database().await?, patterns).first() {
                 None => Ok(()),
-                Some(name) => Err(PackageError::NotVerified {
-                    package: name.clone(),
-                    found: "not held".to_owned(),
-                    wanted: "a hold".to_owned(),
-                }
-                .into()),
+                Some(name) => Err(not_verified(name, "not held", "a hold")),
             }
         })
         .await
@@ -218,7 +213,7 @@ impl Applier {
         mark: Mark,
         names: &[String],
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let what = match mark {
             Mark::Hold => "hold packages",
             Mark::Unhold => "release holds",
@@ -233,7 +228,7 @@ impl Applier {
         if mark == Mark::Hold
             && let Some(why) = list.needs(&**files)?
         {
-            return Err(unreadable(what, &why.why));
+            return Err(Problem::unreadable(what, &why.why));
         }
         let database = self.database().await?;
         let packages: Vec<&Package> = (database.iter())
@@ -253,7 +248,7 @@ impl Applier {
         &self,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         match self.refine_hold(undo.clone()).await? {
             Undo::Unhold {
                 entries: Some(entries),
@@ -272,7 +267,7 @@ impl Applier {
         &self,
         entries: &[String],
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let nothing = || Reverted::Nothing {
             why: "no hold of this program is left".to_owned(),
         };
@@ -280,7 +275,7 @@ impl Applier {
             return Ok(nothing());
         };
         let files = &self.host.files;
-        let lacks_all = || -> Result<bool, ChangeError> {
+        let lacks_all = || -> Result<bool, Problem> {
             let text = files.read_text(list.path())?.unwrap_or_default();
             Ok(list.without(&text, entries) == text)
         };
@@ -304,7 +299,7 @@ impl Applier {
         before: &[String],
         ours: Option<&[String]>,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let now = held(&self.database().await?);
         let names: Vec<String> = match ours {
             Some(ours) => ours

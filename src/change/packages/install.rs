@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     approval::{allowed, choose, guarded, is_of_driver, preferred, same_version},
-    names,
+    has_failed, is_not_offered, is_unmet, names, not_verified,
     run::Attempts,
 };
 use crate::{
-    change::{Applier, ChangeError, PackageError, Sink, Undo},
+    change::{Applier, Class, Problem, Sink, Undo},
     config::desired::PackageWish,
     error::one_line,
     facts::detection::{carries_driver, is_driver_part},
@@ -16,7 +16,7 @@ use crate::{
         pattern,
         version::{Branch, DriverVersion},
     },
-    tools::packages::{Action, Fault, Offer, Removals, TransactionRequest},
+    tools::packages::{Action, Offer, Removals, TransactionRequest},
 };
 
 /// The preview of an installation whose packages the lists do not know yet: an earlier change of the plan adds their
@@ -64,15 +64,13 @@ impl Applier {
         later: bool,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         self.transactions()?;
         self.exclusively(sink, async {
             self.check_consistent().await?;
             let mut resolved = match self.resolve(wishes).await {
                 // Lists as old as the image may not contain the mirror's current versions.
-                Err(ChangeError::Packages(PackageError::NoVersion { .. }))
-                    if !self.lists.are_fresh() =>
-                {
+                Err(error) if is_not_offered(&error) && !self.lists.are_fresh() => {
                     self.update(sink).await?;
                     self.resolve(wishes).await?
                 }
@@ -105,7 +103,7 @@ impl Applier {
         later: bool,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<Vec<String>, ChangeError> {
+    ) -> Result<Vec<String>, Problem> {
         let Some(mut work) = self.work(resolved, removing).await? else {
             return Ok(Vec::new());
         };
@@ -159,7 +157,7 @@ impl Applier {
         &self,
         resolved: &BTreeMap<String, String>,
         replaced: &[String],
-    ) -> Result<Option<Work>, ChangeError> {
+    ) -> Result<Option<Work>, Problem> {
         let (packages, replaced) = (
             self.to_install(resolved).await?,
             self.present(replaced).await?,
@@ -210,7 +208,7 @@ impl Applier {
         Ok((!is_nothing).then_some(work))
     }
 
-    fn at_versions(&self, named: &BTreeMap<String, String>) -> Result<Vec<String>, ChangeError> {
+    fn at_versions(&self, named: &BTreeMap<String, String>) -> Result<Vec<String>, Problem> {
         let transactions = self.transactions()?;
         let at = |(name, version): (&String, &String)| transactions.at_version(name, version);
         Ok(named.iter().map(at).collect())
@@ -222,7 +220,7 @@ impl Applier {
         &self,
         resolved: &BTreeMap<String, String>,
         replaced: &[String],
-    ) -> Result<BTreeMap<String, String>, ChangeError> {
+    ) -> Result<BTreeMap<String, String>, Problem> {
         let wanted: BTreeSet<DriverVersion> = (resolved.iter())
             .filter(|(name, _)| carries_driver(name) || is_driver_part(name))
             .filter_map(|(_, version)| DriverVersion::from_package(version).ok())
@@ -258,7 +256,7 @@ impl Applier {
         &self,
         wishes: &[PackageWish],
         removing: &[String],
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         self.transactions()?;
         if !self.backend.torn_lists(&*self.host.files)?.is_empty() {
             return Ok(());
@@ -271,9 +269,7 @@ impl Applier {
             judged => judged,
         };
         match judged {
-            Err(ChangeError::Packages(
-                error @ (PackageError::NoVersion { .. } | PackageError::Failed { .. }),
-            )) => {
+            Err(error) if is_not_offered(&error) || has_failed(&error) => {
                 tracing::debug!(%error, "the installation cannot be simulated yet");
                 Ok(())
             }
@@ -283,12 +279,8 @@ impl Applier {
 
     /// All wanted packages, where these alone would bring another kernel: other steps add theirs to the
     /// same transaction, as the headers of the kernel that is there.
-    fn with_all_wanted(
-        &self,
-        error: &ChangeError,
-        wishes: &[PackageWish],
-    ) -> Option<Vec<PackageWish>> {
-        let brings_kernel = matches!(error, ChangeError::Packages(PackageError::NewKernel { .. }));
+    fn with_all_wanted(&self, error: &Problem, wishes: &[PackageWish]) -> Option<Vec<PackageWish>> {
+        let brings_kernel = error.class == Class::NewKernel;
         let wanted = self.wanted.as_ref().filter(|_| brings_kernel)?;
         let further = (wanted.packages.iter())
             .filter(|wish| !wishes.iter().any(|named| named.name == wish.name));
@@ -299,7 +291,7 @@ impl Applier {
         &self,
         wishes: &[PackageWish],
         removing: &[String],
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let resolved = self.resolve(wishes).await?;
         let Some(work) = self.work(&resolved, removing).await? else {
             return Ok(());
@@ -319,7 +311,7 @@ impl Applier {
         actions: &[Action],
         wishes: &[PackageWish],
         removing: &[String],
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let wanted = self.wanted.iter().flat_map(|wanted| &wanted.packages);
         let beside: Vec<&str> = wanted.map(|wish| wish.name.as_str()).collect();
         self.approve_beside(actions, &names(wishes), removing, &beside)
@@ -327,7 +319,7 @@ impl Applier {
     }
 
     /// Refuses what [`Guard`](crate::config::desired::Guard) excludes.
-    async fn guard(&self, actions: &[Action], wishes: &[PackageWish]) -> Result<(), ChangeError> {
+    async fn guard(&self, actions: &[Action], wishes: &[PackageWish]) -> Result<(), Problem> {
         let guard = &self.policy.guard;
         guarded(self.backend, actions, &names(wishes), guard)?;
         self.refuse_forbidden(actions).await?;
@@ -351,7 +343,7 @@ impl Applier {
     }
 
     /// Refuses parts of a driver from forbidden repositories. Where no preference forbids anything, nothing is asked.
-    async fn refuse_forbidden(&self, actions: &[Action]) -> Result<(), ChangeError> {
+    async fn refuse_forbidden(&self, actions: &[Action]) -> Result<(), Problem> {
         let transactions = self.transactions()?;
         let of_driver: Vec<&str> = (actions.iter())
             .filter_map(|action| match action {
@@ -372,14 +364,14 @@ impl Applier {
             .ask("look packages up", &transactions.offers(&of_driver))
             .await?;
         let offers = transactions.parse_offers(&answer);
-        Ok(allowed(self.backend, actions, &offers, hint)?)
+        allowed(self.backend, actions, &offers, hint)
     }
 
     pub(in crate::change) async fn preview_install(
         &self,
         wishes: &[PackageWish],
         removing: &[String],
-    ) -> Result<String, ChangeError> {
+    ) -> Result<String, Problem> {
         if self.backend.transactions().is_none() {
             let name = self.backend.name();
             return Ok(format!(
@@ -388,9 +380,7 @@ impl Applier {
         }
         let resolved = match self.resolve(wishes).await {
             Ok(resolved) => resolved,
-            Err(ChangeError::Packages(PackageError::NoVersion { .. })) => {
-                return Ok(NOT_SIMULATED.to_owned());
-            }
+            Err(error) if is_not_offered(&error) => return Ok(NOT_SIMULATED.to_owned()),
             Err(error) => return Err(error),
         };
         let Some(work) = self.work(&resolved, removing).await? else {
@@ -416,7 +406,7 @@ impl Applier {
         &self,
         packages: &[String],
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         const WHAT: &str = "install removed packages again";
         let request = TransactionRequest::Install {
             packages,
@@ -445,7 +435,7 @@ impl Applier {
         &self,
         request: &TransactionRequest<'_>,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let transactions = self.transactions()?;
         if !transactions.performs_from_downloads() {
             return Ok(());
@@ -459,7 +449,7 @@ impl Applier {
     pub(super) async fn resolve(
         &self,
         wishes: &[PackageWish],
-    ) -> Result<BTreeMap<String, String>, ChangeError> {
+    ) -> Result<BTreeMap<String, String>, Problem> {
         let exact = &self.policy.guard.exact;
         let (exact, free): (Vec<PackageWish>, Vec<PackageWish>) =
             (wishes.iter().cloned()).partition(|wish| exact.contains(&wish.name));
@@ -473,7 +463,7 @@ impl Applier {
     async fn resolve_free(
         &self,
         wishes: &[PackageWish],
-    ) -> Result<BTreeMap<String, String>, ChangeError> {
+    ) -> Result<BTreeMap<String, String>, Problem> {
         let installed = self.installed().await?;
         let mut resolved = BTreeMap::new();
         let mut open: Vec<&PackageWish> = Vec::new();
@@ -510,7 +500,7 @@ impl Applier {
     pub(super) async fn to_install(
         &self,
         resolved: &BTreeMap<String, String>,
-    ) -> Result<Vec<String>, ChangeError> {
+    ) -> Result<Vec<String>, Problem> {
         let (installed, transactions) = (self.installed().await?, self.transactions()?);
         Ok(resolved
             .iter()
@@ -526,7 +516,7 @@ impl Applier {
     }
 
     /// Which of the packages are in the database, in any state except removed.
-    async fn present(&self, names: &[String]) -> Result<Vec<String>, ChangeError> {
+    async fn present(&self, names: &[String]) -> Result<Vec<String>, Problem> {
         let database = self.database().await?;
         let there: BTreeSet<&str> = database
             .iter()
@@ -540,7 +530,7 @@ impl Applier {
             .collect())
     }
 
-    async fn installed(&self) -> Result<Installed, ChangeError> {
+    async fn installed(&self) -> Result<Installed, Problem> {
         let mut installed = Installed::new();
         for package in self.database().await? {
             if package.is_installed() {
@@ -559,44 +549,24 @@ impl Applier {
         &self,
         resolved: &BTreeMap<String, String>,
         removed: &[String],
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         self.check_consistent().await?;
         if let Some(package) = self.present(removed).await?.into_iter().next() {
-            return Err(PackageError::NotVerified {
-                package,
-                found: "installed".to_owned(),
-                wanted: "no such package".to_owned(),
-            }
-            .into());
+            return Err(not_verified(&package, "installed", "no such package"));
         }
         let installed = self.installed().await?;
         for (name, wanted) in resolved {
             if !self.has_version(&installed, name, wanted) {
                 let found = versions_of(&installed, name).join(", ");
-                return Err(PackageError::NotVerified {
-                    package: name.clone(),
-                    found: match found.is_empty() {
-                        true => "not installed".to_owned(),
-                        false => found,
-                    },
-                    wanted: wanted.clone(),
-                }
-                .into());
+                let found = match &*found {
+                    "" => "not installed",
+                    found => found,
+                };
+                return Err(not_verified(name, found, wanted));
             }
         }
         Ok(())
     }
-}
-
-/// Whether a transaction cannot be resolved as it was requested.
-fn is_unmet(error: &ChangeError) -> bool {
-    matches!(
-        error,
-        ChangeError::Packages(PackageError::Failed {
-            fault: Fault::Unmet | Fault::Held,
-            ..
-        })
-    )
 }
 
 /// The wishes for packages that work only with the driver of exactly their version, at the version of

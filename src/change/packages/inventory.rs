@@ -6,7 +6,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::effects::{Inventory, Unowned};
 use crate::{
-    change::{Applier, ChangeError},
+    change::{Applier, Problem},
     host::Kind,
     tools::{
         accounts,
@@ -19,14 +19,14 @@ const ETC: &str = "/etc";
 
 impl Applier {
     /// The package database.
-    pub(super) async fn database(&self) -> Result<Vec<Package>, ChangeError> {
+    pub(super) async fn database(&self) -> Result<Vec<Package>, Problem> {
         const WHAT: &str = "list what is installed";
         let found = self.backend.database(self.host.reader()).await;
         // Without it all installed packages would count as new, and `uninstall` would remove them.
         found
             .map_err(|error| unreadable_database(WHAT, error))?
             .ok_or_else(|| {
-                unreadable(
+                Problem::unreadable(
                     WHAT,
                     format!("`{}` is missing", self.backend.database_path()),
                 )
@@ -34,13 +34,13 @@ impl Applier {
     }
 
     /// The keys in the package manager's own database; `None` if it has no such keys.
-    pub(super) async fn keys(&self) -> Result<Option<BTreeSet<String>>, ChangeError> {
+    pub(super) async fn keys(&self) -> Result<Option<BTreeSet<String>>, Problem> {
         let keys = self.backend.keys(self.host.reader()).await;
         keys.map_err(|error| unreadable_database("list the keys that are trusted", error))
     }
 
     /// The inventory of this moment.
-    pub(super) async fn inventory(&self) -> Result<Inventory, ChangeError> {
+    pub(super) async fn inventory(&self) -> Result<Inventory, Problem> {
         Ok(Inventory {
             unowned: self.unowned().await?,
             ..self.inventory_of_packages().await?
@@ -48,7 +48,7 @@ impl Applier {
     }
 
     /// The same without what belongs to no package, for which all lists of files must be read.
-    pub(super) async fn inventory_of_packages(&self) -> Result<Inventory, ChangeError> {
+    pub(super) async fn inventory_of_packages(&self) -> Result<Inventory, Problem> {
         let database = self.database().await?;
         let automatic = self.backend.automatic(self.host.reader(), &database).await;
         let mut inventory = Inventory {
@@ -74,8 +74,8 @@ impl Applier {
     }
 
     /// The accounts of this moment, and the files below [`ETC`] that no package owns.
-    pub(super) async fn unowned(&self) -> Result<Unowned, ChangeError> {
-        let names = |path: &str| -> Result<BTreeSet<String>, ChangeError> {
+    pub(super) async fn unowned(&self) -> Result<Unowned, Problem> {
+        let names = |path: &str| -> Result<BTreeSet<String>, Problem> {
             let text = self.host.files.read(path.into())?.unwrap_or_default();
             Ok(accounts::names(&String::from_utf8_lossy(&text)))
         };
@@ -92,11 +92,7 @@ impl Applier {
     }
 
     /// Adds the files and links below a folder.
-    fn walk(
-        &self,
-        folder: &Utf8Path,
-        found: &mut BTreeSet<Utf8PathBuf>,
-    ) -> Result<(), ChangeError> {
+    fn walk(&self, folder: &Utf8Path, found: &mut BTreeSet<Utf8PathBuf>) -> Result<(), Problem> {
         for name in self.host.files.list(folder)? {
             let path = folder.join(name);
             match self.host.files.stat(&path)?.map(|stat| stat.kind) {
@@ -111,22 +107,11 @@ impl Applier {
     }
 }
 
-/// An error about a file that is read or written here.
-pub(super) fn unreadable(what: &str, why: impl std::fmt::Display) -> ChangeError {
-    ChangeError::Unreadable {
-        what: what.to_owned(),
-        why: why.to_string(),
-    }
-}
-
 /// An error of the package database.
-pub(super) fn unreadable_database(what: &str, error: DatabaseError) -> ChangeError {
+pub(super) fn unreadable_database(what: &str, error: DatabaseError) -> Problem {
     match error {
         DatabaseError::Files(error) => error.into(),
-        DatabaseError::Exec(source) => ChangeError::Tool {
-            what: what.to_owned(),
-            source,
-        },
+        DatabaseError::Exec(source) => Problem::tool(what, source),
     }
 }
 

@@ -4,7 +4,7 @@
 use camino::Utf8Path;
 
 use crate::{
-    change::{Applier, ChangeError},
+    change::{Applier, Problem},
     host::FilesError,
     tools::{
         dkms,
@@ -25,7 +25,7 @@ fn is_source(action: &Action) -> bool {
 impl Applier {
     /// Keeps the scripts of a transaction from compiling, until [`Applier::compile_again`]. The change that follows compiles one
     /// module: where there are others, or an administrator has set the flag, nothing is done.
-    pub(super) fn compile_later(&self, actions: &[Action]) -> Result<(), ChangeError> {
+    pub(super) fn compile_later(&self, actions: &[Action]) -> Result<(), Problem> {
         let files = &self.host.files;
         let only_one = actions.iter().filter(|action| is_source(action)).count() == 1;
         if only_one && !dkms::is_used(&**files)? && !files.exists(flag())? {

@@ -5,8 +5,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::{has_failed, is_not_offered};
 use crate::{
-    change::{Applier, ChangeError, Sink},
+    change::{Applier, Problem, Sink},
     config::desired::{Desired, PackageWish, Repository},
     tools::packages::{Refusal, SourceEntry, SourceFailure, TransactionRequest},
 };
@@ -61,7 +62,7 @@ impl Applier {
     pub(super) async fn unneeded_sources(
         &self,
         output: &str,
-    ) -> Result<Option<Vec<SourceFailure>>, ChangeError> {
+    ) -> Result<Option<Vec<SourceFailure>>, Problem> {
         let failures = self.transactions()?.failures_by_source(output);
         let (Some(wanted), Some(failures)) = (&self.wanted, failures) else {
             return Ok(None);
@@ -85,7 +86,7 @@ impl Applier {
         // Where the package manager would download from, with the lists that it has now.
         let packages = match self.resolve(&wanted.packages).await {
             Ok(resolved) => self.to_install(&resolved).await?,
-            Err(ChangeError::Packages(_)) => return Ok(None),
+            Err(error) if is_not_offered(&error) || has_failed(&error) => return Ok(None),
             Err(error) => return Err(error),
         };
         if packages.is_empty() {
@@ -97,7 +98,8 @@ impl Applier {
         };
         let estimate = match self.estimate(&request).await {
             Ok(Some(estimate)) => estimate,
-            Ok(None) | Err(ChangeError::Packages(_)) => return Ok(None),
+            Ok(None) => return Ok(None),
+            Err(error) if has_failed(&error) => return Ok(None),
             Err(error) => return Err(error),
         };
         let needed = (estimate.downloads.iter())
@@ -106,20 +108,20 @@ impl Applier {
     }
 
     /// New lists are not known before they are downloaded. That the package manager does not read its sources at all is.
-    pub(in crate::change) fn preview_refresh(&self) -> Result<Option<String>, ChangeError> {
+    pub(in crate::change) fn preview_refresh(&self) -> Result<Option<String>, Problem> {
         let flaws = self.backend.source_flaws(&*self.host.files)?;
         let worst = flaws.into_iter().find(|flaw| flaw.follows == Refusal::All);
         match worst {
             None => Ok(None),
-            Some(flaw) => Err(ChangeError::Unreadable {
-                what: format!("let {} read its sources", self.backend.name()),
-                why: flaw.why,
-            }),
+            Some(flaw) => Err(Problem::unreadable(
+                format!("let {} read its sources", self.backend.name()),
+                flaw.why,
+            )),
         }
     }
 
     /// Downloads the package lists, unless they are fresh.
-    pub(in crate::change) async fn refresh(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub(in crate::change) async fn refresh(&self, sink: &dyn Sink) -> Result<(), Problem> {
         self.transactions()?;
         if self.lists.are_fresh() {
             sink.line("the package lists were already downloaded in this run");
@@ -128,7 +130,7 @@ impl Applier {
         self.exclusively(sink, self.update(sink)).await
     }
 
-    pub(super) async fn update(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub(super) async fn update(&self, sink: &dyn Sink) -> Result<(), Problem> {
         let refresh = self.transactions()?.refresh(&self.settings(), false);
         self.lists.set_fresh(false);
         for torn in self.backend.torn_lists(&*self.host.files)? {

@@ -34,13 +34,13 @@ pub use withdraw::Withdrawn;
 use std::collections::BTreeSet;
 
 use self::{
-    approval::{Approved, is_of_driver, name_held_packages, objections},
+    approval::{Approved, disapproved, is_of_driver, name_held_packages, objections},
     inventory::held,
 };
 use crate::{
-    change::{Applier, ChangeError, PackageError},
+    change::{Applier, Class, Problem},
     config::desired::PackageWish,
-    host::{Query, exec::tail},
+    host::{ExecError, Query, exec::tail},
     model::secret::without_logins,
     tools::packages::{
         Action, Fault, HalfDone, Package, Settings, TransactionRequest, Transactions,
@@ -53,12 +53,10 @@ const LOCK_BACKSTOP: u64 = 10;
 
 impl Applier {
     /// The transactions of this machine's package manager.
-    fn transactions(&self) -> Result<&'static dyn Transactions, ChangeError> {
-        self.backend
-            .transactions()
-            .ok_or_else(|| ChangeError::Unsupported {
-                what: format!("change packages with {}", self.backend.name()),
-            })
+    fn transactions(&self) -> Result<&'static dyn Transactions, Problem> {
+        self.backend.transactions().ok_or_else(|| {
+            Problem::unsupported(format!("change packages with {}", self.backend.name()))
+        })
     }
 
     /// The settings of every command.
@@ -71,25 +69,29 @@ impl Applier {
     }
 
     /// What an interrupted package manager left half done.
-    async fn half_done(&self) -> Result<HalfDone, ChangeError> {
+    async fn half_done(&self) -> Result<HalfDone, Problem> {
         let database = self.database().await?;
         Ok((self.backend).half_done(&*self.host.files, &database)?)
     }
 
-    async fn check_consistent(&self) -> Result<(), ChangeError> {
+    async fn check_consistent(&self) -> Result<(), Problem> {
         let half_done = self.half_done().await?;
         if half_done.is_empty() {
             return Ok(());
         }
         let names = half_done.packages.into_iter().map(|package| package.id);
         let records = (half_done.interrupted).map(|program| format!("{program}'s own records"));
-        Err(PackageError::HalfDone {
-            packages: names.chain(records).collect(),
-        }
-        .into())
+        let names: Vec<String> = names.chain(records).collect();
+        let are = match names.len() {
+            1 => "one package is",
+            _ => "packages are",
+        };
+        let names = names.join(", ");
+        let what = format!("start a package transaction: {are} half done: {names}");
+        Err(of_fault(Fault::Interrupted, what))
     }
 
-    async fn simulate(&self, request: &TransactionRequest<'_>) -> Result<Vec<Action>, ChangeError> {
+    async fn simulate(&self, request: &TransactionRequest<'_>) -> Result<Vec<Action>, Problem> {
         let transactions = self.transactions()?;
         let query = transactions.simulate(&self.settings(), request);
         let answer = self.ask("simulate the package transaction", &query).await?;
@@ -103,7 +105,7 @@ impl Applier {
         actions: &[Action],
         named: &[&str],
         removing: &[String],
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         self.approve_beside(actions, named, removing, &[]).await
     }
 
@@ -114,7 +116,7 @@ impl Applier {
         named: &[&str],
         removing: &[String],
         beside: &[&str],
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let moving = self.moving(actions, removing).await?;
         let approved = Approved {
             named: named.iter().copied().collect(),
@@ -130,7 +132,7 @@ impl Applier {
             only_removals: false,
             moving,
         };
-        self.refuse(actions, &approved)
+        refuse(&objections(self.backend, actions, &approved))
     }
 
     /// What a transaction that replaces packages may move and remove: these, and the parts of the driver
@@ -140,7 +142,7 @@ impl Applier {
         &self,
         actions: &[Action],
         replaced: &[String],
-    ) -> Result<BTreeSet<String>, ChangeError> {
+    ) -> Result<BTreeSet<String>, Problem> {
         if replaced.is_empty() {
             return Ok(BTreeSet::new());
         }
@@ -169,18 +171,26 @@ impl Applier {
         if of_others.is_empty() {
             return Ok(moving);
         }
-        Err(PackageError::HeldByOthers {
-            release: self.release(&of_others)?,
-            packages: (of_others.into_iter())
-                .map(|package| package.id.clone())
-                .collect(),
-        }
-        .into())
+        let release = self.release(&of_others)?;
+        let names: Vec<&str> = of_others.iter().map(|package| &*package.id).collect();
+        let (names, them) = (
+            names.join(", "),
+            if names.len() == 1 { "it" } else { "them" },
+        );
+        Err(Problem::blocked(
+            Fault::Held.reason(),
+            format!(
+                "approve the package transaction: {names} must change with it, and somebody holds {them}"
+            ),
+        )
+        .advice(format!(
+            "release the hold ({release}), or keep the driver as it is; nothing was changed"
+        )))
     }
 
     /// How a person releases the holds of packages. An entry of a list may be a pattern, which only the
     /// list shows.
-    fn release(&self, packages: &[&Package]) -> Result<String, ChangeError> {
+    fn release(&self, packages: &[&Package]) -> Result<String, Problem> {
         let Some(list) = self.backend.hold_list() else {
             let unhold = self.backend.commands().unhold;
             let names: Vec<&str> = packages.iter().map(|one| one.id.as_str()).collect();
@@ -199,24 +209,12 @@ impl Applier {
         ))
     }
 
-    fn refuse(&self, actions: &[Action], approved: &Approved<'_>) -> Result<(), ChangeError> {
-        let reasons = objections(self.backend, actions, approved);
-        if reasons.is_empty() {
-            Ok(())
-        } else {
-            Err(PackageError::Refused { reasons }.into())
-        }
-    }
-
     /// Runs a query of the package manager; its errors have classes.
-    async fn ask(&self, what: &str, query: &Query) -> Result<String, ChangeError> {
+    async fn ask(&self, what: &str, query: &Query) -> Result<String, Problem> {
         let transactions = self.transactions()?;
-        let failed = |fault, said: &str, attachment, source| PackageError::Failed {
-            what: what.to_owned(),
-            fault,
+        let failed = |fault, said: &str, words, source| Problem {
             hint: self.hint_about(transactions, fault, said),
-            attachment,
-            source: Box::new(self.short(source, query.cmd())),
+            ..failure(fault, what, self.short(source, query.cmd())).telling(words)
         };
         let output = (self.host.reader().query(query).await)
             .map_err(|source| failed(Fault::Other, "", None, source))?;
@@ -242,8 +240,62 @@ impl Applier {
             Err(second) => (fault, self.with_error(text, &second)),
         };
         let text = Some(text).filter(|text| !text.is_empty());
-        Err(failed(fault, &said, text, source).into())
+        Err(failed(fault, &said, text, source))
     }
+}
+
+/// Refuses a transaction with the [`objections`] to it.
+fn refuse(reasons: &[String]) -> Result<(), Problem> {
+    if reasons.is_empty() {
+        return Ok(());
+    }
+    let why = format!("it {}", reasons.join("; it "));
+    Err(disapproved("transaction-refused", &why).advice(
+        "nothing was changed; name what may happen in `packages.may-remove` or \
+         `packages.may-upgrade`, or bring the machine up to date first",
+    ))
+}
+
+/// Whether no repository offers a version that matches.
+fn is_not_offered(error: &Problem) -> bool {
+    matches!(error.class, Class::NoVersion(_))
+}
+
+/// Whether the package manager failed.
+fn has_failed(error: &Problem) -> bool {
+    matches!(error.class, Class::PackageManager(_))
+}
+
+/// Whether a transaction cannot be resolved as it was requested.
+fn is_unmet(error: &Problem) -> bool {
+    matches!(
+        error.class,
+        Class::PackageManager(Fault::Unmet | Fault::Held)
+    )
+}
+
+/// An error with the reason and the hint of a fault of package managers.
+fn of_fault(fault: Fault, what: String) -> Problem {
+    Problem {
+        hint: fault.hint().map(str::to_owned),
+        ..Problem::new(fault.reason(), what)
+    }
+}
+
+/// The error where the package manager failed.
+fn failure(fault: Fault, what: &str, source: ExecError) -> Problem {
+    Problem {
+        passes: fault.is_transient() || fault.passes(),
+        ..Problem::new(fault.reason(), what)
+            .caused_by(source)
+            .of(Class::PackageManager(fault))
+    }
+}
+
+/// The error where the package manager succeeded, but the result differs from the request.
+fn not_verified(package: &str, found: &str, wanted: &str) -> Problem {
+    let what = format!("verify the installed packages: `{package}` is {found}, {wanted} is wanted");
+    Problem::new("package-not-verified", what)
 }
 
 /// Whether actions remove a package or change its version. An interrupted transaction leaves an old

@@ -9,11 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     effects::{Effects, Inventory},
-    inventory::unreadable,
     run::stages,
 };
 use crate::{
-    change::{Applier, ChangeError, PackageError, Sink, Undo},
+    change::{Applier, Problem, Sink, Undo},
     host::{Cmd, ExecError, exec::Status},
     tools::packages::Action,
 };
@@ -51,7 +50,7 @@ impl Transaction {
     const SCHEMA: u32 = 1;
 
     /// The effects of the whole transaction up to now.
-    async fn effects(self, applier: &Applier) -> Result<Effects, ChangeError> {
+    async fn effects(self, applier: &Applier) -> Result<Effects, Problem> {
         let Some(Running { before, approved }) = self.running else {
             return Ok(self.done);
         };
@@ -63,7 +62,7 @@ impl Transaction {
 impl Applier {
     /// The undo of a transaction that has not started. No inventory is taken yet: packages that
     /// another package manager installs until the start would count as ours.
-    pub(in crate::change) fn capture_packages(&self) -> Result<Undo, ChangeError> {
+    pub(in crate::change) fn capture_packages(&self) -> Result<Undo, Problem> {
         Ok(Undo::Packages {
             transaction: self.new_record(ENDING)?,
             effects: None,
@@ -71,7 +70,7 @@ impl Applier {
     }
 
     /// A name that no record with this ending has.
-    pub(super) fn new_record(&self, ending: &str) -> Result<String, ChangeError> {
+    pub(super) fn new_record(&self, ending: &str) -> Result<String, Problem> {
         let now = self.host.clock.now().strftime("%Y%m%dT%H%M%S.%9f");
         // A clock that stands still, or was set back, must not give two transactions one name.
         for n in 1_u32.. {
@@ -80,7 +79,10 @@ impl Applier {
                 return Ok(name);
             }
         }
-        Err(unreadable("name the transaction", "all names are taken"))
+        Err(Problem::unreadable(
+            "name the transaction",
+            "all names are taken",
+        ))
     }
 
     /// The file of a record.
@@ -96,9 +98,9 @@ impl Applier {
         cmd: &Cmd,
         actions: &[Action],
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let Undo::Packages { transaction, .. } = undo else {
-            return Err(unreadable(what, "its undo is of another kind"));
+            return Err(Problem::unreadable(what, "its undo is of another kind"));
         };
         self.forget_removed().await?;
         self.record_start(transaction, actions).await?;
@@ -123,7 +125,7 @@ impl Applier {
         &self,
         name: &str,
         actions: &[Action],
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let mut transaction = self.transaction(name)?.unwrap_or_default();
         // The end of an earlier command may be unknown: then its inventory is the one to keep.
         let running = match &mut transaction.running {
@@ -139,7 +141,7 @@ impl Applier {
     }
 
     /// Records the inventory before a download that may import keys. It may change no package.
-    pub(super) async fn record_before_download(&self, undo: &Undo) -> Result<(), ChangeError> {
+    pub(super) async fn record_before_download(&self, undo: &Undo) -> Result<(), Problem> {
         match undo {
             Undo::Packages { transaction, .. } => self.record_start(transaction, &[]).await,
             _ => Ok(()),
@@ -147,7 +149,7 @@ impl Applier {
     }
 
     /// Records the effects of a command that has ended.
-    async fn record_end(&self, name: &str) -> Result<(), ChangeError> {
+    async fn record_end(&self, name: &str) -> Result<(), Problem> {
         let done = self.effects_since(name).await?;
         let transaction = Transaction {
             done,
@@ -163,7 +165,7 @@ impl Applier {
         &self,
         name: &str,
         sink: &dyn Sink,
-    ) -> Result<Effects, ChangeError> {
+    ) -> Result<Effects, Problem> {
         let transaction = self.transaction(name)?.unwrap_or_default();
         if transaction.running.is_some() {
             self.wait_for_locks(sink).await?;
@@ -174,7 +176,7 @@ impl Applier {
     }
 
     /// Completes the undo of [`Applier::capture_packages`] after the transaction.
-    pub(in crate::change) async fn refine_packages(&self, undo: Undo) -> Result<Undo, ChangeError> {
+    pub(in crate::change) async fn refine_packages(&self, undo: Undo) -> Result<Undo, Problem> {
         match undo {
             Undo::Packages {
                 transaction,
@@ -191,13 +193,13 @@ impl Applier {
     }
 
     /// The effects of a transaction up to now; none if it never started.
-    async fn effects_since(&self, name: &str) -> Result<Effects, ChangeError> {
+    async fn effects_since(&self, name: &str) -> Result<Effects, Problem> {
         let transaction = self.transaction(name)?.unwrap_or_default();
         transaction.effects(self).await
     }
 
     /// The packages that the transactions of this program brought, also those that were interrupted.
-    pub(super) fn brought(&self) -> Result<BTreeSet<String>, ChangeError> {
+    pub(super) fn brought(&self) -> Result<BTreeSet<String>, Problem> {
         let mut brought = BTreeSet::new();
         for file in self.host.files.list(&self.state.join(FOLDER))? {
             let Some(name) = file.strip_suffix(ENDING) else {
@@ -216,7 +218,7 @@ impl Applier {
     }
 
     /// Removes the record of a transaction of which nothing stands any more.
-    pub(super) fn forget_transaction(&self, name: &str) -> Result<(), ChangeError> {
+    pub(super) fn forget_transaction(&self, name: &str) -> Result<(), Problem> {
         let path = self.transaction_path(name);
         if self.host.files.exists(&path)? {
             self.host.files.remove(&path)?;
@@ -228,23 +230,23 @@ impl Applier {
         self.record_path(name, ENDING)
     }
 
-    fn transaction(&self, name: &str) -> Result<Option<Transaction>, ChangeError> {
+    fn transaction(&self, name: &str) -> Result<Option<Transaction>, Problem> {
         let path = self.transaction_path(name);
         self.host
             .files
             .read(&path)?
             .map(|text| serde_json::from_slice(&text))
             .transpose()
-            .map_err(|error| unreadable(&format!("read `{path}`"), error))
+            .map_err(|error| Problem::unreadable(format!("read `{path}`"), error))
     }
 
-    fn write_transaction(&self, name: &str, transaction: Transaction) -> Result<(), ChangeError> {
+    fn write_transaction(&self, name: &str, transaction: Transaction) -> Result<(), Problem> {
         let transaction = Transaction {
             schema: Transaction::SCHEMA,
             ..transaction
         };
         let text = serde_json::to_vec(&transaction)
-            .map_err(|error| unreadable("record the transaction", error))?;
+            .map_err(|error| Problem::unreadable("record the transaction", error))?;
         self.host
             .files
             .write(&self.transaction_path(name), &text, 0o600)?;
@@ -254,17 +256,16 @@ impl Applier {
 
 /// Whether child processes of a failed command may still be running: a killed package manager
 /// leaves its children behind, and they continue.
-fn may_still_run(error: &ChangeError) -> bool {
-    let ChangeError::Packages(PackageError::Failed { source, .. }) = error else {
-        return false;
-    };
+fn may_still_run(error: &Problem) -> bool {
     matches!(
-        **source,
-        ExecError::Deadline { .. }
-            | ExecError::Silent { .. }
-            | ExecError::Failed {
-                status: Status::Signalled(_),
-                ..
-            }
+        error.ended(),
+        Some(
+            ExecError::Deadline { .. }
+                | ExecError::Silent { .. }
+                | ExecError::Failed {
+                    status: Status::Signalled(_),
+                    ..
+                }
+        )
     )
 }

@@ -2,8 +2,7 @@
 
 use super::{install::removals, run::Attempts};
 use crate::{
-    change::{Applier, ChangeError, PackageError, Sink, Undo},
-    error::Report,
+    change::{Applier, Class, Problem, Sink, Undo},
     host::{Cmd, Kind},
     tools::packages::{Action, Fault, Package, TransactionRequest},
 };
@@ -17,7 +16,7 @@ impl Applier {
         &self,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let transactions = self.transactions()?;
         self.exclusively(sink, async {
             self.remove_torn_trees(sink)?;
@@ -30,10 +29,7 @@ impl Applier {
                 Ok(()) => {}
                 // Only missing dependencies can be added; a failed script or build would fail
                 // again.
-                Err(ChangeError::Packages(PackageError::Failed {
-                    fault: Fault::Unmet,
-                    ..
-                })) => {}
+                Err(error) if error.class == Class::PackageManager(Fault::Unmet) => {}
                 Err(error) => return Err(error),
             }
             let mut attempts = Attempts::new();
@@ -64,7 +60,7 @@ impl Applier {
 
     /// Installs once more what an interrupted transaction had begun to install: then all scripts run,
     /// and an old version that an upgrade has left goes.
-    async fn complete(&self, undo: &Undo, sink: &dyn Sink) -> Result<(), ChangeError> {
+    async fn complete(&self, undo: &Undo, sink: &dyn Sink) -> Result<(), Problem> {
         let transactions = self.transactions()?;
         let Some(query) = transactions.unfinished() else {
             return Ok(());
@@ -96,7 +92,7 @@ impl Applier {
                 }
                 // A power cut may have torn the lists.
                 Err(error)
-                    if error.reason() == Fault::NotFound.reason() && !self.lists.are_fresh() =>
+                    if error.reason == Fault::NotFound.reason() && !self.lists.are_fresh() =>
                 {
                     self.update(sink).await?;
                 }
@@ -114,7 +110,7 @@ impl Applier {
 
     /// Records what an interrupted transaction has begun to install, where only the manager's own record
     /// of running work shows the interruption: a boot removes that.
-    pub(super) async fn record_begun(&self) -> Result<(), ChangeError> {
+    pub(super) async fn record_begun(&self) -> Result<(), Problem> {
         let transactions = self.transactions()?;
         let (Some(path), Some(query)) = (
             self.backend.failed_scripts_record(),
@@ -137,7 +133,7 @@ impl Applier {
     }
 
     /// Removes from the record what it says about packages that are not installed any more.
-    pub(super) async fn forget_removed(&self) -> Result<(), ChangeError> {
+    pub(super) async fn forget_removed(&self) -> Result<(), Problem> {
         let (files, record) = (&self.host.files, self.backend.failed_scripts_record());
         let Some(path) = record else {
             return Ok(());
@@ -160,7 +156,7 @@ impl Applier {
         missing: &[String],
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let request = TransactionRequest::Install {
             packages: missing,
             removing: &[],
@@ -180,7 +176,7 @@ impl Applier {
         missing: &[String],
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let transactions = self.transactions()?;
         let request = TransactionRequest::Reinstall(packages);
         let mut actions = self.simulate(&request).await?;
@@ -210,12 +206,24 @@ impl Applier {
                 let spec = transactions.at_version(&one.name, &one.version);
                 one.is_there() && package.starts_with(&spec)
             };
-            return Err(PackageError::NotOffered {
-                package: package.clone(),
-                command: (database.iter().find(is_it))
-                    .and_then(|one| transactions.to_offered_command(one)),
-            }
-            .into());
+            let command =
+                (database.iter().find(is_it)).and_then(|one| transactions.to_offered_command(one));
+            let with = command.map_or_else(
+                || "the package manager's own command".to_owned(),
+                |command| format!("`{command}`"),
+            );
+            return Err(Problem::blocked(
+                Fault::NotFound.reason(),
+                format!(
+                    "complete the interrupted transaction: no repository offers `{package}` any more, \
+                     and its scripts have not all run"
+                ),
+            )
+            .advice(format!(
+                "nothing was changed; bring this package to a version that is offered with \
+                 {with}, and run `gpu-bootstrap install` again: it completes the other packages, \
+                 which are recorded"
+            )));
         }
         // An old version that goes is one of the half installed packages, or was left beside the same
         // version by a repair that was interrupted, too.
@@ -244,11 +252,7 @@ impl Applier {
 
     /// Removes configuration files of these packages that a power cut has emptied: the manager takes an empty
     /// file for one that somebody has changed, and keeps it.
-    async fn remove_emptied(
-        &self,
-        packages: &[String],
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    async fn remove_emptied(&self, packages: &[String], sink: &dyn Sink) -> Result<(), Problem> {
         let transactions = self.transactions()?;
         let database = self.database().await?;
         let names: Vec<&str> = (database.iter())
@@ -290,7 +294,7 @@ impl Applier {
         configure: &Cmd,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let mut attempts = Attempts::new();
         while let Err(error) = self
             .attempt(undo, "configure unpacked packages", configure, &[], sink)
@@ -301,7 +305,7 @@ impl Applier {
         Ok(())
     }
 
-    pub(in crate::change) async fn preview_repair(&self) -> Result<String, ChangeError> {
+    pub(in crate::change) async fn preview_repair(&self) -> Result<String, Problem> {
         let half_done = self.half_done().await?;
         let lines: Vec<String> = (half_done.packages.iter())
             .map(|package| format!("~ {}", package.id))

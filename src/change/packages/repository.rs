@@ -4,14 +4,14 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
-    change::{Applier, ChangeError, FileAfter, RepositoryError, Undo, file},
+    change::{Applier, Class, FileAfter, Problem, STOPPED, Undo, file},
     config::desired::Repository,
     error::one_line,
     host::{FilesError, ReadFiles, trusted::unusable},
     model::packages::KEY_FILE,
     tools::{
         openpgp::{self, Key, KeyFile},
-        packages::{Backend, SourceEntry, contradictions},
+        packages::{Backend, Fault, SourceEntry, contradictions},
     },
 };
 
@@ -25,7 +25,7 @@ fn keyring(
     file: &KeyFile,
     wants_armour: bool,
     now: i64,
-) -> Result<Vec<u8>, RepositoryError> {
+) -> Result<Vec<u8>, Problem> {
     let is_whole_file = accepts_file(repository, file);
     let accepted: Vec<&Key> = (file.keys.iter())
         .filter(|key| is_whole_file || accepts(repository, &key.fingerprint))
@@ -35,36 +35,31 @@ fn keyring(
             .digest
             .as_deref()
             .filter(|_| repository.names_key_file());
-        return Err(RepositoryError::KeyMismatch {
-            repository: repository.name.clone(),
-            url: url.to_owned(),
-            found: (file.keys.iter().map(|key| key.fingerprint.clone()))
-                .chain(digest.map(of_file))
-                .collect(),
-            accepted: repository.fingerprints.clone(),
-        });
+        let found = file.keys.iter().map(|key| key.fingerprint.clone());
+        let found: Vec<String> = found.chain(digest.map(of_file)).collect();
+        return Err(mismatch(repository, url, &found));
     };
     let valid: Vec<&Key> = (accepted.iter().copied())
         .filter(|key| !key.revoked && key.expires.is_none_or(|at| at > now))
         .collect();
     if valid.is_empty() && first.revoked {
-        return Err(RepositoryError::KeyRevoked {
-            repository: repository.name.clone(),
-            fingerprint: first.fingerprint.clone(),
-        });
+        let why = format!("its owner has revoked {}", first.fingerprint);
+        return Err(distrusted("key-revoked", repository, &why).advice(
+            "nothing was changed. Ask the repository's vendor which key signs now, and name its fingerprint",
+        ));
     }
     if valid.is_empty() {
-        return Err(RepositoryError::KeyExpired {
-            repository: repository.name.clone(),
-            fingerprint: first.fingerprint.clone(),
-            on: first
-                .expires
-                .and_then(|at| jiff::Timestamp::from_second(at).ok())
-                .map_or_else(
-                    || "an unknown day".to_owned(),
-                    |at| at.strftime("%Y-%m-%d").to_string(),
-                ),
-        });
+        let on = first
+            .expires
+            .and_then(|at| jiff::Timestamp::from_second(at).ok())
+            .map_or_else(
+                || "an unknown day".to_owned(),
+                |at| at.strftime("%Y-%m-%d").to_string(),
+            );
+        let why = format!("{} expired on {on}", first.fingerprint);
+        return Err(distrusted("key-expired", repository, &why).advice(
+            "check the clock with `timedatectl`; if it is right, the vendor must renew the key",
+        ));
     }
     Ok(match (is_whole_file, wants_armour) {
         // A later look compares the digest again.
@@ -102,7 +97,7 @@ impl Applier {
     pub(in crate::change) fn preview_repository(
         &self,
         repository: &Repository,
-    ) -> Result<String, ChangeError> {
+    ) -> Result<String, Problem> {
         if self.backend.transactions().is_none() {
             let name = self.backend.name();
             return Ok(format!(
@@ -128,7 +123,7 @@ impl Applier {
     pub(in crate::change) fn capture_repository(
         &self,
         repository: &Repository,
-    ) -> Result<Undo, ChangeError> {
+    ) -> Result<Undo, Problem> {
         let mut paths: Vec<Utf8PathBuf> = self
             .source_files(repository)
             .into_iter()
@@ -146,19 +141,17 @@ impl Applier {
     pub(in crate::change) async fn rehearse_repository(
         &self,
         repository: &Repository,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         self.transactions()?;
         self.check_conflict(repository)?;
         self.check_key_files(repository)?;
         match (&repository.keyring, &repository.key_url) {
             (None, Some(url)) => match self.fetch_keyring(repository, url).await {
                 // A request to stop does not count either; the engine has received it, too.
-                Ok(_)
-                | Err(
-                    ChangeError::Repository(RepositoryError::Fetch { .. })
-                    | ChangeError::Stopped { .. },
-                ) => Ok(()),
-                Err(error) => Err(error),
+                Err(error) if error.class != Class::KeyNotFetched && error.reason != STOPPED => {
+                    Err(error)
+                }
+                _ => Ok(()),
             },
             _ => Ok(()),
         }
@@ -167,7 +160,7 @@ impl Applier {
     pub(in crate::change) async fn add_repository(
         &self,
         repository: &Repository,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         self.transactions()?;
         self.check_conflict(repository)?;
         self.check_key_files(repository)?;
@@ -189,70 +182,64 @@ impl Applier {
         Ok(())
     }
 
-    async fn fetch_keyring(
-        &self,
-        repository: &Repository,
-        url: &str,
-    ) -> Result<Vec<u8>, ChangeError> {
+    async fn fetch_keyring(&self, repository: &Repository, url: &str) -> Result<Vec<u8>, Problem> {
         if repository.fingerprints.is_empty() {
-            return Err(incomplete(
-                repository,
-                "no fingerprint says which key to trust".to_owned(),
-            )
-            .into());
+            let why = "no fingerprint says which key to trust";
+            return Err(incomplete(repository, why));
         }
+        let name = &repository.name;
         // The download is retried for minutes; it can be interrupted without loss.
         let bytes = self
             .unless_stopped("fetch the key", self.host.http.get(url, KEY_LIMIT))
             .await?
-            .map_err(|source| RepositoryError::Fetch {
-                repository: repository.name.clone(),
-                source,
+            .map_err(|source| Problem {
+                hint: Fault::Network.hint().map(str::to_owned),
+                passes: source.passes(),
+                ..Problem::new("key-fetch", format!("fetch the key of repository `{name}`"))
+                    .caused_by(source)
+                    .of(Class::KeyNotFetched)
             })?;
-        let file = openpgp::parse(&bytes).map_err(|source| RepositoryError::NoKey {
-            repository: repository.name.clone(),
-            url: url.to_owned(),
-            source,
+        let file = openpgp::parse(&bytes).map_err(|source| {
+            let what = format!("read the key of repository `{name}` from `{url}`");
+            Problem::new("key-malformed", what).caused_by(source)
         })?;
         let now = self.host.clock.now().as_second();
         let wants_armour = self.backend.wants_armour() || repository.names_key_file();
-        Ok(keyring(repository, url, &file, wants_armour, now)?)
+        keyring(repository, url, &file, wants_armour, now)
     }
 
     /// A key file of the distribution, or one that the settings name, is used as it is, if root alone may write it. Which
     /// further keys are in it is the decision of who made it.
-    fn check_key_files(&self, repository: &Repository) -> Result<(), ChangeError> {
+    fn check_key_files(&self, repository: &Repository) -> Result<(), Problem> {
         let files = &*self.host.files;
         for path in repository.key_files.iter().chain(&repository.keyring) {
             if let Some(why) = unusable(files, path)? {
                 let why = format!("the key file `{path}` cannot be used: {why}");
-                return Err(incomplete(repository, why).into());
+                return Err(incomplete(repository, &why));
             }
         }
         for path in &repository.key_files {
             let bytes = files.read(path)?.unwrap_or_default();
             if !has_accepted_key(repository, &bytes) {
                 return Err(match openpgp::parse(&bytes) {
-                    Ok(file) => RepositoryError::KeyMismatch {
-                        repository: repository.name.clone(),
-                        url: path.to_string(),
-                        found: file.keys.into_iter().map(|key| key.fingerprint).collect(),
-                        accepted: repository.fingerprints.clone(),
-                    },
+                    Ok(file) => {
+                        let found: Vec<String> =
+                            file.keys.into_iter().map(|key| key.fingerprint).collect();
+                        mismatch(repository, path.as_str(), &found)
+                    }
                     Err(source) => {
                         let why = one_line(&source);
                         let why = format!("the key file `{path}` cannot be used: {why}");
-                        incomplete(repository, why)
+                        incomplete(repository, &why)
                     }
-                }
-                .into());
+                });
             }
         }
         Ok(())
     }
 
     /// A package manager may refuse all work if two entries contradict each other.
-    fn check_conflict(&self, repository: &Repository) -> Result<(), ChangeError> {
+    fn check_conflict(&self, repository: &Repository) -> Result<(), Problem> {
         let (own, _) = self.backend.source(repository);
         let mut entries = self.backend.entries(&*self.host.files)?;
         entries.retain(|entry| entry.file != own);
@@ -266,13 +253,18 @@ impl Applier {
         {
             theirs = format!("{theirs}: {why}");
         }
-        Err(RepositoryError::Conflict {
-            repository: repository.name.clone(),
-            file: entry.file.clone(),
-            uri: format!("{} {}", entry.uri, entry.suite),
-            theirs,
-        }
-        .into())
+        let SourceEntry {
+            file, uri, suite, ..
+        } = entry;
+        Err(Problem::blocked(
+            "repository-conflict",
+            format!(
+                "add repository `{}`: `{file}` names the same address {uri} {suite} with another \
+                 Signed-By ({theirs})",
+                repository.name
+            ),
+        )
+        .advice(format!("remove `{file}`, or the entry in it")))
     }
 
     /// The configuration files of the repository: source, and priority if it has one.
@@ -283,7 +275,7 @@ impl Applier {
     }
 
     /// A description of the entries that contradict each other, if any.
-    pub(super) fn contradictions(&self) -> Result<Option<String>, ChangeError> {
+    pub(super) fn contradictions(&self) -> Result<Option<String>, Problem> {
         let found = contradictions(&self.backend.entries(&*self.host.files)?);
         Ok((!found.is_empty()).then(|| found.join("\n")))
     }
@@ -392,11 +384,35 @@ pub fn accepts(repository: &Repository, fingerprint: &str) -> bool {
     (repository.fingerprints.iter()).any(|one| one.eq_ignore_ascii_case(fingerprint))
 }
 
-fn incomplete(repository: &Repository, why: String) -> RepositoryError {
-    RepositoryError::Incomplete {
-        repository: repository.name.clone(),
-        why,
-    }
+/// The error where the description of a repository is incomplete.
+fn incomplete(repository: &Repository, why: &str) -> Problem {
+    Problem::blocked(
+        "repository",
+        format!("add repository `{}`: {why}", repository.name),
+    )
+}
+
+/// The error of a key that must not sign the repository.
+fn distrusted(reason: &'static str, repository: &Repository, why: &str) -> Problem {
+    let name = &repository.name;
+    Problem::blocked(
+        reason,
+        format!("trust the key of repository `{name}`: {why}"),
+    )
+}
+
+/// The error of a file without an accepted key.
+fn mismatch(repository: &Repository, place: &str, found: &[String]) -> Problem {
+    let why = format!(
+        "`{place}` holds {}, and only {} is accepted",
+        found.join(", "),
+        repository.fingerprints.join(" or ")
+    );
+    distrusted("key-mismatch", repository, &why).advice(
+        "nothing was changed. Ask the repository's vendor, over another way than this \
+         network, which fingerprint is right; a key that changed without notice can be \
+         an attack",
+    )
 }
 
 #[cfg(test)]
@@ -449,7 +465,7 @@ mod tests {
             b"AA"
         );
         let error = kept(&[key("BB", None)]).unwrap_err();
-        assert!(matches!(error, RepositoryError::KeyMismatch { .. }));
+        assert_eq!(error.reason, "key-mismatch");
         let text = error.to_string();
         assert!(text.contains(&"BB".repeat(20)) && text.contains(&"aa".repeat(20)));
         let error = kept(&[key("AA", Some(100))]).unwrap_err();
@@ -460,7 +476,7 @@ mod tests {
         let mut revoked = key("AA", None);
         revoked.revoked = true;
         let error = kept(&[revoked]).unwrap_err();
-        assert!(matches!(error, RepositoryError::KeyRevoked { .. }));
+        assert_eq!(error.reason, "key-revoked");
     }
 
     #[test]

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use camino::Utf8Path;
 
+use super::{failure, has_failed};
 use crate::{
-    change::{Applier, ChangeError, PackageError, Sink},
+    change::{Applier, Class, Problem, Sink},
     error::one_line,
     host::{Cmd, ExecError, Output, Stream, exec::tail},
     model::secret::without_logins,
@@ -48,7 +49,7 @@ impl Applier {
         what: &str,
         cmd: Cmd,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let mut attempts = Attempts::new();
         while let Err(error) = self.run_and_sync(what, &cmd, 0, sink).await {
             self.wait_before_retry(&mut attempts, error, sink).await?;
@@ -64,7 +65,7 @@ impl Applier {
         cmd: &Cmd,
         stages: usize,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let begun = self.host.clock.now().as_second();
         let cmd = &self.compiling(cmd)?;
         let ran = self.run_once(what, cmd, stages, sink).await;
@@ -73,11 +74,7 @@ impl Applier {
     }
 
     /// Syncs after a command, also after one that failed; of two errors its own one is returned.
-    async fn synced_after(
-        &self,
-        ran: Result<(), ChangeError>,
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    async fn synced_after(&self, ran: Result<(), Problem>, sink: &dyn Sink) -> Result<(), Problem> {
         match (ran, self.sync_system().await) {
             (Ok(()), synced) => synced,
             (Err(error), Ok(())) => Err(error),
@@ -93,7 +90,7 @@ impl Applier {
         &self,
         mut refresh: Cmd,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let mut attempts = Attempts::new();
         let mut network_times = Vec::new();
         loop {
@@ -116,7 +113,7 @@ impl Applier {
         }
     }
 
-    async fn fetch_lists_once(&self, refresh: &Cmd, sink: &dyn Sink) -> Result<(), ChangeError> {
+    async fn fetch_lists_once(&self, refresh: &Cmd, sink: &dyn Sink) -> Result<(), Problem> {
         const WHAT: &str = "fetch the package lists";
         let transactions = self.transactions()?;
         let mut output = self.run_output(WHAT, refresh, 0, sink).await?;
@@ -163,9 +160,9 @@ impl Applier {
     pub(super) async fn wait_before_retry(
         &self,
         attempts: &mut Attempts,
-        error: ChangeError,
+        error: Problem,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         if self.wait_if_transient(attempts, error, sink).await? == Fault::Stale {
             let refresh = self.transactions()?.refresh(&self.settings(), true);
             while let Err(error) = self.fetch_lists_once(&refresh, sink).await {
@@ -178,16 +175,15 @@ impl Applier {
     async fn wait_if_transient(
         &self,
         attempts: &mut Attempts,
-        error: ChangeError,
+        error: Problem,
         sink: &dyn Sink,
-    ) -> Result<Fault, ChangeError> {
-        let ChangeError::Packages(PackageError::Failed { fault, .. }) = &error else {
+    ) -> Result<Fault, Problem> {
+        let Class::PackageManager(fault) = error.class else {
             return Err(error);
         };
         let (true, Some(pause)) = (fault.is_transient(), attempts.0.next()) else {
             return Err(error);
         };
-        let fault = *fault;
         sink.retry(&self.sentence(&error), pause.as_secs_f64());
         self.pause_for(*pause, "wait before another attempt")
             .await?;
@@ -205,7 +201,7 @@ impl Applier {
         cmd: &Cmd,
         stages: usize,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let output = self.run_output(what, cmd, stages, sink).await?;
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let status = output.status.clone();
@@ -234,7 +230,7 @@ impl Applier {
         what: &str,
         cmd: &Cmd,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let output = self.run_output(what, cmd, 0, sink).await?;
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let ran = self.check_status(what, cmd, output);
@@ -252,7 +248,7 @@ impl Applier {
         cmd: &Cmd,
         stages: usize,
         sink: &dyn Sink,
-    ) -> Result<Output, ChangeError> {
+    ) -> Result<Output, Problem> {
         let transactions = self.transactions()?;
         let mut done = 0;
         let (mut size, mut started, mut finished) = (None, 0, 0);
@@ -284,13 +280,7 @@ impl Applier {
                 }
             })
             .await;
-        let output = ran.map_err(|source| PackageError::Failed {
-            what: what.to_owned(),
-            fault: Fault::Other,
-            hint: Fault::Other.hint().map(str::to_owned),
-            attachment: None,
-            source: Box::new(self.short(source, cmd)),
-        })?;
+        let output = ran.map_err(|source| failure(Fault::Other, what, self.short(source, cmd)))?;
         Ok(Output {
             status: output.status,
             stdout: without_logins(&output.stdout).into_owned(),
@@ -298,7 +288,7 @@ impl Applier {
         })
     }
 
-    fn check_status(&self, what: &str, cmd: &Cmd, output: Output) -> Result<(), ChangeError> {
+    fn check_status(&self, what: &str, cmd: &Cmd, output: Output) -> Result<(), Problem> {
         let transactions = self.transactions()?;
         if transactions.has_succeeded(&output) {
             return Ok(());
@@ -315,17 +305,14 @@ impl Applier {
         what: &str,
         source: ExecError,
         words: &str,
-    ) -> ChangeError {
+    ) -> Problem {
         let fault = transactions.fault(words);
         let attachment = self.attachment(transactions, fault, words);
-        PackageError::Failed {
-            what: what.to_owned(),
-            fault,
+        Problem {
             hint: self.hint_about(transactions, fault, words),
-            attachment: attachment.filter(|text| !already_contains(&source, text)),
-            source: Box::new(source),
+            words: attachment.filter(|text| !already_contains(&source, text)),
+            ..failure(fault, what, source)
         }
-        .into()
     }
 
     /// What the user can do about this failure. A keyring that cannot be used, and a proxy that somebody has told the package
@@ -376,25 +363,19 @@ impl Applier {
 
     /// An error whose hint names the lines by which somebody keeps the packages away, if there are any:
     /// for the package manager such a package does not exist.
-    pub(super) fn name_exclusions(&self, error: ChangeError, wishes: &[&str]) -> ChangeError {
-        let ChangeError::Packages(mut error) = error else {
-            return error;
-        };
-        let (hint, concerned): (_, Vec<String>) = match &mut error {
-            PackageError::NoVersion { package, hint, .. } => (hint, vec![package.clone()]),
-            PackageError::Failed {
-                fault: Fault::Held | Fault::NotFound | Fault::Unmet | Fault::Other,
-                hint,
-                attachment,
-                source,
-                ..
-            } => {
-                let said = format!("{} {source}", attachment.as_deref().unwrap_or_default());
+    pub(super) fn name_exclusions(&self, mut error: Problem, wishes: &[&str]) -> Problem {
+        let concerned: Vec<String> = match &error.class {
+            Class::NoVersion(package) => vec![package.clone()],
+            Class::PackageManager(Fault::Held | Fault::NotFound | Fault::Unmet | Fault::Other) => {
+                let said = error.source.as_ref().map(ToString::to_string);
+                let said = [error.words.clone(), said]
+                    .map(Option::unwrap_or_default)
+                    .join(" ");
                 let words = said.split(|c: char| c.is_whitespace() || "'\"(),;=".contains(c));
                 let named = words.chain(wishes.iter().copied()).map(str::to_owned);
-                (hint, named.collect())
+                named.collect()
             }
-            _ => return error.into(),
+            _ => return error,
         };
         let found = match self.backend.exclusions(&*self.host.files) {
             Ok(found) => found,
@@ -408,12 +389,12 @@ impl Applier {
             .map(ToString::to_string)
             .collect();
         if !lines.is_empty() {
-            *hint = Some(format!(
+            error.hint = Some(format!(
                 "{}: if nobody needs this, take the packages out of it, and run the command again",
                 lines.join("; ")
             ));
         }
-        error.into()
+        error
     }
 
     /// Further text that a user needs: the compiler's errors, or the line that names the failure.
@@ -441,18 +422,18 @@ impl Applier {
     }
 
     /// A text with the error of the diagnosis appended.
-    pub(super) fn with_error(&self, words: String, second: &ChangeError) -> String {
+    pub(super) fn with_error(&self, words: String, second: &Problem) -> String {
         format!("{words}\n{}", self.sentence(second))
     }
 
     /// An error on one line, for messages during a run: what failed, and the tool's first reason.
-    fn sentence(&self, error: &ChangeError) -> String {
-        if let ChangeError::Packages(PackageError::Failed { what, source, .. }) = error
-            && let ExecError::Failed { tail, .. } = &**source
+    fn sentence(&self, error: &Problem) -> String {
+        if has_failed(error)
+            && let Some(ExecError::Failed { tail, .. }) = error.ended()
             && let Some(transactions) = self.backend.transactions()
             && let Some(reason) = transactions.first_reason(tail)
         {
-            return format!("{what}: {reason}");
+            return format!("{}: {reason}", error.what);
         }
         one_line(error).replace('\n', " ")
     }
@@ -482,10 +463,7 @@ impl Applier {
     }
 
     /// The end of a log, with its path.
-    pub(in crate::change) fn log_tail(
-        &self,
-        path: &Utf8Path,
-    ) -> Result<Option<String>, ChangeError> {
+    pub(in crate::change) fn log_tail(&self, path: &Utf8Path) -> Result<Option<String>, Problem> {
         Ok(self.host.files.read(path)?.map(|bytes| {
             let text = String::from_utf8_lossy(&bytes);
             let lines: Vec<&str> = text.trim_end().lines().collect();
@@ -500,14 +478,8 @@ fn already_contains(error: &ExecError, words: &str) -> bool {
     matches!(error, ExecError::Failed { tail, .. } if tail.contains(words))
 }
 
-fn is_network(error: &ChangeError) -> bool {
-    matches!(
-        error,
-        ChangeError::Packages(PackageError::Failed {
-            fault: Fault::Network,
-            ..
-        })
-    )
+fn is_network(error: &Problem) -> bool {
+    error.class == Class::PackageManager(Fault::Network)
 }
 
 /// How many stages a transaction will print: a new package is unpacked and set up.

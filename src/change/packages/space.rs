@@ -2,11 +2,11 @@
 //! simulation names: a disk that is full in the middle leaves packages half installed.
 
 use crate::{
-    change::{Applier, ChangeError, PackageError},
+    change::{Applier, Problem},
     model::text::bytes,
     tools::{
         mounts,
-        packages::{Estimate, TransactionRequest},
+        packages::{Estimate, Fault, TransactionRequest},
     },
 };
 
@@ -21,7 +21,7 @@ impl Applier {
     pub(super) async fn estimate(
         &self,
         request: &TransactionRequest<'_>,
-    ) -> Result<Option<Estimate>, ChangeError> {
+    ) -> Result<Option<Estimate>, Problem> {
         let transactions = self.transactions()?;
         let Some(query) = transactions.estimate(&self.settings(), request) else {
             return Ok(None);
@@ -36,7 +36,7 @@ impl Applier {
     pub(super) async fn check_space(
         &self,
         request: &TransactionRequest<'_>,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let Some(estimate) = self.estimate(request).await? else {
             return Ok(());
         };
@@ -63,10 +63,14 @@ impl Applier {
         if short.is_empty() {
             return Ok(());
         }
-        Err(PackageError::NoSpace {
-            short,
-            clean: self.backend.commands().clean,
-        }
-        .into())
+        let clean = self.backend.commands().clean;
+        Err(Problem::blocked(
+            Fault::NoSpace.reason(),
+            format!("find space for the packages: {}", short.join("; ")),
+        )
+        .advice(format!(
+            "free some room (old kernels, package cache: `{clean}`) or enlarge the disk; no \
+             package was changed"
+        )))
     }
 }

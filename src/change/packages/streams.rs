@@ -3,26 +3,28 @@
 
 use camino::Utf8PathBuf;
 
+use super::not_verified;
 use crate::{
-    change::{Applier, ChangeError, PackageError, Reverted, Sink, Undo},
+    change::{Applier, Problem, Reverted, Sink, Undo},
     host::digest::sha256,
     tools::packages::Streams,
 };
 
 impl Applier {
-    fn streams(&self) -> Result<&'static dyn Streams, ChangeError> {
-        self.backend
-            .streams()
-            .ok_or_else(|| ChangeError::Unsupported {
-                what: format!("enable module streams with {}", self.backend.name()),
-            })
+    fn streams(&self) -> Result<&'static dyn Streams, Problem> {
+        self.backend.streams().ok_or_else(|| {
+            Problem::unsupported(format!(
+                "enable module streams with {}",
+                self.backend.name()
+            ))
+        })
     }
 
     pub(in crate::change) fn capture_stream(
         &self,
         module: &str,
         stream: &str,
-    ) -> Result<Undo, ChangeError> {
+    ) -> Result<Undo, Problem> {
         let (streams, files) = (self.streams()?, &self.host.files);
         Ok(Undo::RestoreStream {
             module: module.to_owned(),
@@ -37,7 +39,7 @@ impl Applier {
         module: &str,
         stream: &str,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         self.streams()?;
         self.exclusively(sink, self.move_stream(module, Some(stream), sink))
             .await
@@ -49,7 +51,7 @@ impl Applier {
         module: &str,
         wanted: Option<&str>,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let (streams, settings) = (self.streams()?, self.settings());
         let now = || streams.enabled(&*self.host.files, module);
         if now()?.as_deref() == wanted {
@@ -69,12 +71,8 @@ impl Applier {
             return Ok(());
         }
         let or_none = |stream: Option<&str>| format!("stream {}", stream.unwrap_or("none"));
-        Err(PackageError::NotVerified {
-            package: module.to_owned(),
-            found: or_none(found.as_deref()),
-            wanted: or_none(wanted),
-        }
-        .into())
+        let (found, wanted) = (or_none(found.as_deref()), or_none(wanted));
+        Err(not_verified(module, &found, &wanted))
     }
 
     /// A run that was killed between its two commands, or whose second one failed, leaves no stream
@@ -84,7 +82,7 @@ impl Applier {
         &self,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<Undo, ChangeError> {
+    ) -> Result<Undo, Problem> {
         let Undo::RestoreStream {
             module,
             stream,
@@ -121,7 +119,7 @@ impl Applier {
         before: Option<&str>,
         existed: bool,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let streams = self.streams()?;
         let files = &self.host.files;
         let now = streams.enabled(&**files, module)?;

@@ -6,19 +6,20 @@ use std::collections::BTreeSet;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    approval::Approved,
+    approval::{Approved, objections},
     effects::Effects,
-    inventory::{unreadable, unreadable_database},
+    inventory::unreadable_database,
+    is_unmet, refuse,
     run::Attempts,
 };
 use crate::{
-    change::{Applier, ChangeError, FileAfter, FileBefore, PackageError, Reverted, STOPPED, Sink},
+    change::{Applier, FileAfter, FileBefore, Problem, Reverted, STOPPED, Sink},
     config::desired::PackageWish,
-    error::{Report, one_line},
+    error::one_line,
     host::digest::sha256,
     model::pattern,
     tools::{
-        packages::{Action, Fault, Mark, Removals, TransactionRequest},
+        packages::{Action, Mark, Removals, TransactionRequest},
         systemctl, toolkit,
     },
 };
@@ -41,7 +42,7 @@ impl Applier {
         transaction: &str,
         effects: Option<&Effects>,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Reverted, Problem> {
         let compared;
         let effects = match effects {
             Some(effects) => effects,
@@ -78,7 +79,7 @@ impl Applier {
 
     /// Configures unpacked packages, so that the package manager does not refuse to work. They may be
     /// those to remove: if they cannot be configured, they can still be removed.
-    async fn configure_before_removal(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+    async fn configure_before_removal(&self, sink: &dyn Sink) -> Result<(), Problem> {
         if self.half_done().await?.is_empty() {
             return Ok(());
         }
@@ -87,7 +88,7 @@ impl Applier {
         };
         let ran = self.run_with_retries("configure unpacked packages", configure, sink);
         if let Err(error) = ran.await {
-            if error.reason() == STOPPED {
+            if error.reason == STOPPED {
                 return Err(error);
             }
             sink.line(&format!("{error}; the removal goes on without it"));
@@ -99,7 +100,7 @@ impl Applier {
         &self,
         effects: &Effects,
         sink: &dyn Sink,
-    ) -> Result<(Vec<Reverted>, bool), ChangeError> {
+    ) -> Result<(Vec<Reverted>, bool), Problem> {
         let mut endings = Vec::new();
         // A removal that was cut off may have taken it already.
         let is_of_toolkit = |name: &String| name.starts_with(toolkit::PACKAGES);
@@ -201,11 +202,11 @@ impl Applier {
 
     /// Backs up what was there before the packages, and lists it on disk: a run that is killed in the removal
     /// would find nothing to back up any more.
-    fn save_what_was_there(&self, effects: &Effects) -> Result<Vec<FileBefore>, ChangeError> {
+    fn save_what_was_there(&self, effects: &Effects) -> Result<Vec<FileBefore>, Problem> {
         let (files, list) = (&self.host.files, self.state.join(TO_PUT_BACK));
         let listed = files.read(&list)?.map(|text| serde_json::from_slice(&text));
         let mut saved: Vec<FileBefore> = (listed.transpose())
-            .map_err(|error| unreadable(&format!("read `{list}`"), error))?
+            .map_err(|error| Problem::unreadable(format!("read `{list}`"), error))?
             .unwrap_or_default();
         for path in &effects.there {
             let Some(before) = self.save(path)? else {
@@ -220,14 +221,14 @@ impl Applier {
         }
         if !saved.is_empty() {
             let text = serde_json::to_vec(&saved)
-                .map_err(|error| unreadable("list files of others", error))?;
+                .map_err(|error| Problem::unreadable("list files of others", error))?;
             files.write(&list, &text, 0o600)?;
         }
         Ok(saved)
     }
 
     /// Puts back what the removal of packages has taken along although it was there before them.
-    fn put_back_what_was_there(&self, saved: &[FileBefore]) -> Result<Vec<Reverted>, ChangeError> {
+    fn put_back_what_was_there(&self, saved: &[FileBefore]) -> Result<Vec<Reverted>, Problem> {
         let (files, mut back) = (&self.host.files, Vec::new());
         for file in saved {
             if files.stat(&file.path)?.is_some() {
@@ -258,7 +259,7 @@ impl Applier {
     }
 
     /// The files of units that packages own, those of sockets first: one that goes on would start its service again.
-    async fn units_of(&self, packages: &BTreeSet<String>) -> Result<Vec<Utf8PathBuf>, ChangeError> {
+    async fn units_of(&self, packages: &BTreeSet<String>) -> Result<Vec<Utf8PathBuf>, Problem> {
         if packages.is_empty() || !self.host.files.exists(systemctl::BOOTED.into())? {
             return Ok(Vec::new());
         }
@@ -287,7 +288,7 @@ impl Applier {
         &self,
         units: &[Utf8PathBuf],
         sink: &dyn Sink,
-    ) -> Result<Vec<Reverted>, ChangeError> {
+    ) -> Result<Vec<Reverted>, Problem> {
         let mut endings = Vec::new();
         for path in units {
             let Some(unit) = path.file_name() else {
@@ -319,7 +320,7 @@ impl Applier {
     }
 
     /// Those of the packages that are the running kernel: its image, and what the image needs of it.
-    async fn of_running_kernel(&self, packages: &[String]) -> Result<Vec<String>, ChangeError> {
+    async fn of_running_kernel(&self, packages: &[String]) -> Result<Vec<String>, Problem> {
         let release = self
             .host
             .files
@@ -356,7 +357,7 @@ impl Applier {
         request: &TransactionRequest<'_>,
         (packages, along): (&[String], &[String]),
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let cmd = (self.transactions()?).perform(&self.settings(), request, Removals::Approved);
         let mut attempts = Attempts::new();
         while let Err(error) = self.run_removal(what, &cmd, sink).await {
@@ -371,7 +372,18 @@ impl Applier {
         &self,
         packages: &[String],
         along: &[String],
-    ) -> Result<Vec<Action>, ChangeError> {
+    ) -> Result<Vec<Action>, Problem> {
+        let (actions, reasons) = self.judge_removal(packages, along).await?;
+        refuse(&reasons)?;
+        Ok(actions)
+    }
+
+    /// What a removal would do, and what of it is not approved.
+    async fn judge_removal(
+        &self,
+        packages: &[String],
+        along: &[String],
+    ) -> Result<(Vec<Action>, Vec<String>), Problem> {
         let actions = self.simulate(&TransactionRequest::Purge(packages)).await?;
         let approved = Approved {
             removing: packages
@@ -383,12 +395,12 @@ impl Applier {
             only_removals: true,
             ..Approved::default()
         };
-        self.refuse(&actions, &approved)?;
-        Ok(actions)
+        let reasons = objections(self.backend, &actions, &approved);
+        Ok((actions, reasons))
     }
 
     /// Which of the packages must stay, because packages that were installed later need them.
-    pub(super) async fn needed_by_others(&self, packages: &[String]) -> Result<Kept, ChangeError> {
+    pub(super) async fn needed_by_others(&self, packages: &[String]) -> Result<Kept, Problem> {
         let why = self.objection_to_removal(packages, packages).await?;
         let mut names = Vec::new();
         if why.is_some() {
@@ -405,7 +417,7 @@ impl Applier {
 
     /// Which of the packages must stay, because files of a daemon name the toolkit's runtime although their undo
     /// was tried: without that program the daemon starts no container with it.
-    async fn needed_by_daemons(&self, packages: &[String]) -> Result<Kept, ChangeError> {
+    async fn needed_by_daemons(&self, packages: &[String]) -> Result<Kept, Problem> {
         let mut kept = Kept {
             names: Vec::new(),
             why: None,
@@ -446,22 +458,17 @@ impl Applier {
         &self,
         packages: &[String],
         along: &[String],
-    ) -> Result<Option<String>, ChangeError> {
+    ) -> Result<Option<String>, Problem> {
         if packages.is_empty() {
             return Ok(None);
         }
-        match self.approve_removal(packages, along).await {
-            Ok(_) => Ok(None),
-            Err(ChangeError::Packages(PackageError::Refused { reasons })) => {
-                Ok(Some(format!("their removal {}", reasons.join("; it "))))
+        match self.judge_removal(packages, along).await {
+            Ok((_, reasons)) => {
+                Ok((!reasons.is_empty())
+                    .then(|| format!("their removal {}", reasons.join("; it "))))
             }
             // A package that must stay needs them.
-            Err(
-                error @ ChangeError::Packages(PackageError::Failed {
-                    fault: Fault::Unmet | Fault::Held,
-                    ..
-                }),
-            ) => Ok(Some(error.to_string().replace('\n', " "))),
+            Err(error) if is_unmet(&error) => Ok(Some(error.to_string().replace('\n', " "))),
             Err(error) => Err(error),
         }
     }
@@ -471,7 +478,7 @@ impl Applier {
         &self,
         gone: &[PackageWish],
         sink: &dyn Sink,
-    ) -> Result<Vec<Reverted>, ChangeError> {
+    ) -> Result<Vec<Reverted>, Problem> {
         let (inventory, transactions) = (self.inventory_of_packages().await?, self.transactions()?);
         let specs: Vec<String> = gone
             .iter()
@@ -490,7 +497,7 @@ impl Applier {
                 what: format!("reinstalled {what}"),
             },
             // A request to stop is not a failure: the next run tries again.
-            Err(error) if error.reason() == STOPPED => return Err(error),
+            Err(error) if error.reason == STOPPED => return Err(error),
             Err(error) => Reverted::Left {
                 what,
                 why: format!("they could not be installed again: {error}"),
@@ -503,7 +510,7 @@ impl Applier {
         &self,
         effects: &Effects,
         sink: &dyn Sink,
-    ) -> Result<Option<Reverted>, ChangeError> {
+    ) -> Result<Option<Reverted>, Problem> {
         let now = self.keys().await?.unwrap_or_default();
         let keys: Vec<String> = effects.keys.intersection(&now).cloned().collect();
         let Some(cmd) = self.backend.forget_keys(&keys).filter(|_| !keys.is_empty()) else {
@@ -520,7 +527,7 @@ impl Applier {
         &self,
         effects: &Effects,
         sink: &dyn Sink,
-    ) -> Result<Vec<Reverted>, ChangeError> {
+    ) -> Result<Vec<Reverted>, Problem> {
         let inventory = self.inventory_of_packages().await?;
         let names: Vec<String> = effects
             .now_manual
@@ -544,7 +551,7 @@ impl Applier {
 
     /// Upgraded packages stay: an older version may not read the data of the newer one, and a
     /// repository may not offer it any more. So this is reported, with the command to downgrade.
-    async fn report_moved(&self, moved: &[PackageWish]) -> Result<Option<Reverted>, ChangeError> {
+    async fn report_moved(&self, moved: &[PackageWish]) -> Result<Option<Reverted>, Problem> {
         let (inventory, transactions) = (self.inventory_of_packages().await?, self.transactions()?);
         let stays: Vec<(String, String)> = moved
             .iter()
@@ -571,7 +578,7 @@ impl Applier {
     }
 
     /// Makes systemd forget removed unit files. A failure is only reported: the files are gone.
-    async fn reload_units(&self, sink: &dyn Sink) -> Result<Option<Reverted>, ChangeError> {
+    async fn reload_units(&self, sink: &dyn Sink) -> Result<Option<Reverted>, Problem> {
         // Otherwise there is nothing to forget.
         if !self.host.files.exists(systemctl::BOOTED.into())? {
             return Ok(None);

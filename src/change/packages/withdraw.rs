@@ -9,7 +9,7 @@ use super::{
     inventory::held,
 };
 use crate::{
-    change::{Applier, ChangeError, Reverted, Sink, Undo},
+    change::{Applier, Problem, Reverted, Sink, Undo},
     error::one_line,
     tools::packages::Mark,
 };
@@ -39,7 +39,7 @@ impl Applier {
         wanted: &BTreeSet<String>,
         holds: &BTreeSet<String>,
         sink: &dyn Sink,
-    ) -> Result<Withdrawn, ChangeError> {
+    ) -> Result<Withdrawn, Problem> {
         let Undo::Packages {
             transaction,
             effects: Some(effects),
@@ -81,7 +81,7 @@ impl Applier {
     }
 
     /// Holds those of the packages that are still there, as they were held before.
-    async fn hold_again(&self, names: &[String], sink: &dyn Sink) -> Result<(), ChangeError> {
+    async fn hold_again(&self, names: &[String], sink: &dyn Sink) -> Result<(), Problem> {
         if names.is_empty() {
             return Ok(());
         }
@@ -105,7 +105,7 @@ impl Applier {
         candidates: BTreeSet<String>,
         inventory: &Inventory,
         sink: &dyn Sink,
-    ) -> Result<Withdrawn, ChangeError> {
+    ) -> Result<Withdrawn, Problem> {
         let there: Vec<String> = (candidates.iter())
             .filter(|name| {
                 inventory.packages.contains_key(*name) || inventory.configured.contains(*name)

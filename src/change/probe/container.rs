@@ -7,13 +7,12 @@ use std::{collections::BTreeSet, time::Duration};
 use camino::Utf8Path;
 
 use super::{
-    error::{ProbeError, SEE_CHECK},
-    host,
+    SEE_CHECK, host,
     job::{Job, Ran},
     root::Root,
 };
 use crate::{
-    change::{Probe, Sink, image},
+    change::{Probe, Problem, Sink, image},
     config::desired::RuntimeKind,
     host::{ExecError, Host},
     model::pattern,
@@ -23,17 +22,20 @@ use crate::{
     },
 };
 
+/// The reason where the command of a container fails.
+const FAILED: &str = "container-failed";
+
 /// Runs the probe to its end, in a container or on the host. Only a folder below `state` stays. The
 /// result is in words.
 ///
 /// # Errors
-/// See [`ProbeError`].
+/// When a container cannot be run, or does not see what it should.
 pub(super) async fn run(
     host: &Host,
     state: &Utf8Path,
     probe: &Probe,
     sink: &dyn Sink,
-) -> Result<String, ProbeError> {
+) -> Result<String, Problem> {
     let Probe::ContainerSeesGpus {
         runtime,
         image,
@@ -49,11 +51,8 @@ pub(super) async fn run(
         return host::run(host).await;
     };
     if *runtime == RuntimeKind::Crio {
-        return Err(ProbeError::new(
-            "container-failed",
-            "run a container in CRI-O, which runs pods only",
-            "run a pod with a GPU in the cluster",
-        ));
+        let what = "run a container in CRI-O, which runs pods only";
+        return Err(Problem::new(FAILED, what).advice("run a pod with a GPU in the cluster"));
     }
     let image = (image.as_ref()).map(|image| image::name(*runtime, image));
     let root = match &command[..] {
@@ -70,7 +69,7 @@ pub(super) async fn run(
         command: own.chain(command.iter().map(String::as_str)).collect(),
         limit: Duration::from_secs(*timeout_seconds),
     };
-    let ran = job.run().await?;
+    let ran = job.run().await.map_err(failed)?;
     let in_image = image
         .as_ref()
         .map_or_else(String::new, |image| format!(" in the image `{image}`"));
@@ -90,7 +89,7 @@ pub(super) async fn run(
 ///
 /// # Errors
 /// When the runtime refuses.
-pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result<(), ProbeError> {
+pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result<(), Problem> {
     let Probe::ContainerSeesGpus { runtime, image, .. } = probe else {
         // Its processes end with this one.
         return Ok(());
@@ -105,7 +104,7 @@ pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result
         command: Vec::new(),
         limit: Duration::ZERO,
     };
-    job.clear().await
+    job.clear().await.map_err(failed)
 }
 
 /// What a command of the administrator has said.
@@ -114,7 +113,7 @@ fn said(
     command: &[String],
     expect: Option<&str>,
     in_image: &str,
-) -> Result<String, ProbeError> {
+) -> Result<String, Problem> {
     let command = format!("`{}`{in_image}", command.join(" "));
     let (out, err) = (&ran.output.stdout, &ran.output.stderr);
     let last = || {
@@ -123,9 +122,8 @@ fn said(
         last.map_or_else(String::new, |line| format!("\n{line}"))
     };
     if !ran.output.ok() {
-        return Err(ProbeError::new(
-            "container-failed",
-            format!("{command} {}{}", ran.output.status, last()),
+        let what = format!("{command} {}{}", ran.output.status, last());
+        return Err(Problem::new(FAILED, what).advice(
             "run `gpu-bootstrap probe`: it shows whether the GPUs work on the host; then check that the \
              image has the program of `validation.command`",
         ));
@@ -137,12 +135,14 @@ fn said(
     let mut lines = out.lines().chain(err.lines());
     match lines.find(|line| pattern::matches(&wanted, line)) {
         Some(line) => Ok(format!("{command} printed `{}`", line.trim())),
-        None => Err(ProbeError::new(
+        None => Err(Problem::new(
             "container-not-expected",
             format!(
                 "{command} printed no line with `{expect}`; its last line is:{}",
                 last()
             ),
+        )
+        .advice(
             "compare `validation.expect` with the whole output above: a line must contain it, and `*` \
              stands for any text",
         )),
@@ -151,12 +151,7 @@ fn said(
 
 /// Whether a container has the libraries and the devices of the host, and computes on them. Where NVML
 /// has told no UUIDs, what the container sees must do.
-fn judge(
-    view: &ContainerView,
-    gpus: usize,
-    driver: &str,
-    uuids: &[String],
-) -> Result<(), ProbeError> {
+fn judge(view: &ContainerView, gpus: usize, driver: &str, uuids: &[String]) -> Result<(), Problem> {
     if let (Some(probe), false) = (&view.probe, uuids.is_empty()) {
         host::passed(probe, "container", "container-cannot-compute")?;
     }
@@ -166,7 +161,7 @@ fn judge(
             true => "no driver libraries".to_owned(),
             false => view.libraries.join(", "),
         };
-        return Err(ProbeError::new(
+        return Err(Problem::new(
             "container-sees-no-gpu",
             format!(
                 "the container fails at the layer device nodes: it sees {} GPUs and {libraries}, \
@@ -174,6 +169,8 @@ fn judge(
                 view.gpus(),
                 LIBRARIES.join(", ")
             ),
+        )
+        .advice(
             "compare `nvidia-ctk cdi list` with `ls /dev/nvidia*`, and look at \
              `/etc/nvidia-container-runtime/config.toml`",
         ));
@@ -183,7 +180,7 @@ fn judge(
     }
     let Some(probe) = &view.probe else {
         let what = "the container printed no result of the probe";
-        return Err(ProbeError::new("container-cannot-compute", what, SEE_CHECK));
+        return Err(Problem::new("container-cannot-compute", what).advice(SEE_CHECK));
     };
     let devices = probe.devices.iter();
     let inside: BTreeSet<String> = devices.map(|one| one.uuid.clone()).collect();
@@ -191,27 +188,33 @@ fn judge(
     if inside == outside {
         return Ok(());
     }
-    Err(ProbeError::new(
+    Err(Problem::new(
         "container-has-other-gpus",
         format!(
             "the container fails at the layer NVML: only it has {}; only the host has {}",
             only(&inside, &outside),
             only(&outside, &inside)
         ),
+    )
+    .advice(
         "make the CDI specification anew (`nvidia-ctk cdi generate`), and check \
          `NVIDIA_VISIBLE_DEVICES` of the image",
     ))
 }
 
 /// The last line of the output is what the container sees.
-fn view(ran: &Ran) -> Result<ContainerView, ProbeError> {
-    let output = ran.output.clone().success(&ran.cmd)?;
+fn view(ran: &Ran) -> Result<ContainerView, Problem> {
+    let output = (ran.output.clone().success(&ran.cmd)).map_err(failed)?;
     serde_json::from_str(output.stdout.trim()).map_err(|error| {
-        ProbeError::Exec(ExecError::Unexpected {
+        failed(ExecError::Unexpected {
             command: ran.cmd.line(),
             why: format!("{error} in {:?}", crate::host::exec::tail(&output.stdout)),
         })
     })
+}
+
+fn failed(error: ExecError) -> Problem {
+    (Problem::new(FAILED, "run the container").advice(SEE_CHECK)).caused_by(error)
 }
 
 #[cfg(test)]

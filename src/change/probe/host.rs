@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use super::error::{ProbeError, SEE_CHECK};
+use super::SEE_CHECK;
 use crate::{
+    change::Problem,
     host::{Gpu, Host, Nvml, NvmlView},
     tools::probe::{self, LayerFault, Layers, ProbeDocument, ProbeLayer},
 };
@@ -17,7 +18,7 @@ pub const WHOLE: Duration = Duration::from_secs(50);
 ///
 /// # Errors
 /// The first layer that fails.
-pub(super) async fn run(host: &Host) -> Result<String, ProbeError> {
+pub(super) async fn run(host: &Host) -> Result<String, Problem> {
     let begin = host.clock.monotonic();
     let mut layers = Layers::default();
     let document = match host.gpu.survey().await {
@@ -77,15 +78,12 @@ pub(super) fn passed(
     document: &ProbeDocument,
     place: &str,
     reason: &'static str,
-) -> Result<(), ProbeError> {
+) -> Result<(), Problem> {
     let Some(layer) = document.failed_layer else {
         return Ok(());
     };
-    Err(ProbeError::new(
-        reason,
-        format!("the {place} fails at the layer {layer}: {}", document.why),
-        document.remedy.as_deref().unwrap_or(SEE_CHECK),
-    ))
+    let what = format!("the {place} fails at the layer {layer}: {}", document.why);
+    Err(Problem::new(reason, what).advice(document.remedy.as_deref().unwrap_or(SEE_CHECK)))
 }
 
 /// The result of a probe that passed, in words.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{error::ProbeError, root::Root};
+use super::root::Root;
 use crate::{
     change::{Sink, has_image},
     config::desired::RuntimeKind,
@@ -47,8 +47,8 @@ impl Job<'_> {
     /// Runs the container to its end.
     ///
     /// # Errors
-    /// See [`ProbeError`].
-    pub(super) async fn run(&self) -> Result<Ran, ProbeError> {
+    /// When a command fails.
+    pub(super) async fn run(&self) -> Result<Ran, ExecError> {
         let cmd = Cmd::new(self.client(), self.args()).deadline(self.limit);
         let own = match (self.runtime, self.root, self.image) {
             (RuntimeKind::Docker, Some(root), None) => {
@@ -64,8 +64,7 @@ impl Job<'_> {
         // The container of an interrupted probe still has the name.
         match self.remove_container().await {
             // Older ones call it an error that there is none.
-            Err(ProbeError::Exec(ExecError::Failed { .. }))
-                if self.runtime == RuntimeKind::Docker => {}
+            Err(ExecError::Failed { .. }) if self.runtime == RuntimeKind::Docker => {}
             removed => removed?,
         }
         let ran = (self.host.exec)
@@ -93,7 +92,7 @@ impl Job<'_> {
     ///
     /// # Errors
     /// When the runtime refuses.
-    pub(super) async fn clear(&self) -> Result<(), ProbeError> {
+    pub(super) async fn clear(&self) -> Result<(), ExecError> {
         self.remove_container().await?;
         // It may have been broken off before the image was made.
         let made = self.runtime == RuntimeKind::Docker
@@ -169,7 +168,7 @@ impl Job<'_> {
     }
 
     /// Ends and removes the container.
-    async fn remove_container(&self) -> Result<(), ProbeError> {
+    async fn remove_container(&self) -> Result<(), ExecError> {
         let remove = match self.runtime {
             RuntimeKind::Docker => docker::remove_container(CONTAINER).deadline(PREPARE_DEADLINE),
             RuntimeKind::Podman => podman::remove_container(CONTAINER),
@@ -192,7 +191,7 @@ impl Job<'_> {
     }
 
     /// Runs a command whose output is only passed to the sink.
-    async fn quiet(&self, cmd: &Cmd) -> Result<(), ProbeError> {
+    async fn quiet(&self, cmd: &Cmd) -> Result<(), ExecError> {
         let output = (self.host.exec)
             .run(cmd, &mut |_, line| self.sink.line(line))
             .await?;

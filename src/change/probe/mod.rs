@@ -2,7 +2,6 @@
 //! function.
 
 mod container;
-mod error;
 pub mod host;
 mod job;
 mod record;
@@ -12,11 +11,14 @@ use std::time::Duration;
 
 use camino::Utf8Path;
 
-pub use error::ProbeError;
 pub use record::ProofRecord;
 
-use super::{Applier, Change, ChangeError, FileAfter, Probe, Sink, Undo};
+use super::{Applier, Change, FileAfter, Probe, Problem, Sink, Undo};
 use crate::{config::desired::RuntimeKind, tools::probe::ProbeDocument};
+
+/// What to do where nothing better is known.
+const SEE_CHECK: &str =
+    "run `gpu-bootstrap check`: it names the faulty layer (driver, CDI or runtime)";
 
 /// The kernel's name for this boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -35,7 +37,7 @@ impl Applier {
     ///
     /// # Errors
     /// Why the proof failed.
-    pub async fn prove(&self, change: &Change, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub async fn prove(&self, change: &Change, sink: &dyn Sink) -> Result<(), Problem> {
         let Change::RunProbe {
             probe,
             record,
@@ -53,18 +55,18 @@ impl Applier {
     ///
     /// # Errors
     /// When the runtime refuses.
-    pub async fn clear_proof(&self, change: &Change, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub async fn clear_proof(&self, change: &Change, sink: &dyn Sink) -> Result<(), Problem> {
         let Change::RunProbe { probe, .. } = change else {
             return Ok(());
         };
-        Ok(container::clear(&self.host, probe, sink).await?)
+        container::clear(&self.host, probe, sink).await
     }
 
     pub(super) async fn capture_probe(
         &self,
         probe: &Probe,
         record: &Utf8Path,
-    ) -> Result<Undo, ChangeError> {
+    ) -> Result<Undo, Problem> {
         let record = if self.host.files.exists(record)? {
             Undo::Nothing {
                 why: "the record goes with the first proof".to_owned(),
@@ -117,7 +119,7 @@ impl Applier {
         inputs: &str,
         proving: Proving,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<(), Problem> {
         let image = match probe {
             Probe::ContainerSeesGpus {
                 runtime,
@@ -130,12 +132,9 @@ impl Applier {
         if let (Some((runtime, image, _)), Proving::Check) = (image, proving)
             && self.has_image(runtime, image).await? != Some(true)
         {
-            return Err(ProbeError::new(
-                "image-missing",
-                format!("{} does not have the image `{image}`", runtime.name()),
-                "run `gpu-bootstrap install`, which pulls it: `check` does not",
-            )
-            .into());
+            let what = format!("{} does not have the image `{image}`", runtime.name());
+            return Err(Problem::new("image-missing", what)
+                .advice("run `gpu-bootstrap install`, which pulls it: `check` does not"));
         }
         // From here on nothing is proven: a proof that fails must not leave the former one.
         self.host.files.remove(record)?;
@@ -150,23 +149,14 @@ impl Applier {
     ///
     /// # Errors
     /// When the record could not be written.
-    pub fn record_host(
-        &self,
-        change: &Change,
-        document: &ProbeDocument,
-    ) -> Result<(), ChangeError> {
+    pub fn record_host(&self, change: &Change, document: &ProbeDocument) -> Result<(), Problem> {
         let Change::RunProbe { record, inputs, .. } = change else {
             return Ok(());
         };
         self.write_record(record, inputs, host::in_words(document))
     }
 
-    fn write_record(
-        &self,
-        record: &Utf8Path,
-        inputs: &str,
-        result: String,
-    ) -> Result<(), ChangeError> {
+    fn write_record(&self, record: &Utf8Path, inputs: &str, result: String) -> Result<(), Problem> {
         let files = &*self.host.files;
         let boot = files.read_text(BOOT_ID.into())?;
         let text = ProofRecord {

@@ -2,10 +2,10 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::error::ProbeError;
 use crate::{
+    change::Problem,
     error::one_line,
-    host::Host,
+    host::{FilesError, Host},
     tools::container_view::{self, Mapped},
 };
 
@@ -33,47 +33,47 @@ impl Root {
     /// Packs this program with its libraries.
     ///
     /// # Errors
-    /// See [`ProbeError`].
-    pub(super) fn prepare(host: &Host, state: &Utf8Path) -> Result<Self, ProbeError> {
+    /// When it cannot be read, or a file cannot be written.
+    pub(super) fn prepare(host: &Host, state: &Utf8Path) -> Result<Self, Problem> {
         let maps = host
             .files
-            .read_text("/proc/self/maps".into())?
+            .read_text("/proc/self/maps".into())
+            .map_err(unprepared)?
             .ok_or_else(|| unknown("`/proc/self/maps` is missing"))?;
         let objects = container_view::mapped_objects(&maps);
         let [_, libraries @ ..] = &objects[..] else {
             return Err(unknown("`/proc/self/maps` names no program"));
         };
         // `check --prove` may be the first that writes there.
-        host.files.create_folder(state, 0o700)?;
+        (host.files.create_folder(state, 0o700)).map_err(unprepared)?;
         let folder = state.join("probe").join("rootfs");
         // The hooks of the container toolkit write the loader's cache in `etc`.
         for place in ["dev", "proc", "sys", "etc", "tmp", "usr/lib"] {
-            host.files.create_folder(&folder.join(place), 0o755)?;
+            (host.files.create_folder(&folder.join(place), 0o755)).map_err(unprepared)?;
         }
         let program = host
             .files
-            .read("/proc/self/exe".into())?
+            .read("/proc/self/exe".into())
+            .map_err(unprepared)?
             .ok_or_else(|| unknown("`/proc/self/exe` is missing"))?;
         host.files
-            .write(&folder.join(&PROGRAM[1..]), &program, 0o755)?;
+            .write(&folder.join(&PROGRAM[1..]), &program, 0o755)
+            .map_err(unprepared)?;
         let mut loader = None;
         for library in libraries {
             let Some(name) = Utf8Path::new(&library.path).file_name() else {
                 continue;
             };
-            host.files.write(
-                &folder.join(&LIBRARY_FOLDER[1..]).join(name),
-                &content(host, library)?,
-                0o755,
-            )?;
+            let place = folder.join(&LIBRARY_FOLDER[1..]).join(name);
+            (host.files.write(&place, &content(host, library)?, 0o755)).map_err(unprepared)?;
             if name.starts_with("ld-") {
                 loader = Some(format!("{LIBRARY_FOLDER}/{name}"));
             }
         }
         for (name, path) in beside_libc(libraries) {
-            if let Some(content) = host.files.read(&path)? {
+            if let Some(content) = host.files.read(&path).map_err(unprepared)? {
                 let place = folder.join(&LIBRARY_FOLDER[1..]).join(name);
-                host.files.write(&place, &content, 0o755)?;
+                (host.files.write(&place, &content, 0o755)).map_err(unprepared)?;
             }
         }
         if loader.is_none() && !libraries.is_empty() {
@@ -120,23 +120,37 @@ fn beside_libc(libraries: &[Mapped]) -> Vec<(&'static str, Utf8PathBuf)> {
         .collect()
 }
 
-fn unknown(why: &str) -> ProbeError {
-    ProbeError::new(
-        "proof-not-prepared",
-        format!("find the libraries of this program: {why}"),
-        "check that `/proc` is mounted, then run again",
-    )
+const NOT_PREPARED: &str = "proof-not-prepared";
+
+fn unprepared(error: FilesError) -> Problem {
+    let hint = match error.disk() {
+        Some(_) => error.hint(),
+        None => Some("free space below `/var/lib`, then run again".to_owned()),
+    };
+    Problem {
+        hint,
+        ..Problem::new(
+            error.reason().unwrap_or(NOT_PREPARED),
+            "prepare the container",
+        )
+        .caused_by(error)
+    }
+}
+
+fn unknown(why: &str) -> Problem {
+    let what = format!("find the libraries of this program: {why}");
+    Problem::new(NOT_PREPARED, what).advice("check that `/proc` is mounted, then run again")
 }
 
 /// The library as this process has mapped it.
-fn content(host: &Host, library: &Mapped) -> Result<Vec<u8>, ProbeError> {
+fn content(host: &Host, library: &Mapped) -> Result<Vec<u8>, Problem> {
     let Mapped {
         path,
         replaced,
         link,
     } = library;
     if !replaced {
-        return (host.files.read(Utf8Path::new(path))?)
+        return (host.files.read(Utf8Path::new(path)).map_err(unprepared)?)
             .ok_or_else(|| unknown(&format!("`{path}` is missing")));
     }
     let why = match host.files.read(Utf8Path::new(link)) {
@@ -144,11 +158,9 @@ fn content(host: &Host, library: &Mapped) -> Result<Vec<u8>, ProbeError> {
         Ok(None) => "it is missing".to_owned(),
         Err(error) => one_line(&error),
     };
-    Err(ProbeError::new(
-        "proof-not-prepared",
-        format!("read `{link}`, the running copy of `{path}`, which was replaced: {why}"),
-        "run `gpu-bootstrap install` again: it starts with the new library",
-    ))
+    let what = format!("read `{link}`, the running copy of `{path}`, which was replaced: {why}");
+    Err(Problem::new(NOT_PREPARED, what)
+        .advice("run `gpu-bootstrap install` again: it starts with the new library"))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::archive::Kind;
 use crate::{
-    change::{Applier, Change, ChangeError, Probe, Reverted, RuntimeSettings, Sink, Undo},
+    change::{Applier, Change, Probe, Problem, Reverted, RuntimeSettings, Sink, Undo},
     config::desired::{Daemon, Guard, Manager, PackagePolicy, RuntimeKind},
     host::{
         Host,
@@ -144,7 +144,7 @@ impl TestMachine {
         self.fakes.files.snapshot().without(&[STATE])
     }
 
-    pub(super) async fn apply(&self, change: &Change) -> Result<Undo, ChangeError> {
+    pub(super) async fn apply(&self, change: &Change) -> Result<Undo, Problem> {
         let undo = self.applier.capture(change).await?;
         // The undo is the one that the journal would store.
         let text = serde_json::to_string(&undo).unwrap();

@@ -13,7 +13,7 @@ pub use super::reading::{blocked, outcome, outcomes, satisfied, why};
 pub use super::small::{Small, exists, file, fixed, install, needs, packages, step, wishes, write};
 use crate::{
     change::{
-        Afterwards, Change, ChangeError, FileAfter, FileBefore, Reverted, Saved, Sink, Undo,
+        Afterwards, Change, FileAfter, FileBefore, Problem, Reverted, Saved, Sink, Undo,
         packages::{Effects, Withdrawn},
     },
     check::Check,
@@ -172,9 +172,9 @@ impl Verbs for FileVerbs {
         (self.before.lock().unwrap())(change);
         if let (Change::InstallPackages { .. }, Some(cancel)) = (change, self.waits()) {
             cancel.cancelled().await;
-            return Err(Box::new(ChangeError::Stopped {
-                what: "wait for another package manager".to_owned(),
-            }));
+            return Err(Box::new(Problem::stopped(
+                "wait for another package manager",
+            )));
         }
         if matches!(change, Change::InstallPackages { .. }) {
             let turns = *self.turns.lock().unwrap();
@@ -271,9 +271,9 @@ impl Verbs for FileVerbs {
         };
         if let (Undo::Packages { .. }, Some(cancel)) = (undo, self.waits()) {
             cancel.cancelled().await;
-            return Err(Box::new(ChangeError::Stopped {
-                what: "wait for another package manager".to_owned(),
-            }));
+            return Err(Box::new(Problem::stopped(
+                "wait for another package manager",
+            )));
         }
         self.log.lock().unwrap().push(what.clone());
         let fails = self.fails.lock().unwrap().clone();

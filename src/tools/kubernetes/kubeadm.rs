@@ -157,106 +157,6 @@ pub fn is_token(text: &str) -> bool {
     (text.split_once('.')).is_some_and(|(id, secret)| small(id, 6) && small(secret, 16))
 }
 
-/// Why a machine did not join.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
-    /// The cluster has no token with this id. It deletes expired ones, so they look the same.
-    TokenUnknown,
-    /// The cluster has a token with this id, and another secret.
-    TokenWrong,
-    /// The certificate authority is another one.
-    CaWrong,
-    /// The API server is not reached.
-    Unreachable,
-    /// The API server answers that it cannot serve.
-    Unavailable,
-    /// The API server does not let the machine read what a join needs. One that has just started answers so until it
-    /// has read its tokens and roles, and a new control plane until `kubeadm init` has ended.
-    NotAllowed,
-    /// A certificate is not valid at the time that this machine's clock shows.
-    Clock,
-    /// The kubelet does not become healthy.
-    Kubelet,
-    /// The cluster does not sign the kubelet's certificate.
-    NoCertificate,
-    /// A preflight check fails.
-    Preflight,
-    /// Anything else.
-    Other,
-}
-
-impl Fault {
-    /// The fault that kubeadm's output tells. The order counts: a wrong clock is told by messages about certificates,
-    /// and all of them can stand behind one about the time that is over.
-    ///
-    /// `signed` tells that the cluster proves by a signature that it knows the token, before the token is used: then an
-    /// answer of 401 does not mean that the token is wrong.
-    #[must_use]
-    pub fn of(output: &str, signed: bool) -> Self {
-        let text = output.to_ascii_lowercase();
-        // Before it, kubeadm tells what it waits for.
-        let text = match text.rfind("\nerror:") {
-            Some(at) => &text[at..],
-            None => &text,
-        };
-        let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
-        if says(&["certificate has expired or is not yet valid"]) {
-            Self::Clock
-        } else if says(&["could not find a jws signature"]) {
-            Self::TokenUnknown
-        } else if says(&["failed to verify jws signature"]) {
-            Self::TokenWrong
-        } else if says(&["are pinned", "certificate signed by unknown authority"]) {
-            Self::CaWrong
-        } else if says(&["[error "]) {
-            Self::Preflight
-        } else if says(&[
-            "127.0.0.1:10248",
-            "kubelet is not healthy",
-            "the kubelet is not running",
-        ]) {
-            Self::Kubelet
-        } else if says(&["unauthorized"]) && !signed {
-            Self::TokenWrong
-        } else if says(&["unauthorized", "is forbidden"]) {
-            Self::NotAllowed
-        } else if says(&[
-            "currently unable to handle the request",
-            "service unavailable",
-            "too many requests",
-            "server is not ready",
-        ]) {
-            Self::Unavailable
-        } else if says(&[
-            "connection refused",
-            "no route to host",
-            "network is unreachable",
-            "i/o timeout",
-            "no such host",
-            "connection reset",
-            "tls handshake timeout",
-            "unexpected eof",
-        ]) {
-            Self::Unreachable
-        } else if says(&["kubelet-client-current.pem", "tls bootstrap"]) {
-            Self::NoCertificate
-        } else if says(&["context deadline exceeded", "client.timeout exceeded"]) {
-            Self::Unreachable
-        } else {
-            Self::Other
-        }
-    }
-
-    /// Whether it goes away without help.
-    #[must_use]
-    pub const fn passes(self) -> bool {
-        matches!(
-            self,
-            Self::Unreachable | Self::Unavailable | Self::NotAllowed | Self::Clock
-        )
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -291,15 +191,6 @@ mod tests {
             token: Some(&token),
         };
         insta::assert_snapshot!(join_configuration(&by_file, &node).expose());
-    }
-
-    #[test]
-    fn an_answer_of_401_blames_the_token_only_if_nothing_has_proven_it() {
-        let said = "error: failed to get config map: Unauthorized";
-        assert_eq!(Fault::of(said, false), Fault::TokenWrong);
-        assert_eq!(Fault::of(said, true), Fault::NotAllowed);
-        let preflight = "error: [ERROR CRI]: the socket is forbidden";
-        assert_eq!(Fault::of(preflight, true), Fault::Preflight);
     }
 
     #[test]

@@ -6,9 +6,8 @@
 
 use serde_json::Value;
 
-use super::{Clouds, Failure, document, failed, refused, valueless};
+use super::{Clouds, Failure, Fault, document, failed, refused, valueless};
 use crate::{
-    change::TokenFault,
     facts::Service,
     host::{HttpError, Method},
     model::secret::Secret,
@@ -34,11 +33,11 @@ impl Clouds<'_> {
         let told = told.map_err(|error| match error {
             HttpError::Status { status: 400, .. } => {
                 let why = "the machine has no managed identity, or several".to_owned();
-                (TokenFault::NoIdentity, why)
+                (Fault::NoIdentity, why)
             }
             HttpError::Status {
                 status: 404 | 410, ..
-            } => (TokenFault::Unreachable, error.to_string()),
+            } => (Fault::Unreachable, error.to_string()),
             error => failed(error),
         })?;
         let access = self.learned(&document(&told), "access_token")?;

@@ -26,6 +26,11 @@ const OTHERS: [&str; 4] = [
     "eyJ0eXAi.azure",
 ];
 
+fn reason(fault: Fault) -> &'static str {
+    let source = AWS.parse().expect("a place");
+    fault.problem(&source, "").reason()
+}
+
 /// The metadata services of all three clouds, each with an identity.
 fn metadata(seen: &Seen) -> Reply {
     let roles = "/latest/meta-data/iam/security-credentials/";
@@ -127,12 +132,7 @@ impl Cloud {
         }
     }
 
-    async fn token(
-        &self,
-        source: &str,
-        metadata: &str,
-        services: &str,
-    ) -> Result<Secret, TokenError> {
+    async fn token(&self, source: &str, metadata: &str, services: &str) -> Result<Secret, Problem> {
         let service = Service {
             address: metadata,
             ..Service::of(&self.host, IDENTITY, SILENCES)
@@ -194,8 +194,7 @@ async fn an_instance_without_an_identity_asks_no_further() {
     for source in [AWS, GCP, AZURE] {
         let cloud = Cloud::new(None);
         let error = (cloud.token(source, &serve(nobody), &further).await).expect_err(source);
-        assert_eq!(error.fault, TokenFault::NoIdentity, "{error}");
-        assert_eq!(error.reason(), "join-token-no-identity");
+        assert_eq!(error.reason(), "join-token-no-identity", "{error}");
         assert!(!error.passes() && error.hint().is_some());
         assert!(error.to_string().contains(source), "{error}");
     }
@@ -212,7 +211,7 @@ async fn what_the_clouds_refuse_is_told_apart() {
     let azure = |word: &str| {
         format!(r#"{{"error": {{"code": "{word}", "message": "secret words: hush"}}}}"#)
     };
-    use TokenFault::{Denied, Form, NotFound, Refused, Unreachable};
+    use Fault::{Denied, Form, NotFound, Refused, Unreachable};
     for (source, status, body, fault) in [
         (AWS, 400, aws("AccessDeniedException"), Denied),
         (
@@ -252,7 +251,7 @@ async fn what_the_clouds_refuse_is_told_apart() {
         let cloud = Cloud::new(None);
         let services = serve(move |_| Some((status, body.clone())));
         let error = (cloud.token(source, &serve(metadata), &services).await).expect_err(&case);
-        assert_eq!(error.fault, fault, "{case}: {error}");
+        assert_eq!(error.reason(), reason(fault), "{case}: {error}");
         assert_eq!(error.passes(), fault == Unreachable, "{case}");
         let text = error.to_string();
         assert!(!text.contains("hush"), "{text}");
@@ -275,10 +274,10 @@ fn an_answer_that_cannot_be_used_is_no_silence() {
     };
     let busy = |status| HttpError::Status { url: url(), status };
     for (error, fault) in [
-        (silent, TokenFault::Unreachable),
-        (busy(503), TokenFault::Unreachable),
-        (busy(400), TokenFault::Refused),
-        (large, TokenFault::Form),
+        (silent, Fault::Unreachable),
+        (busy(503), Fault::Unreachable),
+        (busy(400), Fault::Refused),
+        (large, Fault::Form),
     ] {
         assert_eq!(failed(error).0, fault);
     }
@@ -296,7 +295,7 @@ async fn what_is_not_there_yet_is_asked_again_within_a_bound() {
         ] {
             let cloud = Cloud::new(None);
             let error = (cloud.token(source, &identity, &services).await).expect_err(source);
-            assert_eq!(error.fault, TokenFault::Unreachable, "{error}");
+            assert_eq!(error.reason(), "join-token-unreachable", "{error}");
             let slept = cloud.fakes.clock.slept();
             assert_eq!(slept.len(), 2, "{slept:?}");
         }

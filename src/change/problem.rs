@@ -1,0 +1,172 @@
+//! The error of a change. It is made where it happens, with its reason for scripts and its hint for people.
+
+use std::{error::Error, fmt::Display};
+
+use crate::{
+    error::{Report, attached},
+    exit::Exit,
+    host::{ExecError, FilesError},
+    tools::packages::Fault,
+};
+
+/// The reason where a request to stop ended a wait: nothing failed, and no command was left unfinished.
+pub const STOPPED: &str = "stopped";
+
+/// Why a change failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}{}", attached(.words))]
+pub struct Problem {
+    /// What failed. It completes "failed to".
+    pub what: String,
+    /// More words below it, such as the last lines of a log.
+    pub words: Option<String>,
+    pub reason: &'static str,
+    pub exit: Exit,
+    pub hint: Option<String>,
+    /// Whether another attempt may succeed without help.
+    pub passes: bool,
+    /// Whether newer package lists may lead to another answer.
+    pub depends_on_lists: bool,
+    pub source: Option<Box<dyn Error + Send + Sync>>,
+    pub class: Class,
+}
+
+/// The problems that code tells from others.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Class {
+    #[default]
+    Other,
+    /// The package manager failed.
+    PackageManager(Fault),
+    /// No repository offers a version of this package that matches.
+    NoVersion(String),
+    /// The transaction would install another kernel.
+    NewKernel,
+    /// The key of a repository could not be fetched.
+    KeyNotFetched,
+    /// Docker does not tell which containers a restart would stop.
+    DockerSilent,
+    /// The program of a container runtime refuses its configuration.
+    ConfigurationRefused,
+}
+
+impl Problem {
+    #[must_use]
+    pub fn new(reason: &'static str, what: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            words: None,
+            reason,
+            exit: Exit::StepFailed,
+            hint: None,
+            passes: false,
+            depends_on_lists: false,
+            source: None,
+            class: Class::Other,
+        }
+    }
+
+    /// A problem because of which nothing was changed.
+    #[must_use]
+    pub fn blocked(reason: &'static str, what: impl Into<String>) -> Self {
+        Self {
+            exit: Exit::Blocked,
+            ..Self::new(reason, what)
+        }
+    }
+
+    /// A tool failed, for a reason that has no row in a table.
+    #[must_use]
+    pub fn tool(what: impl Into<String>, source: ExecError) -> Self {
+        Self::new("tool-failed", what).caused_by(source)
+    }
+
+    /// The output of a tool, or the state of a file, is not as expected.
+    #[must_use]
+    pub fn unreadable(what: impl Display, why: impl Display) -> Self {
+        Self::new("tool-output", format!("{what}: {why}"))
+    }
+
+    /// This version does not support the change.
+    #[must_use]
+    pub fn unsupported(what: impl Display) -> Self {
+        Self::blocked(
+            "unsupported",
+            format!("{what}: this version cannot do that yet"),
+        )
+        .advice("do it by hand, and run `gpu-bootstrap check` to audit the machine")
+    }
+
+    /// A request to stop ended a wait.
+    #[must_use]
+    pub fn stopped(what: &str) -> Self {
+        Self::new(STOPPED, format!("{what}: asked to stop"))
+    }
+
+    #[must_use]
+    pub fn advice(self, hint: impl Into<String>) -> Self {
+        Self {
+            hint: Some(hint.into()),
+            ..self
+        }
+    }
+
+    #[must_use]
+    pub fn telling(self, words: Option<String>) -> Self {
+        Self { words, ..self }
+    }
+
+    #[must_use]
+    pub fn caused_by(self, source: impl Error + Send + Sync + 'static) -> Self {
+        Self {
+            source: Some(Box::new(source)),
+            ..self
+        }
+    }
+
+    #[must_use]
+    pub fn of(self, class: Class) -> Self {
+        Self { class, ..self }
+    }
+
+    /// How the command ended that is the cause.
+    #[must_use]
+    pub fn ended(&self) -> Option<&ExecError> {
+        self.source.as_ref()?.downcast_ref()
+    }
+}
+
+impl Report for Problem {
+    fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    fn reason(&self) -> &'static str {
+        self.reason
+    }
+
+    fn hint(&self) -> Option<String> {
+        self.hint.clone()
+    }
+
+    fn passes(&self) -> bool {
+        self.passes
+    }
+
+    fn depends_on_lists(&self) -> bool {
+        self.depends_on_lists
+    }
+}
+
+impl From<FilesError> for Problem {
+    fn from(error: FilesError) -> Self {
+        let problem = Self {
+            hint: error.hint(),
+            ..Self::new(error.reason().unwrap_or("file"), error.to_string())
+        };
+        match error {
+            FilesError::Io { source, .. } => problem.caused_by(source),
+            _ => problem,
+        }
+    }
+}
