@@ -18,25 +18,25 @@ pub struct MatrixError {
     /// The file, as the caller named it.
     pub file: String,
     /// At least one problem, in the order of the file.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<MatrixFlaw>,
 }
 
 /// One thing that is wrong with a matrix.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Problem {
+pub struct MatrixFlaw {
     /// The line, counted from 1.
     pub line: usize,
     /// What is wrong there.
     pub what: String,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for MatrixFlaw {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(to, "line {}: {}", self.line, self.what)
     }
 }
 
-fn list(problems: &[Problem]) -> String {
+fn list(problems: &[MatrixFlaw]) -> String {
     let texts: Vec<String> = problems.iter().map(ToString::to_string).collect();
     texts.join("; ")
 }
@@ -50,7 +50,7 @@ impl Matrix {
         static ONCE: LazyLock<Result<Matrix, MatrixError>> = LazyLock::new(|| {
             built_in("cuda-driver-matrix").map_err(|what| MatrixError {
                 file: "compat/cuda-driver-matrix.toml".to_owned(),
-                problems: vec![Problem { line: 1, what }],
+                problems: vec![MatrixFlaw { line: 1, what }],
             })
         });
         ONCE.clone()
@@ -72,7 +72,7 @@ impl Matrix {
                 let what = format!("`schema` is {}; this program reads {SCHEMA}", matrix.schema);
                 let at = text.find("\nschema").map_or(0, |at| at + 1);
                 let line = line(text, at);
-                problems.push(Problem { line, what });
+                problems.push(MatrixFlaw { line, what });
             }
             if problems.is_empty() {
                 return Ok(matrix);
@@ -93,13 +93,13 @@ fn line(text: &str, byte: usize) -> usize {
 }
 
 /// Returns what the TOML parser says, with the nearest key or word if it does not know one.
-fn unreadable(text: &str, error: &toml::de::Error) -> Problem {
+fn unreadable(text: &str, error: &toml::de::Error) -> MatrixFlaw {
     let message = error.message();
     let mut words = message.split('`').skip(1).step_by(2);
     let unknown = words.next().filter(|_| message.starts_with("unknown "));
     let near = unknown.and_then(|unknown| nearest(unknown, words));
     let lines: Vec<&str> = message.lines().collect();
-    Problem {
+    MatrixFlaw {
         line: line(text, error.span().map_or(0, |span| span.start)),
         what: lines.join(" ") + &perhaps(near),
     }
@@ -150,13 +150,13 @@ const REFERENCES: [(&str, &str, &str, &str); 11] = [
 ];
 
 /// Returns each row whose identity another one has, and each reference to a row that is not there.
-fn contradictions(text: &str) -> Vec<Problem> {
+fn contradictions(text: &str) -> Vec<MatrixFlaw> {
     let (root, _) = DeTable::parse_recoverable(text);
     let root = root.get_ref();
     let mut found = Vec::new();
     let mut bad = |at: usize, what: String| {
         let line = line(text, at);
-        found.push(Problem { line, what });
+        found.push(MatrixFlaw { line, what });
     };
     for (table, keys) in IDENTITIES {
         let mut seen = BTreeSet::new();
@@ -234,7 +234,7 @@ mod tests {
     const BUILTIN: &str = include_str!("../../compat/cuda-driver-matrix.toml");
 
     /// The built-in matrix with one text changed must fail in that line.
-    fn broken(from: &str, to: &str) -> Problem {
+    fn broken(from: &str, to: &str) -> MatrixFlaw {
         assert!(BUILTIN.contains(from), "{from}");
         let text = BUILTIN.replacen(from, to, 1);
         let error = Matrix::parse(&text, "m.toml").unwrap_err();
