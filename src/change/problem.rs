@@ -1,4 +1,5 @@
-//! The error of a change. It is made where it happens, with its reason for scripts and its hint for people.
+//! The error of a change, and of what works with changes. It is made where it happens, with its reason for scripts and its
+//! hint for people.
 
 use std::{error::Error, fmt::Display};
 
@@ -12,7 +13,7 @@ use crate::{
 /// The reason where a request to stop ended a wait: nothing failed, and no command was left unfinished.
 pub const STOPPED: &str = "stopped";
 
-/// Why a change failed.
+/// Why a change failed, or other work of this program.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}{}", attached(.words))]
 pub struct Problem {
@@ -69,10 +70,7 @@ impl Problem {
     /// A problem because of which nothing was changed.
     #[must_use]
     pub fn blocked(reason: &'static str, what: impl Into<String>) -> Self {
-        Self {
-            exit: Exit::Blocked,
-            ..Self::new(reason, what)
-        }
+        Self::new(reason, what).exiting(Exit::Blocked)
     }
 
     /// A tool failed, for a reason that has no row in a table.
@@ -101,6 +99,11 @@ impl Problem {
     #[must_use]
     pub fn stopped(what: &str) -> Self {
         Self::new(STOPPED, format!("{what}: asked to stop"))
+    }
+
+    #[must_use]
+    pub fn exiting(self, exit: Exit) -> Self {
+        Self { exit, ..self }
     }
 
     #[must_use]

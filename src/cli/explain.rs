@@ -2,7 +2,7 @@
 
 use super::{Failure, args, print, world::World};
 use crate::{
-    engine::EngineError,
+    engine::no_finding,
     exit::Exit,
     model::{
         findings::{self, Row},
@@ -22,11 +22,8 @@ pub(super) fn run(world: &mut World<'_>, args: &args::Explain) -> Result<Exit, F
     for id in &args.ids {
         if !findings::rows().iter().any(|row| is_of(id, row)) {
             let names = findings::rows().iter().map(|row| row.id.as_str());
-            return Err(EngineError::NoFinding {
-                name: id.to_string(),
-                nearest: text::nearest(id.as_str(), names).map(str::to_owned),
-            }
-            .into());
+            let nearest = text::nearest(id.as_str(), names);
+            return Err(no_finding(id.as_str(), nearest).into());
         }
     }
     let rows: Vec<&Row> = findings::rows().iter().filter(|row| asked(row)).collect();

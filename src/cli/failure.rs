@@ -1,35 +1,10 @@
 //! The error of a command, as the one place that prints errors takes it.
 
-use crate::{error::Report, exit::Exit};
+use crate::{change::Problem, error::Report, exit::Exit};
 
 /// Any error of a command.
 #[derive(Debug)]
 pub struct Failure(Box<dyn Report>);
-
-/// An error whose class the command line decides.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-struct Classed {
-    message: String,
-    exit: Exit,
-    reason: &'static str,
-    hint: Option<String>,
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
-}
-
-impl Report for Classed {
-    fn exit(&self) -> Exit {
-        self.exit
-    }
-
-    fn reason(&self) -> &'static str {
-        self.reason
-    }
-
-    fn hint(&self) -> Option<String> {
-        self.hint.clone()
-    }
-}
 
 /// Several errors of one class.
 #[derive(Debug, thiserror::Error)]
@@ -65,12 +40,10 @@ impl Failure {
 
     /// With a class of its own.
     pub fn new(exit: Exit, reason: &'static str, message: &str, hint: Option<&str>) -> Self {
-        Self(Box::new(Classed {
-            message: message.to_owned(),
-            exit,
-            reason,
-            hint: hint.map(str::to_owned),
-            source: None,
+        let hint = hint.map(str::to_owned);
+        Self(Box::new(Problem {
+            hint,
+            ..Problem::new(reason, message).exiting(exit)
         }))
     }
 
@@ -93,12 +66,10 @@ impl Failure {
         source: impl std::error::Error + Send + Sync + 'static,
         hint: Option<&str>,
     ) -> Self {
-        Self(Box::new(Classed {
-            message: message.to_owned(),
-            exit,
-            reason,
+        let problem = Problem::new(reason, message).exiting(exit);
+        Self(Box::new(Problem {
             hint: hint.map(str::to_owned),
-            source: Some(Box::new(source)),
+            ..problem.caused_by(source)
         }))
     }
 

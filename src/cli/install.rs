@@ -18,7 +18,7 @@ use nix::{
 use super::{Failure, args, prepare, print, status, world::World};
 use crate::{
     config::layers,
-    engine::{self, Cancel, EngineError, RebootError, RunFile, RunReport, StatusFile, Tools},
+    engine::{self, Cancel, EngineError, REBOOT_STOPPED, RunFile, RunReport, StatusFile, Tools},
     error::{causes, one_line},
     event::Subscriber,
     exit::Exit,
@@ -99,7 +99,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
     match refused {
         None => Ok(exit),
         // It was told.
-        Some(RebootError::Stopped(by)) => Ok(by),
+        Some(error) if error.reason == REBOOT_STOPPED => Ok(error.exit),
         Some(error) => Err(error.into()),
     }
 }

@@ -2,6 +2,7 @@
 
 use super::graph::GraphError;
 use crate::{
+    change::Problem,
     error::Report,
     exit::Exit,
     host::FilesError,
@@ -22,29 +23,12 @@ pub enum EngineError {
     /// A bug in the list of steps.
     #[error("start the run")]
     Graph(#[from] GraphError),
-    /// `check` was asked for a finding that does not exist.
-    #[error("start the check: there is no finding `{name}`")]
-    NoFinding {
-        /// The name as it was given.
-        name: String,
-        /// The most similar finding.
-        nearest: Option<String>,
-    },
     /// The journal cannot be read or written.
     #[error("record the run")]
     Journal(#[from] JournalError),
     /// The end of the run cannot be recorded. Its changes are recorded, and stay.
     #[error("record the end of the run")]
     Unfinished(#[source] JournalError),
-    /// The run lock cannot be tried.
-    #[error("take the run lock")]
-    Lock(#[source] FilesError),
-    /// Another run holds the lock.
-    #[error("start the run: another one is running ({holder})")]
-    Busy {
-        /// Its pid, command, and since when.
-        holder: String,
-    },
     /// The reboot that is awaited has not happened.
     #[error("start the run: a reboot has been awaited since {} ({})", .awaited.since, .awaited.why)]
     RebootFirst {
@@ -53,52 +37,65 @@ pub enum EngineError {
         /// How many were awaited since the last complete run.
         reboots: u32,
     },
+    /// Anything else.
+    #[error(transparent)]
+    Problem(#[from] Problem),
+}
+
+/// The error where `check` was asked for a finding that does not exist; `nearest` is the most similar one.
+#[must_use]
+pub fn no_finding(name: &str, nearest: Option<&str>) -> Problem {
+    let hint = nearest.map_or_else(
+        || "run `gpu-bootstrap check -v` for all names".to_owned(),
+        |nearest| format!("did you mean `{nearest}`?"),
+    );
+    let what = format!("start the check: there is no finding `{name}`");
+    (Problem::new("no-finding", what).exiting(Exit::Usage)).advice(hint)
+}
+
+/// The error where the run lock cannot be tried.
+pub(super) fn not_locked(error: FilesError) -> Problem {
+    let (mut exit, mut reason, mut hint) = (Exit::Internal, "run-lock", error.hint());
+    if error.disk().is_some() {
+        (exit, reason) = (Exit::Blocked, error.reason().unwrap_or(reason));
+    } else if error.is_denied() {
+        (exit, hint) = (Exit::NotPermitted, Some("run it as root".to_owned()));
+    }
+    Problem {
+        hint,
+        ..(Problem::new(reason, "take the run lock").exiting(exit)).caused_by(error)
+    }
 }
 
 impl Report for EngineError {
     fn exit(&self) -> Exit {
         match self {
             Self::Graph(_) => Exit::Internal,
-            Self::NoFinding { .. } => Exit::Usage,
             Self::Journal(error) => error.exit(),
             // Only a run that changed nothing may say "nothing was changed".
             Self::Unfinished(error) => match error.exit() {
                 Exit::Blocked => Exit::StepFailed,
                 other => other,
             },
-            Self::Lock(error) if error.disk().is_some() => Exit::Blocked,
-            Self::Lock(error) if error.is_denied() => Exit::NotPermitted,
-            Self::Lock(_) => Exit::Internal,
-            Self::Busy { .. } => Exit::Busy,
             Self::RebootFirst { .. } => Exit::RebootRequired,
+            Self::Problem(problem) => problem.exit,
         }
     }
 
     fn reason(&self) -> &'static str {
         match self {
             Self::Graph(_) => "steps-out-of-order",
-            Self::NoFinding { .. } => "no-finding",
             Self::Journal(error) | Self::Unfinished(error) => error.reason(),
-            Self::Lock(error) if error.disk().is_some() => error.reason().unwrap_or("run-lock"),
-            Self::Lock(_) => "run-lock",
-            Self::Busy { .. } => "busy",
             Self::RebootFirst { .. } => "reboot-first",
+            Self::Problem(problem) => problem.reason,
         }
     }
 
     fn hint(&self) -> Option<String> {
         match self {
             Self::Graph(_) => Some("this is a bug; please report it".to_owned()),
-            Self::NoFinding { nearest, .. } => Some(nearest.as_ref().map_or_else(
-                || "run `gpu-bootstrap check -v` for all names".to_owned(),
-                |nearest| format!("did you mean `{nearest}`?"),
-            )),
             Self::Journal(error) | Self::Unfinished(error) => error.hint(),
-            Self::Lock(_) if self.exit() == Exit::NotPermitted => Some("run it as root".to_owned()),
-            Self::Lock(error) => error.hint(),
-            Self::Busy { .. } => {
-                Some("wait for it; run `gpu-bootstrap status` to follow it".to_owned())
-            }
+            Self::Problem(problem) => problem.hint.clone(),
             Self::RebootFirst { awaited, reboots } => Some(if awaited.automatic {
                 format!(
                     "the machine reboots automatically in a moment ({reboots} of {MOST_REBOOTS}); \
@@ -123,7 +120,7 @@ mod tests {
     #[test]
     fn a_lock_that_only_root_may_take_is_no_bug() {
         let lock = |kind, disk| {
-            EngineError::Lock(FilesError::Io {
+            not_locked(FilesError::Io {
                 verb: "lock",
                 path: "/run/lock".into(),
                 source: Error::from(kind),

@@ -50,13 +50,13 @@ use camino::{Utf8Path, Utf8PathBuf};
 use tokio::sync::OnceCell;
 
 pub use cancel::Cancel;
-pub use errors::EngineError;
+pub use errors::{EngineError, no_finding};
 pub use events::Events;
 pub use graph::GraphError;
 pub use guard::release_lost;
 pub use ours::{holds, our_runtimes};
 pub use patience::UNATTENDED_DEADLINE;
-pub use reboot::{RebootError, reboot};
+pub use reboot::{REBOOT_STOPPED, reboot};
 pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
 pub use resume::{HandOverError, UNIT, asked, hand_over, request, standing_changes as standing};
 pub use rollback::{Rollback, rollback};
@@ -64,12 +64,13 @@ pub use runfile::{Progress, RunFile, StepProgress};
 pub use status::{Current, Status, policy, status};
 pub use statusfile::{RunFault, RunState, RunStatus, StatusFile};
 pub use timing::{Span, SpanEnd, Timing, last_timing};
-pub use unattended::{UnattendedError, start as start_unattended};
+pub use unattended::start as start_unattended;
 pub use uninstall::uninstall;
 pub use verbs::{Failure, NoVerbs, Verbs};
-pub use wait::{WaitError, wait};
+pub use wait::wait;
 
 use crate::{
+    change::Problem,
     check::{Check, Finding},
     compat::matrix::Matrix,
     config::desired::{Desired, DriverWish},
@@ -87,6 +88,7 @@ use crate::{
     step::{Cx, Step, StepError},
     steps,
 };
+use errors::not_locked;
 use graph::Graph;
 use job::Answer;
 
@@ -302,7 +304,7 @@ impl Session {
     /// Puts the steps in order, for `check`.
     ///
     /// # Errors
-    /// [`EngineError::Graph`] when the steps cannot be ordered. [`EngineError::NoFinding`] when a
+    /// [`EngineError::Graph`] when the steps cannot be ordered. [`no_finding`] when a
     /// finding is selected or skipped that does not exist: a misspelt name would be a check that always
     /// passes.
     pub fn audit(
@@ -497,10 +499,10 @@ impl Options {
         let mut named = (self.only.iter()).chain(&self.skip).chain(&self.ignore);
         match named.find(|name| !is_known(name)) {
             None => Ok(()),
-            Some(name) => Err(EngineError::NoFinding {
-                name: name.clone(),
-                nearest: text::nearest(name, known.iter().map(Id::as_str)).map(str::to_owned),
-            }),
+            Some(name) => {
+                let nearest = text::nearest(name, known.iter().map(Id::as_str));
+                Err(no_finding(name, nearest).into())
+            }
         }
     }
 }
@@ -546,25 +548,23 @@ impl Tools {
     /// Takes the run lock, which keeps a second run of this program away.
     ///
     /// # Errors
-    /// [`EngineError::Busy`] while another run holds it.
-    pub fn lock(&self) -> Result<Box<dyn Send + Sync>, EngineError> {
+    /// While another run holds it: [`Exit::Busy`].
+    pub fn lock(&self) -> Result<Box<dyn Send + Sync>, Problem> {
         let folder = Utf8Path::new(RUN);
         let path = folder.join("lock");
         self.host
             .files
             .create_folder(folder, 0o755)
-            .map_err(EngineError::Lock)?;
-        match self.host.files.try_lock(&path).map_err(EngineError::Lock)? {
+            .map_err(not_locked)?;
+        match self.host.files.try_lock(&path).map_err(not_locked)? {
             Some(guard) => Ok(guard),
             None => {
-                let holder = self
-                    .host
-                    .files
-                    .read_text(&path)
-                    .map_err(EngineError::Lock)?;
-                Err(EngineError::Busy {
-                    holder: holder.unwrap_or_default().trim().to_owned(),
-                })
+                let holder = self.host.files.read_text(&path).map_err(not_locked)?;
+                let holder = holder.unwrap_or_default();
+                let what = format!("start the run: another one is running ({})", holder.trim());
+                Err(Problem::new("busy", what)
+                    .exiting(Exit::Busy)
+                    .advice("wait for it; run `gpu-bootstrap status` to follow it"))
             }
         }
     }

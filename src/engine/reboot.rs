@@ -11,9 +11,10 @@ use super::{
     resume::{self, UNIT},
 };
 use crate::{
+    change::Problem,
     error::{Report, one_line},
     exit::Exit,
-    host::{Cmd, ExecError, FilesError, Host},
+    host::{Cmd, FilesError, Host},
     journal::{Ended, Journal},
     tools::{cloud_init, packages::locks, systemctl},
 };
@@ -39,53 +40,23 @@ const AGAIN: Duration = Duration::from_secs(20);
 /// How long `systemctl reboot` may take to send the request.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Why the machine did not reboot.
-#[derive(Debug, thiserror::Error)]
-pub enum RebootError {
-    /// The request was refused each time.
-    #[error("reboot the machine: {REQUESTS} requests were refused")]
-    Refused(#[source] ExecError),
-    /// The request was accepted, and nothing happened.
-    #[error("reboot the machine: {REQUESTS} requests were accepted, but it does not shut down")]
-    StillUp,
-    /// Somebody asked to stop before the request.
-    #[error("reboot the machine: asked to stop")]
-    Stopped(Exit),
-    /// Another run has begun since the reboot was found to be needed.
-    #[error("reboot the machine")]
-    Engine(#[from] EngineError),
-    /// Another run has begun and ended since then.
-    #[error("reboot the machine: another run has changed it meanwhile")]
-    NotAwaited,
+/// The reason where somebody asked to stop before the request.
+pub const REBOOT_STOPPED: &str = "reboot-stopped";
+
+/// The error of a machine that did not reboot, although it had to.
+fn not_rebooted(reason: &'static str, why: &str) -> Problem {
+    let problem = Problem::new(reason, format!("reboot the machine: {why}"));
+    problem.exiting(Exit::RebootRequired).advice(
+        "progress is saved; reboot the machine yourself, then the run continues automatically",
+    )
 }
 
-impl Report for RebootError {
-    fn exit(&self) -> Exit {
-        match self {
-            Self::Stopped(exit) => *exit,
-            _ => Exit::RebootRequired,
-        }
-    }
-
-    fn reason(&self) -> &'static str {
-        match self {
-            Self::Refused(_) | Self::StillUp => "reboot-refused",
-            Self::Stopped(_) => "reboot-stopped",
-            Self::Engine(error) => error.reason(),
-            Self::NotAwaited => "reboot-not-awaited",
-        }
-    }
-
-    fn hint(&self) -> Option<String> {
-        match self {
-            Self::Engine(error) => error.hint(),
-            Self::NotAwaited => Some("run `gpu-bootstrap status`".to_owned()),
-            Self::Refused(_) | Self::StillUp | Self::Stopped(_) => Some(
-                "progress is saved; reboot the machine yourself, then the run continues \
-                 automatically"
-                    .to_owned(),
-            ),
-        }
+/// The error where another run has begun since the reboot was found to be needed.
+fn overtaken(error: EngineError) -> Problem {
+    Problem {
+        hint: error.hint(),
+        ..(Problem::new(error.reason(), "reboot the machine").exiting(Exit::RebootRequired))
+            .caused_by(error)
     }
 }
 
@@ -93,12 +64,12 @@ impl Report for RebootError {
 /// bound. Returns while the machine shuts down, or when the resume unit has taken over.
 ///
 /// # Errors
-/// See [`RebootError`].
+/// When it does not reboot.
 pub async fn reboot(
     tools: &Tools,
     locks: &[&str],
     say: &mut (dyn FnMut(&str) + Send),
-) -> Result<(), RebootError> {
+) -> Result<(), Problem> {
     let host = &tools.host;
     // cloud-init waits for this run, so this run must not wait for cloud-init. The unit takes the run
     // lock, so it must be free.
@@ -119,17 +90,21 @@ pub async fn reboot(
     }
     // Nobody may change the machine while it waits to be rebooted. The end of the run has released
     // the lock, so another one may have been faster.
-    let _lock = tools.lock()?;
+    let _lock = tools.lock().map_err(|error| overtaken(error.into()))?;
     let (journal, _) = Journal::open(host, tools.events.run(), tools.events.secrets())
-        .map_err(EngineError::Journal)?;
+        .map_err(|error| overtaken(error.into()))?;
     let receipt = journal.receipt();
     let last_installs = (receipt.runs.last()).is_some_and(|run| run.mode == Mode::Install.word());
     if receipt.awaited.is_none() || !last_installs {
-        return Err(RebootError::NotAwaited);
+        let why = "another run has changed it meanwhile";
+        return Err(not_rebooted("reboot-not-awaited", why).advice("run `gpu-bootstrap status`"));
     }
     let ended = request(tools, locks, say).await;
-    if let Err(RebootError::Stopped(by)) = ended {
-        stopped(tools, journal, by, say).await?;
+    if let Err(error) = &ended
+        && error.reason == REBOOT_STOPPED
+    {
+        let stopped = stopped(tools, journal, error.exit, say).await;
+        stopped.map_err(overtaken)?;
     }
     ended
 }
@@ -171,14 +146,14 @@ async fn request(
     tools: &Tools,
     locks: &[&str],
     say: &mut (dyn FnMut(&str) + Send),
-) -> Result<(), RebootError> {
+) -> Result<(), Problem> {
     let (host, cancel) = (&tools.host, &tools.cancel);
     wait_for_others(host, locks, cancel, say).await?;
     let request = Cmd::new("systemctl", ["reboot"]).deadline(REQUEST_DEADLINE);
     let mut refused = None;
     for attempt in 1..=REQUESTS {
         if let Some(by) = cancel.exit() {
-            return Err(RebootError::Stopped(by));
+            return Err(reboot_stopped(by));
         }
         let asked = (host.exec.run(&request, &mut |_, _| {}).await)
             .and_then(|output| output.success(&request));
@@ -197,7 +172,16 @@ async fn request(
             }
         }
     }
-    Err(refused.map_or(RebootError::StillUp, RebootError::Refused))
+    Err(match refused {
+        Some(error) => {
+            let why = format!("{REQUESTS} requests were refused");
+            not_rebooted("reboot-refused", &why).caused_by(error)
+        }
+        None => {
+            let why = format!("{REQUESTS} requests were accepted, but it does not shut down");
+            not_rebooted("reboot-refused", &why)
+        }
+    })
 }
 
 async fn wait_for_others(
@@ -205,7 +189,7 @@ async fn wait_for_others(
     locks: &[&str],
     cancel: &Cancel,
     say: &mut (dyn FnMut(&str) + Send),
-) -> Result<(), RebootError> {
+) -> Result<(), Problem> {
     let began = host.clock.monotonic();
     let mut said: Option<String> = None;
     loop {
@@ -265,10 +249,14 @@ async fn shuts_down(host: &Host, cancel: &Cancel) -> bool {
     false
 }
 
-async fn pause(host: &Host, cancel: &Cancel, pause: Duration) -> Result<(), RebootError> {
+fn reboot_stopped(by: Exit) -> Problem {
+    not_rebooted(REBOOT_STOPPED, "asked to stop").exiting(by)
+}
+
+async fn pause(host: &Host, cancel: &Cancel, pause: Duration) -> Result<(), Problem> {
     tokio::select! {
         biased;
-        by = cancel.cancelled() => Err(RebootError::Stopped(by)),
+        by = cancel.cancelled() => Err(reboot_stopped(by)),
         () = host.clock.sleep(pause) => Ok(()),
     }
 }

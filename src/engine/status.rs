@@ -3,7 +3,9 @@
 use serde::Serialize;
 
 use super::{
-    EngineError, resume,
+    EngineError,
+    errors::not_locked,
+    resume,
     runfile::{self, Progress},
 };
 use crate::{
@@ -57,7 +59,7 @@ pub struct Current {
 pub fn status(host: &Host, boot_id: Option<&str>) -> Result<Status, EngineError> {
     let receipt = fold(&Journal::read(host)?.lines);
     let current = runfile::read(&*host.files)
-        .map_err(EngineError::Lock)?
+        .map_err(not_locked)?
         .map(|progress| Current {
             alive: runfile::began(&*host.files, progress.pid)
                 .is_some_and(|began| progress.pid_started.is_none_or(|then| then == began)),

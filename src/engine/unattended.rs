@@ -6,9 +6,9 @@ use super::{
     wait::{self, OF_USER_DATA},
 };
 use crate::{
-    error::Report,
+    change::Problem,
     exit::Exit,
-    host::{ExecError, FilesError, Host},
+    host::{FilesError, Host},
     tools::systemctl::{self, Once},
 };
 
@@ -30,58 +30,21 @@ const PROPERTIES: [&str; 11] = [
     "StandardError=journal+console",
 ];
 
-/// Why the unit was not started.
-#[derive(Debug, thiserror::Error)]
-pub enum UnattendedError {
-    #[error("start the installation as a unit: systemd does not run here")]
-    NoSystemd,
-    /// What runs already cannot be seen.
-    #[error("see whether a run is under way")]
-    Files(#[from] FilesError),
-    /// It was not started.
-    #[error("start `{OF_USER_DATA}`")]
-    Start(#[from] ExecError),
-}
-
-impl Report for UnattendedError {
-    fn exit(&self) -> Exit {
-        match self {
-            Self::NoSystemd => Exit::Blocked,
-            Self::Files(_) | Self::Start(_) => Exit::Internal,
-        }
-    }
-
-    fn reason(&self) -> &'static str {
-        match self {
-            Self::NoSystemd => "no-systemd",
-            Self::Files(_) => "status-unreadable",
-            Self::Start(_) => "unit-not-started",
-        }
-    }
-
-    fn hint(&self) -> Option<String> {
-        match self {
-            Self::NoSystemd => {
-                Some("leave `--unattended` out, or build an image with `--image`".to_owned())
-            }
-            Self::Files(_) | Self::Start(_) => None,
-        }
-    }
-}
-
 /// Starts the unit with this command, the program first. Returns whether it did: a run that is under way, also one that
 /// goes on after a reboot, is not started a second time.
 ///
 /// # Errors
-/// See [`UnattendedError`].
-pub async fn start(host: &Host, command: &[String]) -> Result<bool, UnattendedError> {
-    if !host.files.exists(systemctl::BOOTED.into())? {
-        return Err(UnattendedError::NoSystemd);
+/// When what runs already cannot be seen, or the unit was not started.
+pub async fn start(host: &Host, command: &[String]) -> Result<bool, Problem> {
+    if !(host.files.exists(systemctl::BOOTED.into())).map_err(unseen)? {
+        let what = "start the installation as a unit: systemd does not run here";
+        return Err(Problem::blocked("no-systemd", what)
+            .advice("leave `--unattended` out, or build an image with `--image`"));
     }
-    if wait::once(host, resume::UNIT).await? == Once::Busy {
+    if wait::once(host, resume::UNIT).await.map_err(unseen)? == Once::Busy {
         return Ok(false);
     }
-    match wait::once(host, OF_USER_DATA).await? {
+    match wait::once(host, OF_USER_DATA).await.map_err(unseen)? {
         Once::Busy => return Ok(false),
         // A unit that has failed keeps its name.
         Once::Failed { .. } => act(host, &systemctl::act("reset-failed", OF_USER_DATA)).await?,
@@ -91,9 +54,17 @@ pub async fn start(host: &Host, command: &[String]) -> Result<bool, UnattendedEr
     Ok(true)
 }
 
-async fn act(host: &Host, cmd: &crate::host::Cmd) -> Result<(), ExecError> {
-    let output = host.exec.run(cmd, &mut |_, _| {}).await?;
-    output.success(cmd).map(drop)
+fn unseen(error: FilesError) -> Problem {
+    let problem = Problem::new("status-unreadable", "see whether a run is under way");
+    problem.exiting(Exit::Internal).caused_by(error)
+}
+
+async fn act(host: &Host, cmd: &crate::host::Cmd) -> Result<(), Problem> {
+    let ran = host.exec.run(cmd, &mut |_, _| {}).await;
+    (ran.and_then(|output| output.success(cmd)).map(drop)).map_err(|error| {
+        let problem = Problem::new("unit-not-started", format!("start `{OF_USER_DATA}`"));
+        problem.exiting(Exit::Internal).caused_by(error)
+    })
 }
 
 #[cfg(test)]
@@ -160,6 +131,6 @@ mod tests {
         }
         let (host, _) = fake::host();
         let error = start(&host, &[]).await.unwrap_err();
-        assert_eq!(error.exit(), Exit::Blocked);
+        assert_eq!(error.exit, Exit::Blocked);
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use async_trait::async_trait;
 
 use crate::{
-    change::{Applier, Change, Reverted, Sink, Undo, packages::Withdrawn},
+    change::{Applier, Change, Problem, Reverted, Sink, Undo, packages::Withdrawn},
     error::Report,
     exit::Exit,
 };
@@ -122,22 +122,10 @@ impl Verbs for Applier {
 pub struct NoVerbs;
 
 /// A bug: `check` tried to change something.
-#[derive(Debug, thiserror::Error)]
-#[error("change the machine: `check` only looks")]
-struct OnlyLooks;
-
-impl Report for OnlyLooks {
-    fn exit(&self) -> Exit {
-        Exit::Internal
-    }
-
-    fn reason(&self) -> &'static str {
-        "bug"
-    }
-
-    fn hint(&self) -> Option<String> {
-        Some("this is a bug; please report it".to_owned())
-    }
+fn only_looks() -> Failure {
+    let what = "change the machine: `check` only looks";
+    let problem = Problem::new("bug", what).advice("this is a bug; please report it");
+    Box::new(problem.exiting(Exit::Internal))
 }
 
 #[async_trait]
@@ -145,27 +133,27 @@ impl Verbs for NoVerbs {
     async fn resume_paused(&self, _: &dyn Sink) {}
 
     async fn preview(&self, _: &Change) -> Result<Option<String>, Failure> {
-        Err(boxed(OnlyLooks))
+        Err(only_looks())
     }
 
     async fn rehearse(&self, _: &Change) -> Result<(), Failure> {
-        Err(boxed(OnlyLooks))
+        Err(only_looks())
     }
 
     async fn capture(&self, _: &Change) -> Result<Undo, Failure> {
-        Err(boxed(OnlyLooks))
+        Err(only_looks())
     }
 
     async fn apply(&self, _: &Change, _: Undo, _: &dyn Sink) -> Result<Undo, Failure> {
-        Err(boxed(OnlyLooks))
+        Err(only_looks())
     }
 
     async fn reconcile(&self, _: &Undo, _: &dyn Sink) -> Result<Undo, Failure> {
-        Err(boxed(OnlyLooks))
+        Err(only_looks())
     }
 
     async fn revert(&self, _: &Undo, _: &dyn Sink) -> Result<Reverted, Failure> {
-        Err(boxed(OnlyLooks))
+        Err(only_looks())
     }
 
     async fn withdraw(
@@ -175,11 +163,11 @@ impl Verbs for NoVerbs {
         _: &BTreeSet<String>,
         _: &dyn Sink,
     ) -> Result<Withdrawn, Failure> {
-        Err(boxed(OnlyLooks))
+        Err(only_looks())
     }
 }
 
-fn boxed(error: impl Report) -> Failure {
+fn boxed(error: Problem) -> Failure {
     Box::new(error)
 }
 

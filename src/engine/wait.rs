@@ -3,12 +3,10 @@
 
 use std::time::Duration;
 
-use camino::Utf8Path;
-
 use super::{EngineError, Status, resume::UNIT, status, statusfile};
 use crate::{
+    change::Problem,
     engine::{RunState, RunStatus},
-    error::Report,
     exit::Exit,
     host::{ExecError, FilesError, Host},
     steps,
@@ -25,50 +23,6 @@ pub(super) const OF_USER_DATA: &str = "gpu-bootstrap.service";
 /// The pause between two looks.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Why nobody knows how the run ended.
-#[derive(Debug, thiserror::Error)]
-pub enum WaitError {
-    /// The journal cannot be read.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// What the run has left cannot be read.
-    #[error("read the status of the run")]
-    Files(#[from] FilesError),
-    /// It takes longer than somebody wants to wait.
-    #[error("see the end of the run: it has not ended after {} s", .0.as_secs())]
-    Late(Duration),
-}
-
-impl Report for WaitError {
-    fn exit(&self) -> Exit {
-        match self {
-            Self::Engine(error) => error.exit(),
-            Self::Files(_) => Exit::Internal,
-            Self::Late(_) => Exit::Busy,
-        }
-    }
-
-    fn reason(&self) -> &'static str {
-        match self {
-            Self::Engine(error) => error.reason(),
-            Self::Files(_) => "status-unreadable",
-            Self::Late(_) => "run-not-ended",
-        }
-    }
-
-    fn hint(&self) -> Option<String> {
-        match self {
-            Self::Engine(error) => error.hint(),
-            Self::Files(_) => None,
-            Self::Late(_) => Some(
-                "it goes on; `gpu-bootstrap status` and `journalctl -u gpu-bootstrap -u \
-                 gpu-bootstrap-resume` say what it does"
-                    .to_owned(),
-            ),
-        }
-    }
-}
-
 /// What is known about runs at one moment.
 struct Seen {
     status: Status,
@@ -83,8 +37,12 @@ struct Seen {
 /// machine, or to join by `nodeadm`. Returns the exit status of the last run, and 0 where it goes on by itself.
 ///
 /// # Errors
-/// See [`WaitError`].
-pub async fn wait(host: &Host, boot_id: Option<&str>, limit: Duration) -> Result<Exit, WaitError> {
+/// When the journal or the status of the run cannot be read, or the run takes longer than `limit`.
+pub async fn wait(
+    host: &Host,
+    boot_id: Option<&str>,
+    limit: Duration,
+) -> Result<Exit, EngineError> {
     let began = host.clock.monotonic();
     loop {
         if let Some(exit) = verdict(&look(host, boot_id).await?) {
@@ -92,21 +50,34 @@ pub async fn wait(host: &Host, boot_id: Option<&str>, limit: Duration) -> Result
         }
         let waited = host.clock.monotonic().saturating_sub(began);
         if waited >= limit {
-            return Err(WaitError::Late(limit));
+            let seconds = limit.as_secs();
+            let what = format!("see the end of the run: it has not ended after {seconds} s");
+            let late = Problem::new("run-not-ended", what)
+                .exiting(Exit::Busy)
+                .advice(
+                    "it goes on; `gpu-bootstrap status` and `journalctl -u gpu-bootstrap -u \
+                     gpu-bootstrap-resume` say what it does",
+                );
+            return Err(late.into());
         }
         host.clock.sleep(POLL.min(limit - waited)).await;
     }
 }
 
-async fn look(host: &Host, boot_id: Option<&str>) -> Result<Seen, WaitError> {
+async fn look(host: &Host, boot_id: Option<&str>) -> Result<Seen, EngineError> {
+    let unreadable = |error: FilesError| {
+        let problem = Problem::new("status-unreadable", "read the status of the run");
+        problem.exiting(Exit::Internal).caused_by(error)
+    };
     // The units first: whatever one has left is there when it has ended.
-    let units = [once(host, OF_USER_DATA).await?, once(host, UNIT).await?];
-    let run = statusfile::read(&*host.files)?;
+    let ended = once(host, OF_USER_DATA).await.map_err(unreadable)?;
+    let units = [ended, once(host, UNIT).await.map_err(unreadable)?];
+    let run = statusfile::read(&*host.files).map_err(unreadable)?;
     let status = status(host, boot_id)?;
     // The file alone says little: it stays when the node has joined.
     let joins_after_cloud_init = joins(&status)
-        && host.files.exists(Utf8Path::new(nodeadm::MAY_JOIN))?
-        && cloud_init::is_running(&*host.files)?;
+        && (host.files.exists(nodeadm::MAY_JOIN.into())).map_err(unreadable)?
+        && cloud_init::is_running(&*host.files).map_err(unreadable)?;
     Ok(Seen {
         status,
         run,
@@ -178,6 +149,7 @@ mod tests {
     use super::*;
     use crate::{
         engine::{Current, Progress, StepProgress},
+        error::Report,
         host::fake,
         journal::{Awaited, Ended, Run},
         model::id::StepId,
