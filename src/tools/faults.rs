@@ -13,15 +13,15 @@ static TABLE: LazyLock<Table> =
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
-    pull: Vec<Fault>,
-    kubeadm: Vec<Fault>,
-    modprobe: Vec<Fault>,
+    pull: Vec<KnownFault>,
+    kubeadm: Vec<KnownFault>,
+    modprobe: Vec<KnownFault>,
 }
 
 /// A row of the table, which explains its fields.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Fault {
+pub struct KnownFault {
     #[serde(default)]
     signs: Vec<String>,
     #[serde(default)]
@@ -42,7 +42,7 @@ pub struct Fault {
     pub again: bool,
 }
 
-impl Fault {
+impl KnownFault {
     /// What helps with this runtime.
     #[must_use]
     pub fn hint_for(&self, runtime: &str) -> Option<&str> {
@@ -57,14 +57,14 @@ impl Fault {
 
 /// Why the client of a registry did not pull an image.
 #[must_use]
-pub fn of_pull(said: &str) -> &'static Fault {
+pub fn of_pull(said: &str) -> &'static KnownFault {
     find(&TABLE.pull, said)
 }
 
 /// Why kubeadm did not join. `signed` tells that the cluster proves by a signature that it knows the token, before the
 /// token is used: then an answer of 401 does not mean that the token is wrong.
 #[must_use]
-pub fn of_kubeadm(said: &str, signed: bool) -> &'static Fault {
+pub fn of_kubeadm(said: &str, signed: bool) -> &'static KnownFault {
     let said = said.to_lowercase();
     // Before it, kubeadm tells what it waits for.
     let said = &said[said.rfind("\nerror:").unwrap_or_default()..];
@@ -78,12 +78,12 @@ pub fn of_kubeadm(said: &str, signed: bool) -> &'static Fault {
 
 /// Why modprobe did not load or unload a module.
 #[must_use]
-pub fn of_modprobe(said: &str) -> &'static Fault {
+pub fn of_modprobe(said: &str) -> &'static KnownFault {
     find(&TABLE.modprobe, said)
 }
 
 /// The row of what a program says: the last one if no sign is in it.
-fn find<'t>(rows: &'t [Fault], said: &str) -> &'t Fault {
+fn find<'t>(rows: &'t [KnownFault], said: &str) -> &'t KnownFault {
     let said = said.to_lowercase();
     let shows = |signs: &[String]| signs.iter().any(|sign| said.contains(sign.as_str()));
     (rows.iter().find(|row| shows(&row.signs)))

@@ -64,7 +64,7 @@ impl Applier {
         };
         Err(match source {
             TokenSource::File(path) => bad_secret(path, why),
-            source => Fault::Form.problem(source, why),
+            source => TokenFault::Form.problem(source, why),
         })
     }
 }
@@ -80,11 +80,11 @@ struct Clouds<'h> {
 }
 
 /// Why a cloud gives no token.
-type Failure = (Fault, String);
+type Failure = (TokenFault, String);
 
 /// Why the token is not to be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+enum TokenFault {
     /// The instance has no identity that could ask.
     NoIdentity,
     /// The identity may not read the secret.
@@ -99,7 +99,7 @@ enum Fault {
     Refused,
 }
 
-impl Fault {
+impl TokenFault {
     /// The error; `why` is without the secret.
     fn problem(self, place: &TokenSource, why: &str) -> Problem {
         use TokenSource::{Aws, Credential, Gcp};
@@ -178,14 +178,14 @@ impl Clouds<'_> {
                 version,
             } => self.of_azure(vault, name, version.as_deref()).await,
             TokenSource::File(_) | TokenSource::Credential(_) => {
-                Err((Fault::NotFound, "it is not there".to_owned()))
+                Err((TokenFault::NotFound, "it is not there".to_owned()))
             }
         };
         let token = fetched.and_then(|token| {
             self.secrets.learn(&token);
             let text = token.expose().trim();
             let is_one = !text.is_empty() && !text.contains(char::is_whitespace);
-            let wrong = || (Fault::Form, "the secret is no single word".to_owned());
+            let wrong = || (TokenFault::Form, "the secret is no single word".to_owned());
             is_one.then(|| Secret::new(text)).ok_or_else(wrong)
         });
         token.map_err(|(fault, why)| fault.problem(source, &why))
@@ -199,7 +199,7 @@ impl Clouds<'_> {
             .unwrap_or_default();
         if text.is_empty() {
             let why = format!("the metadata service tells no `{key}`");
-            return Err((Fault::NoIdentity, why));
+            return Err((TokenFault::NoIdentity, why));
         }
         let secret = Secret::new(text);
         self.secrets.learn(&secret);
@@ -237,9 +237,9 @@ impl Clouds<'_> {
 
 fn failed(error: HttpError) -> Failure {
     let fault = match &error {
-        error if error.passes() => Fault::Unreachable,
-        HttpError::TooLarge { .. } => Fault::Form,
-        _ => Fault::Refused,
+        error if error.passes() => TokenFault::Unreachable,
+        HttpError::TooLarge { .. } => TokenFault::Form,
+        _ => TokenFault::Refused,
     };
     (fault, error.to_string())
 }
@@ -247,9 +247,9 @@ fn failed(error: HttpError) -> Failure {
 /// An answer that is no success, by its status and by the word with which the service names the error.
 fn refused(status: u16, word: Option<&str>) -> Failure {
     let fault = match status {
-        401 | 403 => Fault::Denied,
-        404 => Fault::NotFound,
-        _ => Fault::Refused,
+        401 | 403 => TokenFault::Denied,
+        404 => TokenFault::NotFound,
+        _ => TokenFault::Refused,
     };
     // Only a word: a text may repeat what was sent.
     let is_word = |word: &&str| {
@@ -275,13 +275,13 @@ fn document(body: &[u8]) -> Value {
 fn decoded(bytes: Result<Vec<u8>, base64::DecodeError>) -> Result<Secret, Failure> {
     let text = bytes.ok().and_then(|bytes| String::from_utf8(bytes).ok());
     text.map(Secret::new)
-        .ok_or_else(|| (Fault::Form, "the secret is no text".to_owned()))
+        .ok_or_else(|| (TokenFault::Form, "the secret is no text".to_owned()))
 }
 
 /// An answer without the value.
 fn valueless() -> Failure {
     let why = "the answer has no secret in it".to_owned();
-    (Fault::Form, why)
+    (TokenFault::Form, why)
 }
 
 #[cfg(test)]

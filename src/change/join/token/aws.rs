@@ -7,7 +7,7 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-use super::{Clouds, Failure, Fault, decoded, document, failed, refused, said, valueless};
+use super::{Clouds, Failure, TokenFault, decoded, document, failed, refused, said, valueless};
 use crate::{
     host::Method,
     model::secret::Secret,
@@ -47,10 +47,10 @@ impl Clouds<'_> {
         // It may have a name space before `#`.
         let word = text("__type").and_then(|word| word.rsplit('#').next());
         let fault = match word {
-            Some("ResourceNotFoundException") => Fault::NotFound,
-            Some("AccessDeniedException") => Fault::Denied,
+            Some("ResourceNotFoundException") => TokenFault::NotFound,
+            Some("AccessDeniedException") => TokenFault::Denied,
             // The role's credentials have just been rotated, or too many ask.
-            Some("ExpiredTokenException" | "ThrottlingException") => Fault::Unreachable,
+            Some("ExpiredTokenException" | "ThrottlingException") => TokenFault::Unreachable,
             word => return Err(refused(answer.status, word)),
         };
         Err((fault, said(answer.status, word)))
@@ -59,7 +59,7 @@ impl Clouds<'_> {
     async fn role(&self) -> Result<Credentials, Failure> {
         let none = || {
             let why = "the instance has no role".to_owned();
-            (Fault::NoIdentity, why)
+            (TokenFault::NoIdentity, why)
         };
         let header = self.metadata.aws_header().await.map_err(failed)?;
         let roles = (self.metadata.find(ROLES, header.clone()).await).map_err(failed)?;

@@ -6,7 +6,7 @@
 
 use serde_json::Value;
 
-use super::{Clouds, Failure, Fault, document, failed, refused, valueless};
+use super::{Clouds, Failure, TokenFault, document, failed, refused, valueless};
 use crate::{
     facts::Service,
     host::{HttpError, Method},
@@ -33,11 +33,11 @@ impl Clouds<'_> {
         let told = told.map_err(|error| match error {
             HttpError::Status { status: 400, .. } => {
                 let why = "the machine has no managed identity, or several".to_owned();
-                (Fault::NoIdentity, why)
+                (TokenFault::NoIdentity, why)
             }
             HttpError::Status {
                 status: 404 | 410, ..
-            } => (Fault::Unreachable, error.to_string()),
+            } => (TokenFault::Unreachable, error.to_string()),
             error => failed(error),
         })?;
         let access = self.learned(&document(&told), "access_token")?;

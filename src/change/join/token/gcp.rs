@@ -7,7 +7,7 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::Value;
 
-use super::{Clouds, Failure, Fault, decoded, document, failed, refused, valueless};
+use super::{Clouds, Failure, TokenFault, decoded, document, failed, refused, valueless};
 use crate::{facts::Service, host::Method, model::secret::Secret};
 
 const TOKEN: &str = "/computeMetadata/v1/instance/service-accounts/default/token";
@@ -22,7 +22,7 @@ impl Clouds<'_> {
         let told = (self.metadata.find(TOKEN, Service::gcp_header()).await).map_err(failed)?;
         let told = told.ok_or_else(|| {
             let why = "the instance has no service account".to_owned();
-            (Fault::NoIdentity, why)
+            (TokenFault::NoIdentity, why)
         })?;
         let access = self.learned(&document(&told), "access_token")?;
         let bearer = Secret::new(format!("Bearer {}", access.expose()));

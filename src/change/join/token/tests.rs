@@ -26,7 +26,7 @@ const OTHERS: [&str; 4] = [
     "eyJ0eXAi.azure",
 ];
 
-fn reason(fault: Fault) -> &'static str {
+fn reason(fault: TokenFault) -> &'static str {
     let source = AWS.parse().expect("a place");
     fault.problem(&source, "").reason()
 }
@@ -211,7 +211,7 @@ async fn what_the_clouds_refuse_is_told_apart() {
     let azure = |word: &str| {
         format!(r#"{{"error": {{"code": "{word}", "message": "secret words: hush"}}}}"#)
     };
-    use Fault::{Denied, Form, NotFound, Refused, Unreachable};
+    use TokenFault::{Denied, Form, NotFound, Refused, Unreachable};
     for (source, status, body, fault) in [
         (AWS, 400, aws("AccessDeniedException"), Denied),
         (
@@ -274,10 +274,10 @@ fn an_answer_that_cannot_be_used_is_no_silence() {
     };
     let busy = |status| HttpError::Status { url: url(), status };
     for (error, fault) in [
-        (silent, Fault::Unreachable),
-        (busy(503), Fault::Unreachable),
-        (busy(400), Fault::Refused),
-        (large, Fault::Form),
+        (silent, TokenFault::Unreachable),
+        (busy(503), TokenFault::Unreachable),
+        (busy(400), TokenFault::Refused),
+        (large, TokenFault::Form),
     ] {
         assert_eq!(failed(error).0, fault);
     }
