@@ -58,8 +58,8 @@ async fn moves(subject: &Subject<'_>, desired: &Desired) -> Result<Moves, StepEr
     if driver_is_absent(subject.state, desired).await? {
         return Ok(Moves::Unasked("nothing of it is installed yet".to_owned()));
     }
-    let query = (backend.transactions()).and_then(|transactions| transactions.upgrade());
-    let (Some(transactions), Some(query)) = (backend.transactions(), query) else {
+    let transactions = backend.transactions();
+    let Some(query) = transactions.upgrade() else {
         let name = backend.name();
         return Ok(Moves::Unasked(format!("{name} is not asked for this")));
     };

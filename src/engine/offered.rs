@@ -26,8 +26,7 @@ pub(super) async fn offered(
     proven: &Proven,
 ) -> Result<Offered, String> {
     let backend = manager.backend();
-    let transactions =
-        (backend.transactions()).ok_or_else(|| format!("{} is not asked", backend.name()))?;
+    let transactions = backend.transactions();
     let has_lists = backend.has_lists(&*host.files);
     if !has_lists.map_err(|error| format!("failed to {}", one_line(&error)))? {
         return Err("there are no package lists".to_owned());

@@ -20,7 +20,7 @@ use crate::{
     },
     state::{FoundDriver, Origin, Ours, Owner, owner},
     step::{Assessment, Cx, Step, StepError},
-    tools::{dkms, packages::Transactions},
+    tools::dkms,
 };
 
 /// NVIDIA's installer leaves this behind; it removes what the installer put there.
@@ -86,7 +86,7 @@ fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> Result
     let (Some(module), None, true) = (
         &driver.dkms,
         &driver.prebuilt,
-        transactions.is_some_and(Transactions::scripts_may_leave_modules),
+        transactions.scripts_may_leave_modules(),
     ) else {
         return Ok(false);
     };

@@ -132,11 +132,6 @@ fn answer(
         return Assessment::blocked(format!("kernel {kernel}: {}", row.why), row.hint.clone());
     }
     let Some(answer) = &asked.answer else {
-        if asked.without_lists {
-            return Assessment::not_applicable(
-                "this package manager is not asked which kernels have a driver module",
-            );
-        }
         return Assessment::needs(
             "which kernels have a driver module is known only with new package lists",
             vec![Change::RefreshRepositories],

@@ -37,8 +37,6 @@ pub(super) struct Asked {
     pub(super) answer: Option<Answer>,
     /// The package lists were not needed for it, or are as new as this run.
     pub(super) certain: bool,
-    /// This package manager has no lists that could be asked.
-    pub(super) without_lists: bool,
     /// Kernels whose packaged module is of another version than the libraries, in words.
     pub(super) other_module: BTreeMap<KernelVersion, String>,
     /// The running kernel, where it cannot have a module and the one of the next boot may: then it needs
@@ -95,7 +93,6 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
         },
         answer: None,
         certain: true,
-        without_lists: false,
         other_module: BTreeMap::new(),
         left: left(cx, wish, &needed),
         ruled_out: BTreeSet::new(),
@@ -126,7 +123,6 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
     }
     asked.certain = cx.state.lists_are_new();
     let Some(lists) = Lists::read(cx, wish, &asked.question.kernels, &installed).await? else {
-        asked.without_lists = backend.transactions().is_none();
         return Ok(Some(asked));
     };
     builds.add_offered(cx, wish).await?;

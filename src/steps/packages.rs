@@ -67,9 +67,6 @@ pub(super) async fn database<'a>(cx: &Cx<'a>) -> Result<&'a [packages::Package],
 /// What an interrupted package manager left half done, in words.
 pub(super) async fn half_done(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
     let backend = backend(cx);
-    if backend.transactions().is_none() {
-        return Ok(Vec::new());
-    }
     let database = cx.state.database(cx.desired.packages.manager).await?;
     let half_done = backend.half_done(cx.host.files(), database.unwrap_or_default())?;
     let packages =
@@ -109,8 +106,7 @@ fn passing(answer: Assessment) -> Assessment {
 
 /// The names of packages in the lists that begin so; none if the package manager has no quick way.
 pub(super) async fn names(cx: &Cx<'_>, prefix: &str) -> Result<Vec<String>, StepError> {
-    let transactions = backend(cx).transactions();
-    let Some(query) = transactions.and_then(|transactions| transactions.names(prefix)) else {
+    let Some(query) = backend(cx).transactions().names(prefix) else {
         return Ok(Vec::new());
     };
     let output = cx.host.query(&query).await?.success(query.cmd())?;
@@ -121,9 +117,7 @@ pub(super) async fn names(cx: &Cx<'_>, prefix: &str) -> Result<Vec<String>, Step
 /// cut left them torn.
 pub(super) fn has_lists(cx: &Cx<'_>) -> Result<bool, StepError> {
     let (backend, files) = (backend(cx), cx.host.files());
-    Ok(backend.transactions().is_some()
-        && backend.has_lists(files)?
-        && backend.torn_lists(files)?.is_empty())
+    Ok(backend.has_lists(files)? && backend.torn_lists(files)?.is_empty())
 }
 
 /// The versions of each of these packages that could be installed, the preferred one first; none for
@@ -135,9 +129,10 @@ pub(super) async fn offered_versions(
     let mut found: BTreeMap<String, Vec<String>> = (names.iter())
         .map(|name| ((*name).to_owned(), Vec::new()))
         .collect();
-    let Some(transactions) = backend(cx).transactions().filter(|_| !names.is_empty()) else {
+    if names.is_empty() {
         return Ok(found);
-    };
+    }
+    let transactions = backend(cx).transactions();
     let query = transactions.offers(names);
     let output = cx.host.query(&query).await?.success(query.cmd())?;
     for offer in transactions.parse_offers(&output.stdout) {
@@ -157,9 +152,7 @@ pub(super) async fn contents(
     cx: &Cx<'_>,
     names: &[&str],
 ) -> Result<Vec<packages::Contents>, StepError> {
-    let Some(transactions) = backend(cx).transactions() else {
-        return Ok(Vec::new());
-    };
+    let transactions = backend(cx).transactions();
     let Some(query) = transactions.contents(names) else {
         return Ok(Vec::new());
     };
@@ -172,9 +165,7 @@ pub(super) async fn lower_bounds(
     cx: &Cx<'_>,
     names: &[&str],
 ) -> Result<Vec<packages::LowerBounds>, StepError> {
-    let Some(transactions) = backend(cx).transactions() else {
-        return Ok(Vec::new());
-    };
+    let transactions = backend(cx).transactions();
     let Some(query) = transactions.lower_bounds(names) else {
         return Ok(Vec::new());
     };

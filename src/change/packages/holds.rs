@@ -189,7 +189,6 @@ impl Applier {
         undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
-        self.transactions()?;
         self.exclusively(sink, async {
             let database = self.database().await?;
             let names = to_hold(&database, patterns);
@@ -221,7 +220,7 @@ impl Applier {
         };
         let list = self.backend.hold_list().filter(|_| mark != Mark::Automatic);
         let Some(list) = list else {
-            let cmd = self.transactions()?.mark(mark, names);
+            let cmd = self.transactions().mark(mark, names);
             return self.run_with_retries(what, cmd, sink).await;
         };
         let files = &self.host.files;
@@ -317,7 +316,6 @@ impl Applier {
                 why: "no hold of this program is left".to_owned(),
             });
         }
-        self.transactions()?;
         self.exclusively(sink, self.mark(Mark::Unhold, &names, sink))
             .await?;
         Ok(Reverted::Done {

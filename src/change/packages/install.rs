@@ -65,7 +65,6 @@ impl Applier {
         undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
-        self.transactions()?;
         self.exclusively(sink, async {
             self.check_consistent().await?;
             let mut resolved = match self.resolve(wishes).await {
@@ -111,7 +110,7 @@ impl Applier {
         self.guard(actions, wishes).await?;
         self.approve(actions, &names(wishes), removing).await?;
         self.check_space(&request).await?;
-        let (transactions, settings) = (self.transactions()?, self.settings());
+        let (transactions, settings) = (self.transactions(), self.settings());
         let downloads = actions
             .iter()
             .filter(|action| matches!(action, Action::Install { .. }))
@@ -209,7 +208,7 @@ impl Applier {
     }
 
     fn at_versions(&self, named: &BTreeMap<String, String>) -> Result<Vec<String>, Problem> {
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         let at = |(name, version): (&String, &String)| transactions.at_version(name, version);
         Ok(named.iter().map(at).collect())
     }
@@ -232,7 +231,7 @@ impl Applier {
         if names.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         let answer = self
             .ask("look packages up", &transactions.offers(&names))
             .await?;
@@ -257,7 +256,6 @@ impl Applier {
         wishes: &[PackageWish],
         removing: &[String],
     ) -> Result<(), Problem> {
-        self.transactions()?;
         if !self.backend.torn_lists(&*self.host.files)?.is_empty() {
             return Ok(());
         }
@@ -333,7 +331,7 @@ impl Applier {
         if modules.is_empty() {
             return Ok(());
         }
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         if let Some(query) = transactions.lower_bounds(&modules) {
             let answer = self.ask("look at what modules need", &query).await?;
             let bounds = transactions.parse_lower_bounds(&answer);
@@ -344,7 +342,7 @@ impl Applier {
 
     /// Refuses parts of a driver from forbidden repositories. Where no preference forbids anything, nothing is asked.
     async fn refuse_forbidden(&self, actions: &[Action]) -> Result<(), Problem> {
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         let of_driver: Vec<&str> = (actions.iter())
             .filter_map(|action| match action {
                 Action::Install { name, to, .. } => {
@@ -372,12 +370,6 @@ impl Applier {
         wishes: &[PackageWish],
         removing: &[String],
     ) -> Result<String, Problem> {
-        if self.backend.transactions().is_none() {
-            let name = self.backend.name();
-            return Ok(format!(
-                "installing with {name} is not available in this version"
-            ));
-        }
         let resolved = match self.resolve(wishes).await {
             Ok(resolved) => resolved,
             Err(error) if is_not_offered(&error) => return Ok(NOT_SIMULATED.to_owned()),
@@ -416,7 +408,7 @@ impl Applier {
         loop {
             let actions = self.simulate(&request).await?;
             self.approve(&actions, &[], &[]).await?;
-            let transactions = self.transactions()?;
+            let transactions = self.transactions();
             let cmd = transactions.perform(&self.settings(), &request, removals(&actions));
             let stages = super::run::stages(&actions);
             let performed = async {
@@ -436,7 +428,7 @@ impl Applier {
         request: &TransactionRequest<'_>,
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         if !transactions.performs_from_downloads() {
             return Ok(());
         }
@@ -483,7 +475,7 @@ impl Applier {
         if open.is_empty() {
             return Ok(resolved);
         }
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         let names: BTreeSet<&str> = open.iter().map(|wish| wish.name.as_str()).collect();
         let names: Vec<&str> = names.into_iter().collect();
         let query = transactions.offers(&names);
@@ -501,7 +493,7 @@ impl Applier {
         &self,
         resolved: &BTreeMap<String, String>,
     ) -> Result<Vec<String>, Problem> {
-        let (installed, transactions) = (self.installed().await?, self.transactions()?);
+        let (installed, transactions) = (self.installed().await?, self.transactions());
         Ok(resolved
             .iter()
             .filter(|(name, version)| !self.has_version(&installed, name, version))

@@ -63,7 +63,7 @@ impl Applier {
         &self,
         output: &str,
     ) -> Result<Option<Vec<SourceFailure>>, Problem> {
-        let failures = self.transactions()?.failures_by_source(output);
+        let failures = self.transactions().failures_by_source(output);
         let (Some(wanted), Some(failures)) = (&self.wanted, failures) else {
             return Ok(None);
         };
@@ -122,7 +122,6 @@ impl Applier {
 
     /// Downloads the package lists, unless they are fresh.
     pub(in crate::change) async fn refresh(&self, sink: &dyn Sink) -> Result<(), Problem> {
-        self.transactions()?;
         if self.lists.are_fresh() {
             sink.line("the package lists were already downloaded in this run");
             return Ok(());
@@ -131,7 +130,7 @@ impl Applier {
     }
 
     pub(super) async fn update(&self, sink: &dyn Sink) -> Result<(), Problem> {
-        let refresh = self.transactions()?.refresh(&self.settings(), false);
+        let refresh = self.transactions().refresh(&self.settings(), false);
         self.lists.set_fresh(false);
         for torn in self.backend.torn_lists(&*self.host.files)? {
             // A missing file is downloaded again.

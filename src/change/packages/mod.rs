@@ -53,10 +53,8 @@ const LOCK_BACKSTOP: u64 = 10;
 
 impl Applier {
     /// The transactions of this machine's package manager.
-    fn transactions(&self) -> Result<&'static dyn Transactions, Problem> {
-        self.backend.transactions().ok_or_else(|| {
-            Problem::unsupported(format!("change packages with {}", self.backend.name()))
-        })
+    fn transactions(&self) -> &'static dyn Transactions {
+        self.backend.transactions()
     }
 
     /// The settings of every command.
@@ -92,7 +90,7 @@ impl Applier {
     }
 
     async fn simulate(&self, request: &TransactionRequest<'_>) -> Result<Vec<Action>, Problem> {
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         let query = transactions.simulate(&self.settings(), request);
         let answer = self.ask("simulate the package transaction", &query).await?;
         Ok(transactions.parse_actions(&answer, &self.database().await?))
@@ -211,9 +209,9 @@ impl Applier {
 
     /// Runs a query of the package manager; its errors have classes.
     async fn ask(&self, what: &str, query: &Query) -> Result<String, Problem> {
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         let failed = |fault, said: &str, words, source| Problem {
-            hint: self.hint_about(transactions, fault, said),
+            hint: self.hint_about(fault, said),
             ..failure(fault, what, self.short(source, query.cmd())).telling(words)
         };
         let output = (self.host.reader().query(query).await)

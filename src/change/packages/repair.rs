@@ -17,7 +17,7 @@ impl Applier {
         undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         self.exclusively(sink, async {
             self.remove_torn_trees(sink)?;
             let Some(configure) = transactions.configure() else {
@@ -61,7 +61,7 @@ impl Applier {
     /// Installs once more what an interrupted transaction had begun to install: then all scripts run,
     /// and an old version that an upgrade has left goes.
     async fn complete(&self, undo: &Undo, sink: &dyn Sink) -> Result<(), Problem> {
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         let Some(query) = transactions.unfinished() else {
             return Ok(());
         };
@@ -111,7 +111,7 @@ impl Applier {
     /// Records what an interrupted transaction has begun to install, where only the manager's own record
     /// of running work shows the interruption: a boot removes that.
     pub(super) async fn record_begun(&self) -> Result<(), Problem> {
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         let (Some(path), Some(query)) = (
             self.backend.failed_scripts_record(),
             transactions.unfinished(),
@@ -165,7 +165,7 @@ impl Applier {
         self.approve(&actions, &[], &[]).await?;
         self.check_space(&request).await?;
         self.download_first(&request, sink).await?;
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         let cmd = transactions.perform(&self.settings(), &request, removals(&actions));
         self.attempt(undo, COMPLETE, &cmd, &actions, sink).await
     }
@@ -177,7 +177,7 @@ impl Applier {
         undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         let request = TransactionRequest::Reinstall(packages);
         let mut actions = self.simulate(&request).await?;
         let database = self.database().await?;
@@ -253,7 +253,7 @@ impl Applier {
     /// Removes configuration files of these packages that a power cut has emptied: the manager takes an empty
     /// file for one that somebody has changed, and keeps it.
     async fn remove_emptied(&self, packages: &[String], sink: &dyn Sink) -> Result<(), Problem> {
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         let database = self.database().await?;
         let names: Vec<&str> = (database.iter())
             .filter(|package| {

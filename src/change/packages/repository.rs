@@ -98,12 +98,6 @@ impl Applier {
         &self,
         repository: &Repository,
     ) -> Result<String, Problem> {
-        if self.backend.transactions().is_none() {
-            let name = self.backend.name();
-            return Ok(format!(
-                "adding a repository for {name} is not available in this version"
-            ));
-        }
         self.check_conflict(repository)?;
         let mut text = String::new();
         for (path, content) in self.source_files(repository) {
@@ -142,7 +136,6 @@ impl Applier {
         &self,
         repository: &Repository,
     ) -> Result<(), Problem> {
-        self.transactions()?;
         self.check_conflict(repository)?;
         self.check_key_files(repository)?;
         match (&repository.keyring, &repository.key_url) {
@@ -161,7 +154,6 @@ impl Applier {
         &self,
         repository: &Repository,
     ) -> Result<(), Problem> {
-        self.transactions()?;
         self.check_conflict(repository)?;
         self.check_key_files(repository)?;
         match (&repository.keyring, &repository.key_url) {

@@ -13,7 +13,7 @@ use crate::{
     model::secret::without_logins,
     tools::{
         dkms,
-        packages::{Action, Fault, Refusal, SourceFailure, Transactions},
+        packages::{Action, Fault, Refusal, SourceFailure},
     },
 };
 
@@ -108,14 +108,14 @@ impl Applier {
             }
             // A proxy cache may be older than the mirror.
             if self.wait_if_transient(&mut attempts, error, sink).await? == Fault::Stale {
-                refresh = self.transactions()?.refresh(&self.settings(), true);
+                refresh = self.transactions().refresh(&self.settings(), true);
             }
         }
     }
 
     async fn fetch_lists_once(&self, refresh: &Cmd, sink: &dyn Sink) -> Result<(), Problem> {
         const WHAT: &str = "fetch the package lists";
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         let mut output = self.run_output(WHAT, refresh, 0, sink).await?;
         let mut words = format!("{}\n{}", output.stdout, output.stderr);
         let torn = transactions.torn_caches(&*self.host.files, &words)?;
@@ -148,7 +148,7 @@ impl Applier {
             status: output.status,
             tail: tail(&failed),
         };
-        Err(self.failed(transactions, WHAT, source, &words))
+        Err(self.failed(WHAT, source, &words))
     }
 
     /// Waits after a transient failure, and downloads the lists again if they were stale; a failed
@@ -164,7 +164,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
         if self.wait_if_transient(attempts, error, sink).await? == Fault::Stale {
-            let refresh = self.transactions()?.refresh(&self.settings(), true);
+            let refresh = self.transactions().refresh(&self.settings(), true);
             while let Err(error) = self.fetch_lists_once(&refresh, sink).await {
                 self.wait_if_transient(attempts, error, sink).await?;
             }
@@ -206,7 +206,7 @@ impl Applier {
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let status = output.status.clone();
         self.check_status(what, cmd, output)?;
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         let Some(scripts) = transactions.failed_scripts(&words) else {
             return Ok(());
         };
@@ -221,7 +221,7 @@ impl Applier {
             status,
             tail: scripts,
         };
-        Err(self.failed(transactions, what, source, &words))
+        Err(self.failed(what, source, &words))
     }
 
     /// One attempt at a removal: a script that fails after it leaves nothing to repair.
@@ -235,7 +235,7 @@ impl Applier {
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let ran = self.check_status(what, cmd, output);
         self.synced_after(ran, sink).await?;
-        if let Some(scripts) = self.transactions()?.failed_scripts(&words) {
+        if let Some(scripts) = self.transactions().failed_scripts(&words) {
             sink.note(&format!("while packages were removed: {scripts}"));
         }
         Ok(())
@@ -249,7 +249,7 @@ impl Applier {
         stages: usize,
         sink: &dyn Sink,
     ) -> Result<Output, Problem> {
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         let mut done = 0;
         let (mut size, mut started, mut finished) = (None, 0, 0);
         let ran = self
@@ -289,27 +289,20 @@ impl Applier {
     }
 
     fn check_status(&self, what: &str, cmd: &Cmd, output: Output) -> Result<(), Problem> {
-        let transactions = self.transactions()?;
-        if transactions.has_succeeded(&output) {
+        if self.transactions().has_succeeded(&output) {
             return Ok(());
         }
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let source = self.short(output.failure(cmd), cmd);
-        Err(self.failed(transactions, what, source, &words))
+        Err(self.failed(what, source, &words))
     }
 
     /// The error of a command, with its class and the text that a user needs.
-    fn failed(
-        &self,
-        transactions: &dyn Transactions,
-        what: &str,
-        source: ExecError,
-        words: &str,
-    ) -> Problem {
-        let fault = transactions.fault(words);
-        let attachment = self.attachment(transactions, fault, words);
+    fn failed(&self, what: &str, source: ExecError, words: &str) -> Problem {
+        let fault = self.transactions().fault(words);
+        let attachment = self.attachment(fault, words);
         Problem {
-            hint: self.hint_about(transactions, fault, words),
+            hint: self.hint_about(fault, words),
             words: attachment.filter(|text| !already_contains(&source, text)),
             ..failure(fault, what, source)
         }
@@ -317,13 +310,8 @@ impl Applier {
 
     /// What the user can do about this failure. A keyring that cannot be used, and a proxy that somebody has told the package
     /// manager to use, are named: its words about a signature or a server often do not.
-    pub(super) fn hint_about(
-        &self,
-        transactions: &dyn Transactions,
-        fault: Fault,
-        words: &str,
-    ) -> Option<String> {
-        if let Some(remedy) = transactions.remedy(words) {
+    pub(super) fn hint_about(&self, fault: Fault, words: &str) -> Option<String> {
+        if let Some(remedy) = self.transactions().remedy(words) {
             return Some(remedy.to_owned());
         }
         let hint = self.hint(fault);
@@ -355,10 +343,8 @@ impl Applier {
 
     /// What the user can do about a failure: the package manager's own command if there is one.
     pub(super) fn hint(&self, fault: Fault) -> Option<String> {
-        (self.backend.transactions())
-            .and_then(|transactions| transactions.hint(fault))
-            .or_else(|| fault.hint())
-            .map(str::to_owned)
+        let own = self.transactions().hint(fault);
+        own.or_else(|| fault.hint()).map(str::to_owned)
     }
 
     /// An error whose hint names the lines by which somebody keeps the packages away, if there are any:
@@ -399,12 +385,7 @@ impl Applier {
 
     /// Further text that a user needs: the compiler's errors, or the line that names the failure.
     /// An error of this diagnosis is appended to it, so that it does not hide the first error.
-    fn attachment(
-        &self,
-        transactions: &dyn Transactions,
-        fault: Fault,
-        words: &str,
-    ) -> Option<String> {
+    fn attachment(&self, fault: Fault, words: &str) -> Option<String> {
         let diagnosis = match fault {
             Fault::Build => match dkms::log_named_in(words) {
                 Some(path) => self.log_tail(&path),
@@ -412,9 +393,9 @@ impl Applier {
             },
             Fault::SignedBy => self.contradictions(),
             Fault::Script | Fault::Unmet | Fault::NotFound | Fault::Other => {
-                Ok((transactions.obstacle(words)).or_else(|| Some(tail(words))))
+                Ok((self.transactions().obstacle(words)).or_else(|| Some(tail(words))))
             }
-            _ => Ok(transactions.telling_line(words).map(str::to_owned)),
+            _ => Ok(self.transactions().telling_line(words).map(str::to_owned)),
         };
         diagnosis
             .unwrap_or_else(|second| Some(self.with_error(tail(words), &second)))
@@ -430,8 +411,7 @@ impl Applier {
     fn sentence(&self, error: &Problem) -> String {
         if has_failed(error)
             && let Some(ExecError::Failed { tail, .. }) = error.ended()
-            && let Some(transactions) = self.backend.transactions()
-            && let Some(reason) = transactions.first_reason(tail)
+            && let Some(reason) = self.transactions().first_reason(tail)
         {
             return format!("{}: {reason}", error.what);
         }
@@ -440,10 +420,7 @@ impl Applier {
 
     /// An error of a command with a short command line, and without logins.
     pub(super) fn short(&self, mut error: ExecError, cmd: &Cmd) -> ExecError {
-        let line = || match self.backend.transactions() {
-            Some(transactions) => transactions.short_line(cmd),
-            None => cmd.line(),
-        };
+        let line = || self.transactions().short_line(cmd);
         match &mut error {
             ExecError::NotFound { .. } => {}
             ExecError::Spawn { command, why }

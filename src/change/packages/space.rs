@@ -22,7 +22,7 @@ impl Applier {
         &self,
         request: &TransactionRequest<'_>,
     ) -> Result<Option<Estimate>, Problem> {
-        let transactions = self.transactions()?;
+        let transactions = self.transactions();
         let Some(query) = transactions.estimate(&self.settings(), request) else {
             return Ok(None);
         };

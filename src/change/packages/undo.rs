@@ -57,7 +57,6 @@ impl Applier {
                 why: "the transaction changed no package".to_owned(),
             });
         }
-        self.transactions()?;
         let (mut endings, all_gone) = self
             .exclusively(sink, async {
                 self.configure_before_removal(sink).await?;
@@ -83,7 +82,7 @@ impl Applier {
         if self.half_done().await?.is_empty() {
             return Ok(());
         }
-        let Some(configure) = self.transactions()?.configure() else {
+        let Some(configure) = self.transactions().configure() else {
             return Ok(());
         };
         let ran = self.run_with_retries("configure unpacked packages", configure, sink);
@@ -358,7 +357,9 @@ impl Applier {
         (packages, along): (&[String], &[String]),
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
-        let cmd = (self.transactions()?).perform(&self.settings(), request, Removals::Approved);
+        let cmd = self
+            .transactions()
+            .perform(&self.settings(), request, Removals::Approved);
         let mut attempts = Attempts::new();
         while let Err(error) = self.run_removal(what, &cmd, sink).await {
             self.wait_before_retry(&mut attempts, error, sink).await?;
@@ -479,7 +480,7 @@ impl Applier {
         gone: &[PackageWish],
         sink: &dyn Sink,
     ) -> Result<Vec<Reverted>, Problem> {
-        let (inventory, transactions) = (self.inventory_of_packages().await?, self.transactions()?);
+        let (inventory, transactions) = (self.inventory_of_packages().await?, self.transactions());
         let specs: Vec<String> = gone
             .iter()
             .filter(|wish| !inventory.packages.contains_key(&wish.name))
@@ -552,7 +553,7 @@ impl Applier {
     /// Upgraded packages stay: an older version may not read the data of the newer one, and a
     /// repository may not offer it any more. So this is reported, with the command to downgrade.
     async fn report_moved(&self, moved: &[PackageWish]) -> Result<Option<Reverted>, Problem> {
-        let (inventory, transactions) = (self.inventory_of_packages().await?, self.transactions()?);
+        let (inventory, transactions) = (self.inventory_of_packages().await?, self.transactions());
         let stays: Vec<(String, String)> = moved
             .iter()
             .filter_map(|wish| {

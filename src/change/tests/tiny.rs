@@ -61,8 +61,8 @@ impl Backend for Tiny {
         "tiny"
     }
 
-    fn transactions(&self) -> Option<&dyn Transactions> {
-        Some(self)
+    fn transactions(&self) -> &dyn Transactions {
+        self
     }
 
     fn is_used_on(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {

@@ -96,8 +96,8 @@ pub trait Backend: Debug + Send + Sync {
     /// The command that users know it by, for messages.
     fn name(&self) -> &'static str;
 
-    /// How it changes packages; `None` while this version of the program cannot do that.
-    fn transactions(&self) -> Option<&dyn Transactions>;
+    /// How it changes packages.
+    fn transactions(&self) -> &dyn Transactions;
 
     /// Whether a machine has a database of this package manager.
     ///

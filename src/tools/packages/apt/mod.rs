@@ -54,8 +54,8 @@ impl Backend for Apt {
         "apt"
     }
 
-    fn transactions(&self) -> Option<&dyn Transactions> {
-        Some(self)
+    fn transactions(&self) -> &dyn Transactions {
+        self
     }
 
     fn is_used_on(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {

@@ -49,8 +49,8 @@ impl Backend for Dnf {
         "dnf"
     }
 
-    fn transactions(&self) -> Option<&dyn Transactions> {
-        Some(self)
+    fn transactions(&self) -> &dyn Transactions {
+        self
     }
 
     fn is_used_on(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
