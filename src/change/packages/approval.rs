@@ -43,9 +43,7 @@ pub(super) fn choose(
         let (package, wanted) = (&wish.name, wish.version.as_deref().unwrap_or("any"));
         let what = format!("find a version of `{package}` that matches `{wanted}`: {offered}");
         Problem {
-            hint: (backend.transactions().hint(Fault::NotFound))
-                .or_else(|| Fault::NotFound.hint())
-                .map(str::to_owned),
+            hint: (backend.transactions().hint(Fault::NotFound)).map(str::to_owned),
             ..Problem::blocked(Fault::NotFound.reason(), what).of(Class::NoVersion(package.clone()))
         }
     };

@@ -314,7 +314,7 @@ impl Applier {
         if let Some(remedy) = self.transactions().remedy(words) {
             return Some(remedy.to_owned());
         }
-        let hint = self.hint(fault);
+        let hint = self.transactions().hint(fault).map(str::to_owned);
         let files = &*self.host.files;
         let found = match fault {
             Fault::Network => self.backend.proxies(files).map(|lines| {
@@ -339,12 +339,6 @@ impl Applier {
         }
         found.extend(hint.map(|hint| format!("otherwise {hint}")));
         Some(found.join("; "))
-    }
-
-    /// What the user can do about a failure: the package manager's own command if there is one.
-    pub(super) fn hint(&self, fault: Fault) -> Option<String> {
-        let own = self.transactions().hint(fault);
-        own.or_else(|| fault.hint()).map(str::to_owned)
     }
 
     /// An error whose hint names the lines by which somebody keeps the packages away, if there are any:

@@ -317,7 +317,7 @@ impl Transactions for Apt {
     }
 
     fn hint(&self, fault: Fault) -> Option<&'static str> {
-        faults::hint(fault)
+        faults::hint(fault).or_else(|| fault.hint())
     }
 
     fn remedy(&self, output: &str) -> Option<&'static str> {

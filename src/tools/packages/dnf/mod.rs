@@ -399,7 +399,7 @@ impl Transactions for Dnf {
     }
 
     fn hint(&self, fault: Fault) -> Option<&'static str> {
-        faults::hint(fault)
+        faults::hint(fault).or_else(|| fault.hint())
     }
 
     fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str> {
