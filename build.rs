@@ -5,7 +5,7 @@ use std::{env, error::Error, fs, io::Write as _, path::Path};
 
 use flate2::{Compression, write::DeflateEncoder};
 
-const TABLES: [&str; 11] = [
+const TABLES: [&str; 12] = [
     "compat/cuda-driver-matrix.toml",
     "profiles/almalinux.toml",
     "profiles/amzn.toml",
@@ -16,6 +16,7 @@ const TABLES: [&str; 11] = [
     "src/tools/cuda.toml",
     "src/tools/faults.toml",
     "src/tools/kernel_log.toml",
+    "src/tools/packages/package_faults.toml",
     "src/tools/xid.toml",
 ];
 

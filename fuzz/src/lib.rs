@@ -624,7 +624,7 @@ fn packages(text: &str) {
         let _ = transactions.parse_unfinished(text, &database);
         let _ = transactions.parse_configuration(text);
         let _ = transactions.failed_scripts(text);
-        let _ = transactions.hint(transactions.fault(text));
+        let _ = transactions.fault(text).hint_for(backend.name());
         let _ = transactions.telling_line(text);
         let _ = transactions.first_reason(text);
         let _ = transactions.obstacle(text);

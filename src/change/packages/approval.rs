@@ -43,7 +43,7 @@ pub(super) fn choose(
         let (package, wanted) = (&wish.name, wish.version.as_deref().unwrap_or("any"));
         let what = format!("find a version of `{package}` that matches `{wanted}`: {offered}");
         Problem {
-            hint: (backend.transactions().hint(Fault::NotFound)).map(str::to_owned),
+            hint: (Fault::NotFound.hint_for(backend.name())).map(str::to_owned),
             ..Problem::blocked(Fault::NotFound.reason(), what).of(Class::NoVersion(package.clone()))
         }
     };

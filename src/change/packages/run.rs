@@ -314,7 +314,7 @@ impl Applier {
         if let Some(remedy) = self.transactions().remedy(words) {
             return Some(remedy.to_owned());
         }
-        let hint = self.transactions().hint(fault).map(str::to_owned);
+        let hint = fault.hint_for(self.backend.name()).map(str::to_owned);
         let files = &*self.host.files;
         let found = match fault {
             Fault::Network => self.backend.proxies(files).map(|lines| {

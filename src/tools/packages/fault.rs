@@ -1,7 +1,36 @@
 //! The class of a package manager's failure, which decides about retries and the hint.
 
-/// A class of failures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+use std::{collections::BTreeMap, sync::LazyLock};
+
+use serde::Deserialize;
+
+use crate::{model::text::built_in, tools::dkms};
+
+static TABLE: LazyLock<Vec<Row>> = LazyLock::new(|| {
+    let table: Table =
+        built_in("package_faults").expect("the built-in table parses: a test reads it");
+    table.fault
+});
+
+#[derive(Deserialize)]
+struct Table {
+    fault: Vec<Row>,
+}
+
+/// A row of the table `package_faults.toml`, which explains its fields.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    fault: Fault,
+    reason: String,
+    hint: Option<String>,
+    #[serde(default)]
+    own: BTreeMap<String, String>,
+}
+
+/// A class of failures. Its reason and its hints are in `package_faults.toml`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Fault {
     /// Another package manager has a lock.
     Locked,
@@ -63,93 +92,60 @@ impl Fault {
     /// The stable reason for scripts.
     #[must_use]
     pub fn reason(self) -> &'static str {
-        match self {
-            Self::Locked => "package-lock-timeout",
-            Self::Interrupted => "package-database-interrupted",
-            Self::NoSpace => "no-disk-space",
-            Self::Key => "repository-key",
-            Self::SignedBy => "repository-conflict",
-            Self::Missing => "repository-missing",
-            Self::Clock => "clock",
-            Self::Expired => "repository-expired",
-            Self::Certificate => "certificate",
-            Self::Sources => "repository-sources",
-            Self::Stale => "repository-stale",
-            Self::Network => "network",
-            Self::NotFound => "package-not-found",
-            Self::Held => "package-held",
-            Self::Moved => "transaction-refused",
-            Self::Unmet => "unmet-dependencies",
-            Self::Build => "module-build",
-            Self::Script => "package-script",
-            Self::Other => "package-manager",
-        }
+        &self.row().reason
     }
 
     /// What the user can do, for every package manager.
     #[must_use]
     pub fn hint(self) -> Option<&'static str> {
-        Some(match self {
-            Self::Locked => {
-                "another package manager is running; wait for it, or pass a longer \
-                 `--lock-timeout`"
-            }
-            Self::Interrupted => {
-                "run `gpu-bootstrap install` again: it finishes the interrupted work first"
-            }
-            Self::NoSpace => "free space on the filesystems of `/usr`, `/var` and `/boot`",
-            Self::Key => {
-                "the repository's key has expired or changed; ask its vendor for the new \
-                 fingerprint and set it in the configuration. A signature is never ignored"
-            }
-            Self::SignedBy => {
-                "remove the older of the entries that name the same repository with different keys"
-            }
-            Self::Missing => {
-                "check the URL and the suite of the repository named above; releases move to an \
-                 archive when they are no longer maintained"
-            }
-            Self::Clock => "set the machine's clock (`timedatectl`); it is behind",
-            Self::Expired => {
-                "the repository is no longer maintained, or the machine's clock is ahead (check \
-                 it with `timedatectl`)"
-            }
-            Self::Certificate => {
-                "install the certificate authority of the mirror, or of a proxy that inspects TLS, \
-                 and check the machine's clock"
-            }
-            Self::Sources => "correct or remove the source file named above",
-            Self::Stale => {
-                "the mirror, or a proxy cache, does not have the files that its signed lists \
-                 name: it may be in the middle of an update. Try again in some minutes, or use \
-                 another mirror; unsigned packages are never installed"
-            }
-            Self::Network => {
-                "check name resolution, proxy (`packages.proxy`) and firewall for the addresses \
-                 above"
-            }
-            Self::NotFound => {
-                "check that the repository is enabled and offers the package for this release and \
-                 architecture"
-            }
-            Self::Held => "if nobody else needs the hold, release it",
-            Self::Unmet => {
-                "read the messages about dependencies above; the usual cause is a mix of packages \
-                 from two repositories"
-            }
-            Self::Build => {
-                "the compiler's errors are above; the driver may be too old for the kernel, or \
-                 the kernel's headers or compiler are missing"
-            }
-            Self::Moved => {
-                "another program changes this machine's packages at the same time; try again when \
-                 it has finished"
-            }
-            Self::Script => {
-                "a script of a package failed for the reason above; solve it, or remove the \
-                 package, and run `gpu-bootstrap install` again"
-            }
-            Self::Other => return None,
-        })
+        self.row().hint.as_deref()
+    }
+
+    /// What the user can do, with the own commands of this package manager if it has some.
+    #[must_use]
+    pub fn hint_for(self, manager: &str) -> Option<&'static str> {
+        let own = self.row().own.get(manager);
+        own.map(String::as_str).or_else(|| self.hint())
+    }
+
+    fn row(self) -> &'static Row {
+        &TABLE[self as usize]
+    }
+
+    /// The class, where it is read from this output: a module that did not compile names its log. A compiler that cannot
+    /// write is no fault of the module.
+    pub(super) fn or_build(self, output: &str) -> Self {
+        match self {
+            Self::NoSpace => self,
+            _ if dkms::log_named_in(output).is_some() => Self::Build,
+            _ => self,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_class_has_its_row() {
+        assert_eq!(TABLE.len(), Fault::Other as usize + 1);
+        for (at, row) in TABLE.iter().enumerate() {
+            assert_eq!(row.fault as usize, at, "{:?}", row.fault);
+            // What nobody knows has no hint.
+            assert_eq!(row.hint.is_none(), row.fault == Fault::Other);
+        }
+    }
+
+    #[test]
+    fn the_command_for_certificates_is_that_of_the_system() {
+        for (manager, command) in [
+            ("apt", "`update-ca-certificates`"),
+            ("dnf", "`update-ca-trust`"),
+        ] {
+            let hint = Fault::Certificate.hint_for(manager).expect("a hint");
+            assert!(hint.contains(command), "{hint}");
+        }
+        assert_eq!(Fault::Key.hint_for("apt"), Fault::Key.hint());
     }
 }

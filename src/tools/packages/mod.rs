@@ -614,11 +614,6 @@ pub trait Transactions: Debug + Send + Sync {
     /// The class of a failure, by its output.
     fn fault(&self, output: &str) -> Fault;
 
-    /// What the user can do about a failure, with this manager's own command if it has one.
-    fn hint(&self, fault: Fault) -> Option<&'static str> {
-        fault.hint()
-    }
-
     /// What the user can do about a failure whose words tell more than its class.
     fn remedy(&self, _output: &str) -> Option<&'static str> {
         None

@@ -1,9 +1,6 @@
 //! The class of a failure of apt or dpkg, by their output.
 
-use crate::tools::{
-    dkms,
-    packages::{Fault, SourceFailure},
-};
+use crate::tools::packages::{Fault, SourceFailure};
 
 /// Parts of the output and their class. The first match counts, so causes come before their
 /// consequences: a script that failed because the disk is full has the class of a full disk.
@@ -155,33 +152,7 @@ pub fn telling_line(text: &str) -> Option<&str> {
 /// The class of a failure, by its output.
 #[must_use]
 pub fn fault(text: &str) -> Fault {
-    match sign_in(text).map_or(Fault::Other, |(_, fault)| fault) {
-        // A compiler that cannot write is no fault of the module.
-        Fault::NoSpace => Fault::NoSpace,
-        _ if dkms::log_named_in(text).is_some() => Fault::Build,
-        fault => fault,
-    }
-}
-
-/// What the user can do about a failure, if apt has a command for it.
-#[must_use]
-pub fn hint(fault: Fault) -> Option<&'static str> {
-    Some(match fault {
-        Fault::NotFound => {
-            "check that the repository is enabled and carries the package for this release \
-             and architecture (`apt-cache policy NAME`)"
-        }
-        Fault::Held => "release the hold with `apt-mark unhold`, if nobody else needs it",
-        Fault::Unmet => {
-            "read apt's messages about dependencies above; the usual cause is a mix of packages \
-             from two repositories"
-        }
-        Fault::Certificate => {
-            "install the certificate authority of the mirror, or of a proxy that inspects TLS \
-             (`update-ca-certificates`), and check the machine's clock"
-        }
-        _ => return None,
-    })
+    (sign_in(text).map_or(Fault::Other, |(_, fault)| fault)).or_build(text)
 }
 
 /// The lines that explain why apt refuses a transaction, out of its whole output.
@@ -552,11 +523,5 @@ E: Some index files failed to download. They have been ignored, or old ones used
         let text = "Hit:1 http://a\nW: Failed to fetch http://b/InRelease  Could not connect\n";
         assert!(failed_sources(text).unwrap().contains("http://b"));
         assert_eq!(failed_sources("Reading package lists...\n"), None);
-    }
-
-    #[test]
-    fn the_command_for_certificates_is_that_of_the_system() {
-        let hint = hint(Fault::Certificate).expect("a hint");
-        assert!(hint.contains("`update-ca-certificates`"), "{hint}");
     }
 }

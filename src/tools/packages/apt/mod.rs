@@ -316,10 +316,6 @@ impl Transactions for Apt {
         faults::fault(output)
     }
 
-    fn hint(&self, fault: Fault) -> Option<&'static str> {
-        faults::hint(fault).or_else(|| fault.hint())
-    }
-
     fn remedy(&self, output: &str) -> Option<&'static str> {
         faults::remedy_for(output)
     }

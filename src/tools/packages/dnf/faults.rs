@@ -1,9 +1,6 @@
 //! The class of a failure of dnf or rpm, by their output.
 
-use crate::tools::{
-    dkms,
-    packages::{Fault, SourceFailure},
-};
+use crate::tools::packages::{Fault, SourceFailure};
 
 /// Parts of one line of the output and their class. The first match counts, so causes come before
 /// their consequences.
@@ -89,47 +86,7 @@ pub fn telling_line(text: &str) -> Option<&str> {
 /// The class of a failure, by its output.
 #[must_use]
 pub fn fault(text: &str) -> Fault {
-    match sign_in(text).map_or(Fault::Other, |(_, fault)| fault) {
-        // A compiler that cannot write is no fault of the module.
-        Fault::NoSpace => Fault::NoSpace,
-        _ if dkms::log_named_in(text).is_some() => Fault::Build,
-        fault => fault,
-    }
-}
-
-/// What the user can do about a failure, if dnf has a command for it.
-#[must_use]
-pub fn hint(fault: Fault) -> Option<&'static str> {
-    Some(match fault {
-        Fault::NotFound => {
-            "check that the repository and the module stream are enabled and carry the package for \
-             this release and architecture (`dnf repoquery --showduplicates NAME`, `dnf module \
-             list`)"
-        }
-        Fault::Held => {
-            "if nobody else needs the hold, release it with `dnf versionlock delete 'ENTRY'` \
-             (`dnf versionlock list` shows the entries)"
-        }
-        Fault::Unmet => {
-            "read dnf's messages about dependencies above; the usual cause is a mix of packages \
-             from two repositories, or a package of EPEL that needs one of `crb`, which is \
-             disabled before release 10 (`dnf config-manager --set-enabled crb`; release 8 calls \
-             it `powertools`)"
-        }
-        Fault::Interrupted => {
-            "rpm's database is damaged: run `rpm --rebuilddb`, then `gpu-bootstrap install` again"
-        }
-        Fault::Network => {
-            "check name resolution, proxy (`packages.proxy`) and firewall for the addresses above; a \
-             repository that this machine does not need can be switched off (`dnf config-manager \
-             --set-disabled NAME`)"
-        }
-        Fault::Certificate => {
-            "install the certificate authority of the mirror, or of a proxy that inspects TLS \
-             (`update-ca-trust`), and check the machine's clock"
-        }
-        _ => return None,
-    })
+    (sign_in(text).map_or(Fault::Other, |(_, fault)| fault)).or_build(text)
 }
 
 /// The first reason that dnf gives.
@@ -429,10 +386,4 @@ mod tests {
             failures_by_source(&text)
         )
     );
-
-    #[test]
-    fn the_command_for_certificates_is_that_of_the_system() {
-        let hint = hint(Fault::Certificate).expect("a hint");
-        assert!(hint.contains("`update-ca-trust`"), "{hint}");
-    }
 }

@@ -398,10 +398,6 @@ impl Transactions for Dnf {
         faults::fault(output)
     }
 
-    fn hint(&self, fault: Fault) -> Option<&'static str> {
-        faults::hint(fault).or_else(|| fault.hint())
-    }
-
     fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str> {
         faults::telling_line(output)
     }
