@@ -615,27 +615,26 @@ fn packages(text: &str) {
         assert_eq!(backend.compare(b, a), order.reverse(), "an order");
         let _ = backend.of_installed(text, &database);
         let _ = backend.downloaded(a);
-        let transactions = backend.transactions();
-        let _ = transactions.parse_offers(text);
-        let _ = transactions.parse_contents(text);
-        let _ = transactions.parse_lower_bounds(text);
-        let _ = transactions.parse_actions(text, &database);
-        let _ = transactions.parse_estimate(text).download_bytes();
-        let _ = transactions.parse_unfinished(text, &database);
-        let _ = transactions.parse_configuration(text);
-        let _ = transactions.failed_scripts(text);
-        let _ = transactions.fault(text).hint_for(backend.name());
-        let _ = transactions.telling_line(text);
-        let _ = transactions.first_reason(text);
-        let _ = transactions.obstacle(text);
-        let _ = transactions.failed_sources(text);
-        let _ = transactions.failures_by_source(text);
-        let _ = transactions.has_answered(&fake::failed(1, text));
-        let _ = transactions.has_succeeded(&fake::ok(text));
+        let _ = backend.parse_offers(text);
+        let _ = backend.parse_contents(text);
+        let _ = backend.parse_lower_bounds(text);
+        let _ = backend.parse_actions(text, &database);
+        let _ = backend.parse_estimate(text).download_bytes();
+        let _ = backend.parse_unfinished(text, &database);
+        let _ = backend.parse_configuration(text);
+        let _ = backend.failed_scripts(text);
+        let _ = backend.fault(text).hint_for(backend.name());
+        let _ = backend.telling_line(text);
+        let _ = backend.first_reason(text);
+        let _ = backend.obstacle(text);
+        let _ = backend.failed_sources(text);
+        let _ = backend.failures_by_source(text);
+        let _ = backend.has_answered(&fake::failed(1, text));
+        let _ = backend.has_succeeded(&fake::ok(text));
         for line in text.lines() {
-            let _ = transactions.is_stage(line);
-            let _ = transactions.download_size(line);
-            let _ = transactions.download_part(line);
+            let _ = backend.is_stage(line);
+            let _ = backend.download_size(line);
+            let _ = backend.download_part(line);
         }
     }
 }

@@ -58,8 +58,7 @@ async fn moves(subject: &Subject<'_>, desired: &Desired) -> Result<Moves, StepEr
     if driver_is_absent(subject.state, desired).await? {
         return Ok(Moves::Unasked("nothing of it is installed yet".to_owned()));
     }
-    let transactions = backend.transactions();
-    let Some(query) = transactions.upgrade() else {
+    let Some(query) = backend.upgrade() else {
         let name = backend.name();
         return Ok(Moves::Unasked(format!("{name} is not asked for this")));
     };
@@ -67,12 +66,12 @@ async fn moves(subject: &Subject<'_>, desired: &Desired) -> Result<Moves, StepEr
         return Ok(Moves::Unasked("there are no package lists".to_owned()));
     }
     let output = match subject.host.query(&query).await {
-        Ok(output) if transactions.has_answered(&output) => output,
+        Ok(output) if backend.has_answered(&output) => output,
         Ok(output) => output.success(query.cmd())?,
         Err(ExecError::NotAsked { why, .. }) => return Ok(Moves::Unasked(why)),
         Err(error) => return Err(error.into()),
     };
-    if let Some(why) = transactions.unasked(&output) {
+    if let Some(why) = backend.unasked(&output) {
         return Ok(Moves::Unasked(why));
     }
     let is_held = |name: &str| {
@@ -81,7 +80,7 @@ async fn moves(subject: &Subject<'_>, desired: &Desired) -> Result<Moves, StepEr
     };
     let manager = desired.packages.manager;
     let database = subject.state.database(manager).await?.unwrap_or_default();
-    let actions = (transactions.parse_actions(&output.stdout, database)).into_iter();
+    let actions = (backend.parse_actions(&output.stdout, database)).into_iter();
     Ok(Moves::Found(
         actions
             .filter(|action| match action {

@@ -26,7 +26,6 @@ pub(super) async fn offered(
     proven: &Proven,
 ) -> Result<Offered, String> {
     let backend = manager.backend();
-    let transactions = backend.transactions();
     let has_lists = backend.has_lists(&*host.files);
     if !has_lists.map_err(|error| format!("failed to {}", one_line(&error)))? {
         return Err("there are no package lists".to_owned());
@@ -35,11 +34,11 @@ pub(super) async fn offered(
         .map(|one| one.name.as_str())
         .collect();
     // The stream of the driver that has failed may be enabled.
-    let query = transactions.offers_of_all_streams(&names);
+    let query = backend.offers_of_all_streams(&names);
     let asked = host.reader().query(&query).await;
     let output = asked.and_then(|output| output.success(query.cmd()));
     let output = output.map_err(|error| format!("failed to {}", one_line(&error)))?;
-    let offers = transactions.parse_offers(&output.stdout);
+    let offers = backend.parse_offers(&output.stdout);
     let of = |wish: &PackageWish| offers.iter().find(|offer| offer.name == wish.name);
     let is_there = |wish: &&PackageWish| {
         let version = wish.version.as_deref().unwrap_or_default();

@@ -82,11 +82,10 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
 /// DKMS knows then, for the same kernels, of which none has one yet, and each that boots or was installed last is known. Modules
 /// that another machine has compiled are there at once.
 fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> Result<bool, StepError> {
-    let transactions = packages::backend(cx).transactions();
     let (Some(module), None, true) = (
         &driver.dkms,
         &driver.prebuilt,
-        transactions.scripts_may_leave_modules(),
+        packages::backend(cx).scripts_may_leave_modules(),
     ) else {
         return Ok(false);
     };

@@ -106,7 +106,7 @@ fn passing(answer: Assessment) -> Assessment {
 
 /// The names of packages in the lists that begin so; none if the package manager has no quick way.
 pub(super) async fn names(cx: &Cx<'_>, prefix: &str) -> Result<Vec<String>, StepError> {
-    let Some(query) = backend(cx).transactions().names(prefix) else {
+    let Some(query) = backend(cx).names(prefix) else {
         return Ok(Vec::new());
     };
     let output = cx.host.query(&query).await?.success(query.cmd())?;
@@ -132,10 +132,10 @@ pub(super) async fn offered_versions(
     if names.is_empty() {
         return Ok(found);
     }
-    let transactions = backend(cx).transactions();
-    let query = transactions.offers(names);
+    let backend = backend(cx);
+    let query = backend.offers(names);
     let output = cx.host.query(&query).await?.success(query.cmd())?;
-    for offer in transactions.parse_offers(&output.stdout) {
+    for offer in backend.parse_offers(&output.stdout) {
         let others = (offer.versions.into_iter())
             // A negative priority prevents the installation.
             .filter(|(_, priority)| *priority >= 0)
@@ -152,12 +152,12 @@ pub(super) async fn contents(
     cx: &Cx<'_>,
     names: &[&str],
 ) -> Result<Vec<packages::Contents>, StepError> {
-    let transactions = backend(cx).transactions();
-    let Some(query) = transactions.contents(names) else {
+    let backend = backend(cx);
+    let Some(query) = backend.contents(names) else {
         return Ok(Vec::new());
     };
     let output = cx.host.query(&query).await?.success(query.cmd())?;
-    Ok(transactions.parse_contents(&output.stdout))
+    Ok(backend.parse_contents(&output.stdout))
 }
 
 /// The lowest versions of others that these packages accept; none where this package manager is not asked.
@@ -165,12 +165,12 @@ pub(super) async fn lower_bounds(
     cx: &Cx<'_>,
     names: &[&str],
 ) -> Result<Vec<packages::LowerBounds>, StepError> {
-    let transactions = backend(cx).transactions();
-    let Some(query) = transactions.lower_bounds(names) else {
+    let backend = backend(cx);
+    let Some(query) = backend.lower_bounds(names) else {
         return Ok(Vec::new());
     };
     let output = cx.host.query(&query).await?.success(query.cmd())?;
-    Ok(transactions.parse_lower_bounds(&output.stdout))
+    Ok(backend.parse_lower_bounds(&output.stdout))
 }
 
 #[cfg(test)]

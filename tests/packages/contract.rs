@@ -18,7 +18,6 @@ use gpu_bootstrap::{
     },
     tools::packages::{
         Action, Backend, Manager, Mark, Package, Removals, Settings, TransactionRequest,
-        Transactions,
     },
 };
 use serde::{Deserialize, Serialize};
@@ -92,7 +91,6 @@ pub async fn outcome(manager: Manager, machine: &dyn Machine, step: &str) -> Str
     let backend = manager.backend();
     let asking = Asking {
         backend,
-        transactions: backend.transactions(),
         settings: Settings {
             lock_timeout_seconds: 1,
             proxy: None,
@@ -131,7 +129,6 @@ impl Wish {
 
 struct Asking<'a> {
     backend: &'static dyn Backend,
-    transactions: &'static dyn Transactions,
     settings: Settings,
     host: &'a Host,
 }
@@ -144,7 +141,7 @@ impl Asking<'_> {
 
     fn wish(&self, words: &[&str]) -> Wish {
         let spec = |name: &str| match name.split_once('=') {
-            Some((name, version)) => self.transactions.at_version(name, version),
+            Some((name, version)) => self.backend.at_version(name, version),
             None => name.to_owned(),
         };
         let (going, coming): (Vec<&str>, Vec<&str>) =
@@ -159,18 +156,18 @@ impl Asking<'_> {
     }
 
     async fn outcome(&self, verb: &str, names: &[&str]) -> String {
-        let (transactions, settings) = (self.transactions, &self.settings);
+        let (backend, settings) = (self.backend, &self.settings);
         match verb {
             "refresh" => {
-                let output = self.run(&transactions.refresh(settings, false)).await;
+                let output = self.run(&backend.refresh(settings, false)).await;
                 let files = &*self.host.files;
                 let lists = self.backend.has_lists(files).expect("files");
                 format!("{}, lists: {lists}", self.result(&output))
             }
             "offers" => {
-                let said = self.run(transactions.offers(names).cmd()).await;
+                let said = self.run(backend.offers(names).cmd()).await;
                 let mut lines = vec![said.ok().to_string()];
-                for mut offer in transactions.parse_offers(&said.stdout) {
+                for mut offer in backend.parse_offers(&said.stdout) {
                     let installed = &offer.only_installed;
                     (offer.versions).retain(|(version, _)| Some(version) != installed.as_ref());
                     offer.versions.sort();
@@ -181,7 +178,7 @@ impl Asking<'_> {
                 }
                 lines.join("\n")
             }
-            "names" => match transactions.names(names[0]) {
+            "names" => match backend.names(names[0]) {
                 Some(query) => {
                     let said = self.run(query.cmd()).await.stdout;
                     let names: BTreeSet<&str> = said.lines().collect();
@@ -191,24 +188,24 @@ impl Asking<'_> {
             },
             "simulate" | "upgrade" => {
                 let query = match verb {
-                    "upgrade" => transactions.upgrade().expect("a question"),
-                    _ => transactions.simulate(settings, &self.wish(names).request()),
+                    "upgrade" => backend.upgrade().expect("a question"),
+                    _ => backend.simulate(settings, &self.wish(names).request()),
                 };
                 let said = self.run(query.cmd()).await;
-                if !transactions.has_answered(&said) {
+                if !backend.has_answered(&said) {
                     return self.result(&said);
                 }
-                let mut actions = transactions.parse_actions(&said.stdout, &self.database().await);
+                let mut actions = backend.parse_actions(&said.stdout, &self.database().await);
                 actions.sort_by_key(|action| action.name().to_owned());
                 format!("would\n{}", Action::describe(&actions))
             }
             "estimate" => {
-                let query = transactions.estimate(settings, &self.wish(names).request());
+                let query = backend.estimate(settings, &self.wish(names).request());
                 let said = self.run(query.expect("a question").cmd()).await;
-                if !transactions.has_answered(&said) {
+                if !backend.has_answered(&said) {
                     return self.result(&said);
                 }
-                let estimate = transactions.parse_estimate(&said.stdout);
+                let estimate = backend.parse_estimate(&said.stdout);
                 let mut froms: Vec<&str> = (estimate.downloads.iter())
                     .map(|(from, size)| {
                         assert!(*size > 0, "{from} has no size");
@@ -219,7 +216,7 @@ impl Asking<'_> {
                 format!("{froms:?}, unpacks: {}", estimate.unpacked_bytes > 0)
             }
             "download" => {
-                let cmd = transactions.download(settings, &self.wish(names).request());
+                let cmd = backend.download(settings, &self.wish(names).request());
                 self.result(&self.run(&cmd).await)
             }
             "perform" => {
@@ -228,27 +225,24 @@ impl Asking<'_> {
                     "approved" => Removals::Approved,
                     _ => Removals::None,
                 };
-                let cmd = transactions.perform(settings, &wish.request(), removals);
+                let cmd = backend.perform(settings, &wish.request(), removals);
                 self.changed(&self.run(&cmd).await).await
             }
-            "configure" => match transactions.configure() {
+            "configure" => match backend.configure() {
                 Some(cmd) => self.changed(&self.run(&cmd).await).await,
                 None => "has no such state".to_owned(),
             },
             "mark" => {
                 assert_eq!(names[0], "automatic");
                 let names: Vec<String> = names[1..].iter().map(ToString::to_string).collect();
-                let cmd = transactions.mark(Mark::Automatic, &names);
+                let cmd = backend.mark(Mark::Automatic, &names);
                 self.changed(&self.run(&cmd).await).await
             }
-            "unfinished" => match transactions.unfinished() {
+            "unfinished" => match backend.unfinished() {
                 Some(query) => {
                     let said = self.run(query.cmd()).await;
                     let database = self.database().await;
-                    format!(
-                        "{:?}",
-                        transactions.parse_unfinished(&said.stdout, &database)
-                    )
+                    format!("{:?}", backend.parse_unfinished(&said.stdout, &database))
                 }
                 None => "is in the database".to_owned(),
             },
@@ -270,7 +264,7 @@ impl Asking<'_> {
         let Some(list) = self.backend.hold_list() else {
             let names: Vec<String> = names.iter().map(ToString::to_string).collect();
             let mark = if hold { Mark::Hold } else { Mark::Unhold };
-            let cmd = self.transactions.mark(mark, &names);
+            let cmd = self.backend.mark(mark, &names);
             return self.changed(&self.run(&cmd).await).await;
         };
         let files = &*self.host.files;
@@ -295,7 +289,7 @@ impl Asking<'_> {
     /// How a command ended.
     fn result(&self, output: &Output) -> String {
         let words = format!("{}\n{}", output.stdout, output.stderr);
-        let failed = self.transactions.failures_by_source(&words);
+        let failed = self.backend.failures_by_source(&words);
         let sources: BTreeSet<String> = (failed.into_iter().flatten())
             .map(|failure| failure.address)
             .collect();
@@ -303,15 +297,13 @@ impl Asking<'_> {
             true => String::new(),
             false => format!(" by {}", sources.into_iter().collect::<Vec<_>>().join(" ")),
         };
-        if self.transactions.has_succeeded(output)
-            && self.transactions.failed_sources(&words).is_none()
-        {
-            return match self.transactions.failed_scripts(&words) {
+        if self.backend.has_succeeded(output) && self.backend.failed_sources(&words).is_none() {
+            return match self.backend.failed_scripts(&words) {
                 Some(scripts) => format!("succeeded, but {scripts}"),
                 None => "succeeded".to_owned(),
             };
         }
-        format!("failed: {:?}{sources}", self.transactions.fault(&words))
+        format!("failed: {:?}{sources}", self.backend.fault(&words))
     }
 
     async fn changed(&self, output: &Output) -> String {

@@ -60,7 +60,7 @@ impl Applier {
 
     /// Ends what the package manager leaves running. A failure is only told: the work is done.
     async fn end_helpers(&self, sink: &dyn Sink) {
-        let commands = match self.transactions().afterwards(&*self.host.files) {
+        let commands = match self.backend.afterwards(&*self.host.files) {
             Ok(commands) => commands,
             Err(error) => return sink.line(&format!("failed to {error}")),
         };

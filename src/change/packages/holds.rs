@@ -220,7 +220,7 @@ impl Applier {
         };
         let list = self.backend.hold_list().filter(|_| mark != Mark::Automatic);
         let Some(list) = list else {
-            let cmd = self.transactions().mark(mark, names);
+            let cmd = self.backend.mark(mark, names);
             return self.run_with_retries(what, cmd, sink).await;
         };
         let files = &self.host.files;

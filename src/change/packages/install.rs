@@ -110,7 +110,7 @@ impl Applier {
         self.guard(actions, wishes).await?;
         self.approve(actions, &names(wishes), removing).await?;
         self.check_space(&request).await?;
-        let (transactions, settings) = (self.transactions(), self.settings());
+        let settings = self.settings();
         let downloads = actions
             .iter()
             .filter(|action| matches!(action, Action::Install { .. }))
@@ -119,10 +119,10 @@ impl Applier {
             // Each download may import keys.
             self.record_before_download(undo).await?;
         }
-        let download = transactions.download(&settings, &request);
+        let download = self.backend.download(&settings, &request);
         self.run_once("download packages", &download, downloads, sink)
             .await?;
-        if !work.removing.is_empty() && transactions.performs_from_downloads() {
+        if !work.removing.is_empty() && self.backend.performs_from_downloads() {
             // Such a manager also removes what needs a package that is to go, without an option that
             // forbids it: so it is asked once more, right before.
             let now = self.simulate(&work.request()).await?;
@@ -133,8 +133,8 @@ impl Applier {
             }
         }
         let (request, actions) = (work.request(), &work.actions);
-        let cmd = transactions.perform(&settings, &request, removals(actions));
-        if later && transactions.scripts_may_leave_modules() {
+        let cmd = self.backend.perform(&settings, &request, removals(actions));
+        if later && self.backend.scripts_may_leave_modules() {
             self.compile_later(actions)?;
         }
         let performed = self.attempt(undo, "install packages", &cmd, actions, sink);
@@ -208,8 +208,7 @@ impl Applier {
     }
 
     fn at_versions(&self, named: &BTreeMap<String, String>) -> Result<Vec<String>, Problem> {
-        let transactions = self.transactions();
-        let at = |(name, version): (&String, &String)| transactions.at_version(name, version);
+        let at = |(name, version): (&String, &String)| self.backend.at_version(name, version);
         Ok(named.iter().map(at).collect())
     }
 
@@ -231,9 +230,8 @@ impl Applier {
         if names.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let transactions = self.transactions();
         let answer = self
-            .ask("look packages up", &transactions.offers(&names))
+            .ask("look packages up", &self.backend.offers(&names))
             .await?;
         let fits = |version: &str| {
             DriverVersion::from_package(version).is_ok_and(|version| wanted.contains(&version))
@@ -242,7 +240,7 @@ impl Applier {
             let version = preferred(self.backend, &offer, &fits)?;
             Some((offer.name, version))
         };
-        let offers = transactions.parse_offers(&answer);
+        let offers = self.backend.parse_offers(&answer);
         Ok(offers.into_iter().filter_map(best).collect())
     }
 
@@ -331,10 +329,9 @@ impl Applier {
         if modules.is_empty() {
             return Ok(());
         }
-        let transactions = self.transactions();
-        if let Some(query) = transactions.lower_bounds(&modules) {
+        if let Some(query) = self.backend.lower_bounds(&modules) {
             let answer = self.ask("look at what modules need", &query).await?;
-            let bounds = transactions.parse_lower_bounds(&answer);
+            let bounds = self.backend.parse_lower_bounds(&answer);
             same_version(self.backend, actions, &bounds, guard)?;
         }
         Ok(())
@@ -342,7 +339,6 @@ impl Applier {
 
     /// Refuses parts of a driver from forbidden repositories. Where no preference forbids anything, nothing is asked.
     async fn refuse_forbidden(&self, actions: &[Action]) -> Result<(), Problem> {
-        let transactions = self.transactions();
         let of_driver: Vec<&str> = (actions.iter())
             .filter_map(|action| match action {
                 Action::Install { name, to, .. } => {
@@ -355,13 +351,13 @@ impl Applier {
         if of_driver.is_empty() {
             return Ok(());
         }
-        let Some(hint) = transactions.forbids(&*self.host.files)? else {
+        let Some(hint) = self.backend.forbids(&*self.host.files)? else {
             return Ok(());
         };
         let answer = self
-            .ask("look packages up", &transactions.offers(&of_driver))
+            .ask("look packages up", &self.backend.offers(&of_driver))
             .await?;
-        let offers = transactions.parse_offers(&answer);
+        let offers = self.backend.parse_offers(&answer);
         allowed(self.backend, actions, &offers, hint)
     }
 
@@ -408,8 +404,9 @@ impl Applier {
         loop {
             let actions = self.simulate(&request).await?;
             self.approve(&actions, &[], &[]).await?;
-            let transactions = self.transactions();
-            let cmd = transactions.perform(&self.settings(), &request, removals(&actions));
+            let cmd = self
+                .backend
+                .perform(&self.settings(), &request, removals(&actions));
             let stages = super::run::stages(&actions);
             let performed = async {
                 self.download_first(&request, sink).await?;
@@ -428,11 +425,10 @@ impl Applier {
         request: &TransactionRequest<'_>,
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
-        let transactions = self.transactions();
-        if !transactions.performs_from_downloads() {
+        if !self.backend.performs_from_downloads() {
             return Ok(());
         }
-        let download = transactions.download(&self.settings(), request);
+        let download = self.backend.download(&self.settings(), request);
         self.run_once("download packages", &download, 0, sink).await
     }
 
@@ -475,12 +471,11 @@ impl Applier {
         if open.is_empty() {
             return Ok(resolved);
         }
-        let transactions = self.transactions();
         let names: BTreeSet<&str> = open.iter().map(|wish| wish.name.as_str()).collect();
         let names: Vec<&str> = names.into_iter().collect();
-        let query = transactions.offers(&names);
+        let query = self.backend.offers(&names);
         let answer = self.ask("look packages up", &query).await?;
-        let offers = transactions.parse_offers(&answer);
+        let offers = self.backend.parse_offers(&answer);
         for wish in open {
             let offer = offers.iter().find(|offer| offer.name == wish.name);
             resolved.insert(wish.name.clone(), choose(self.backend, wish, offer)?);
@@ -493,11 +488,11 @@ impl Applier {
         &self,
         resolved: &BTreeMap<String, String>,
     ) -> Result<Vec<String>, Problem> {
-        let (installed, transactions) = (self.installed().await?, self.transactions());
+        let installed = self.installed().await?;
         Ok(resolved
             .iter()
             .filter(|(name, version)| !self.has_version(&installed, name, version))
-            .map(|(name, version)| transactions.at_version(name, version))
+            .map(|(name, version)| self.backend.at_version(name, version))
             .collect())
     }
 

@@ -63,7 +63,7 @@ impl Applier {
         &self,
         output: &str,
     ) -> Result<Option<Vec<SourceFailure>>, Problem> {
-        let failures = self.transactions().failures_by_source(output);
+        let failures = self.backend.failures_by_source(output);
         let (Some(wanted), Some(failures)) = (&self.wanted, failures) else {
             return Ok(None);
         };
@@ -130,7 +130,7 @@ impl Applier {
     }
 
     pub(super) async fn update(&self, sink: &dyn Sink) -> Result<(), Problem> {
-        let refresh = self.transactions().refresh(&self.settings(), false);
+        let refresh = self.backend.refresh(&self.settings(), false);
         self.lists.set_fresh(false);
         for torn in self.backend.torn_lists(&*self.host.files)? {
             // A missing file is downloaded again.

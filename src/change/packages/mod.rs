@@ -42,9 +42,7 @@ use crate::{
     config::desired::PackageWish,
     host::{ExecError, Query, exec::tail},
     model::secret::without_logins,
-    tools::packages::{
-        Action, Fault, HalfDone, Package, Settings, TransactionRequest, Transactions,
-    },
+    tools::packages::{Action, Fault, HalfDone, Package, Settings, TransactionRequest},
 };
 
 /// Seconds that the package manager itself waits for its locks. Short, because this program waits
@@ -52,11 +50,6 @@ use crate::{
 const LOCK_BACKSTOP: u64 = 10;
 
 impl Applier {
-    /// The transactions of this machine's package manager.
-    fn transactions(&self) -> &'static dyn Transactions {
-        self.backend.transactions()
-    }
-
     /// The settings of every command.
     fn settings(&self) -> Settings {
         Settings {
@@ -90,10 +83,9 @@ impl Applier {
     }
 
     async fn simulate(&self, request: &TransactionRequest<'_>) -> Result<Vec<Action>, Problem> {
-        let transactions = self.transactions();
-        let query = transactions.simulate(&self.settings(), request);
+        let query = self.backend.simulate(&self.settings(), request);
         let answer = self.ask("simulate the package transaction", &query).await?;
-        Ok(transactions.parse_actions(&answer, &self.database().await?))
+        Ok(self.backend.parse_actions(&answer, &self.database().await?))
     }
 
     /// Refuses a transaction that does what the plan does not approve. `removing` are packages that the
@@ -209,7 +201,6 @@ impl Applier {
 
     /// Runs a query of the package manager; its errors have classes.
     async fn ask(&self, what: &str, query: &Query) -> Result<String, Problem> {
-        let transactions = self.transactions();
         let failed = |fault, said: &str, words, source| Problem {
             hint: self.hint_about(fault, said),
             ..failure(fault, what, self.short(source, query.cmd())).telling(words)
@@ -218,17 +209,17 @@ impl Applier {
             .map_err(|source| failed(Fault::Other, "", None, source))?;
         let said = format!("{}\n{}", output.stderr, output.stdout);
         let stdout = output.stdout.clone();
-        if transactions.has_answered(&output) {
+        if self.backend.has_answered(&output) {
             return Ok(stdout);
         }
         let source = output.failure(query.cmd());
         // Unmet dependencies are listed on standard output. An error of this diagnosis is appended
         // to it, so that it does not hide the first error.
-        let fault = transactions.fault(&said);
+        let fault = self.backend.fault(&said);
         let stdout = without_logins(&stdout);
         let diagnosis = match fault {
             Fault::SignedBy => self.contradictions(),
-            _ => Ok(transactions.obstacle(&said)),
+            _ => Ok(self.backend.obstacle(&said)),
         };
         let text = diagnosis
             .unwrap_or_else(|second| Some(self.with_error(tail(&stdout), &second)))

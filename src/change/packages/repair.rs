@@ -17,10 +17,9 @@ impl Applier {
         undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
-        let transactions = self.transactions();
         self.exclusively(sink, async {
             self.remove_torn_trees(sink)?;
-            let Some(configure) = transactions.configure() else {
+            let Some(configure) = self.backend.configure() else {
                 self.complete(undo, sink).await?;
                 return self.check_consistent().await;
             };
@@ -40,7 +39,7 @@ impl Applier {
                     .map(|package| package.id.as_str())
                     .collect();
                 self.approve(&actions, &named, &[]).await?;
-                let fix = transactions.perform(
+                let fix = self.backend.perform(
                     &self.settings(),
                     &TransactionRequest::Fix,
                     removals(&actions),
@@ -61,8 +60,7 @@ impl Applier {
     /// Installs once more what an interrupted transaction had begun to install: then all scripts run,
     /// and an old version that an upgrade has left goes.
     async fn complete(&self, undo: &Undo, sink: &dyn Sink) -> Result<(), Problem> {
-        let transactions = self.transactions();
-        let Some(query) = transactions.unfinished() else {
+        let Some(query) = self.backend.unfinished() else {
             return Ok(());
         };
         // The next transaction, also one of a person, is the last one then.
@@ -71,10 +69,10 @@ impl Applier {
         loop {
             let answer = self.ask("look at the last transaction", &query).await?;
             let database = self.database().await?;
-            let mut packages = transactions.parse_unfinished(&answer, &database);
-            let missing = transactions.parse_missing(&answer, &database);
+            let mut packages = self.backend.parse_unfinished(&answer, &database);
+            let missing = self.backend.parse_missing(&answer, &database);
             for package in self.half_done().await?.packages {
-                let spec = transactions.at_version(&package.name, &package.version);
+                let spec = self.backend.at_version(&package.name, &package.version);
                 let known = packages.iter().any(|one| one.starts_with(&spec));
                 if package.is_installed() && !known {
                     packages.push(spec);
@@ -111,15 +109,16 @@ impl Applier {
     /// Records what an interrupted transaction has begun to install, where only the manager's own record
     /// of running work shows the interruption: a boot removes that.
     pub(super) async fn record_begun(&self) -> Result<(), Problem> {
-        let transactions = self.transactions();
         let (Some(path), Some(query)) = (
             self.backend.failed_scripts_record(),
-            transactions.unfinished(),
+            self.backend.unfinished(),
         ) else {
             return Ok(());
         };
         let answer = self.ask("look at the last transaction", &query).await?;
-        let begun = transactions.parse_unfinished(&answer, &self.database().await?);
+        let begun = self
+            .backend
+            .parse_unfinished(&answer, &self.database().await?);
         let before = self.host.files.read_text(&path)?.unwrap_or_default();
         let new: String = (begun.iter())
             .map(|package| format!("interrupted: ({package})\n"))
@@ -165,8 +164,9 @@ impl Applier {
         self.approve(&actions, &[], &[]).await?;
         self.check_space(&request).await?;
         self.download_first(&request, sink).await?;
-        let transactions = self.transactions();
-        let cmd = transactions.perform(&self.settings(), &request, removals(&actions));
+        let cmd = self
+            .backend
+            .perform(&self.settings(), &request, removals(&actions));
         self.attempt(undo, COMPLETE, &cmd, &actions, sink).await
     }
 
@@ -177,7 +177,6 @@ impl Applier {
         undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
-        let transactions = self.transactions();
         let request = TransactionRequest::Reinstall(packages);
         let mut actions = self.simulate(&request).await?;
         let database = self.database().await?;
@@ -194,7 +193,7 @@ impl Applier {
         let offered: Vec<String> = (actions.iter())
             .filter_map(|action| match action {
                 Action::Install { name, to, .. } => {
-                    Some(transactions.at_version(self.backend.bare_name(name), to))
+                    Some(self.backend.at_version(self.backend.bare_name(name), to))
                 }
                 Action::Remove { .. } => None,
             })
@@ -203,11 +202,11 @@ impl Applier {
         if let Some(package) = packages.iter().find(|package| !is_offered(package)) {
             let database = self.database().await?;
             let is_it = |one: &&Package| {
-                let spec = transactions.at_version(&one.name, &one.version);
+                let spec = self.backend.at_version(&one.name, &one.version);
                 one.is_there() && package.starts_with(&spec)
             };
             let command =
-                (database.iter().find(is_it)).and_then(|one| transactions.to_offered_command(one));
+                (database.iter().find(is_it)).and_then(|one| self.backend.to_offered_command(one));
             let with = command.map_or_else(
                 || "the package manager's own command".to_owned(),
                 |command| format!("`{command}`"),
@@ -246,31 +245,32 @@ impl Applier {
         self.check_space(&request).await?;
         self.download_first(&request, sink).await?;
         self.remove_emptied(packages, sink).await?;
-        let cmd = transactions.perform(&self.settings(), &request, removals(&actions));
+        let cmd = self
+            .backend
+            .perform(&self.settings(), &request, removals(&actions));
         self.attempt(undo, COMPLETE, &cmd, &actions, sink).await
     }
 
     /// Removes configuration files of these packages that a power cut has emptied: the manager takes an empty
     /// file for one that somebody has changed, and keeps it.
     async fn remove_emptied(&self, packages: &[String], sink: &dyn Sink) -> Result<(), Problem> {
-        let transactions = self.transactions();
         let database = self.database().await?;
         let names: Vec<&str> = (database.iter())
             .filter(|package| {
-                let spec = transactions.at_version(&package.name, &package.version);
+                let spec = self.backend.at_version(&package.name, &package.version);
                 packages.iter().any(|one| one.starts_with(&spec))
             })
             .map(|package| package.name.as_str())
             .collect();
         let query = match names.is_empty() {
             true => None,
-            false => transactions.configuration_of(&names),
+            false => self.backend.configuration_of(&names),
         };
         let Some(query) = query else { return Ok(()) };
         let answer = self
             .ask("look at the files of an interrupted transaction", &query)
             .await?;
-        for path in transactions.parse_configuration(&answer) {
+        for path in self.backend.parse_configuration(&answer) {
             // The manager gives each file its packaged time before it gives it its name, so a file that a
             // power cut has emptied has that time. One that a person has emptied has another.
             let emptied = (self.host.files.stat(&path)?).is_some_and(|stat| {

@@ -108,17 +108,16 @@ impl Applier {
             }
             // A proxy cache may be older than the mirror.
             if self.wait_if_transient(&mut attempts, error, sink).await? == Fault::Stale {
-                refresh = self.transactions().refresh(&self.settings(), true);
+                refresh = self.backend.refresh(&self.settings(), true);
             }
         }
     }
 
     async fn fetch_lists_once(&self, refresh: &Cmd, sink: &dyn Sink) -> Result<(), Problem> {
         const WHAT: &str = "fetch the package lists";
-        let transactions = self.transactions();
         let mut output = self.run_output(WHAT, refresh, 0, sink).await?;
         let mut words = format!("{}\n{}", output.stdout, output.stderr);
-        let torn = transactions.torn_caches(&*self.host.files, &words)?;
+        let torn = self.backend.torn_caches(&*self.host.files, &words)?;
         if !torn.is_empty() {
             for path in &torn {
                 self.host.files.remove(path)?;
@@ -126,8 +125,8 @@ impl Applier {
             output = self.run_output(WHAT, refresh, 0, sink).await?;
             words = format!("{}\n{}", output.stdout, output.stderr);
         }
-        let failed = transactions.failed_sources(&words);
-        if transactions.has_succeeded(&output) && failed.is_none() {
+        let failed = self.backend.failed_sources(&words);
+        if self.backend.has_succeeded(&output) && failed.is_none() {
             return Ok(());
         }
         if let Some(unneeded) = self.unneeded_sources(&words).await? {
@@ -144,7 +143,7 @@ impl Applier {
         };
         // Some versions report a source that failed as a warning, and succeed.
         let source = ExecError::Failed {
-            command: transactions.short_line(refresh),
+            command: self.backend.short_line(refresh),
             status: output.status,
             tail: tail(&failed),
         };
@@ -164,7 +163,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
         if self.wait_if_transient(attempts, error, sink).await? == Fault::Stale {
-            let refresh = self.transactions().refresh(&self.settings(), true);
+            let refresh = self.backend.refresh(&self.settings(), true);
             while let Err(error) = self.fetch_lists_once(&refresh, sink).await {
                 self.wait_if_transient(attempts, error, sink).await?;
             }
@@ -194,7 +193,7 @@ impl Applier {
     }
 
     /// One attempt; `stages` is the number of stages that it will print, or 0 if that is unknown,
-    /// see [`crate::tools::packages::Transactions::is_stage`].
+    /// see [`crate::tools::packages::Backend::is_stage`].
     pub(super) async fn run_once(
         &self,
         what: &str,
@@ -206,8 +205,7 @@ impl Applier {
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let status = output.status.clone();
         self.check_status(what, cmd, output)?;
-        let transactions = self.transactions();
-        let Some(scripts) = transactions.failed_scripts(&words) else {
+        let Some(scripts) = self.backend.failed_scripts(&words) else {
             return Ok(());
         };
         // The packages count as installed, but what their scripts do was not done.
@@ -217,7 +215,7 @@ impl Applier {
             self.host.files.write(&path, text.as_bytes(), 0o600)?;
         }
         let source = ExecError::Failed {
-            command: transactions.short_line(cmd),
+            command: self.backend.short_line(cmd),
             status,
             tail: scripts,
         };
@@ -235,7 +233,7 @@ impl Applier {
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let ran = self.check_status(what, cmd, output);
         self.synced_after(ran, sink).await?;
-        if let Some(scripts) = self.transactions().failed_scripts(&words) {
+        if let Some(scripts) = self.backend.failed_scripts(&words) {
             sink.note(&format!("while packages were removed: {scripts}"));
         }
         Ok(())
@@ -249,7 +247,6 @@ impl Applier {
         stages: usize,
         sink: &dyn Sink,
     ) -> Result<Output, Problem> {
-        let transactions = self.transactions();
         let mut done = 0;
         let (mut size, mut started, mut finished) = (None, 0, 0);
         let ran = self
@@ -260,12 +257,12 @@ impl Applier {
                     sink.line(&without_logins(line));
                 }
                 if stream == Stream::Out {
-                    size = transactions.download_size(line).or(size);
+                    size = self.backend.download_size(line).or(size);
                 }
-                if stages > 0 && stream == Stream::Out && transactions.is_stage(line) {
+                if stages > 0 && stream == Stream::Out && self.backend.is_stage(line) {
                     // A line of a package's script may look like a stage.
                     done = (done + 1).min(stages);
-                    match transactions.download_part(line) {
+                    match self.backend.download_part(line) {
                         Some(part) => {
                             // The line is printed when a download starts.
                             finished = started;
@@ -289,7 +286,7 @@ impl Applier {
     }
 
     fn check_status(&self, what: &str, cmd: &Cmd, output: Output) -> Result<(), Problem> {
-        if self.transactions().has_succeeded(&output) {
+        if self.backend.has_succeeded(&output) {
             return Ok(());
         }
         let words = format!("{}\n{}", output.stdout, output.stderr);
@@ -299,7 +296,7 @@ impl Applier {
 
     /// The error of a command, with its class and the text that a user needs.
     fn failed(&self, what: &str, source: ExecError, words: &str) -> Problem {
-        let fault = self.transactions().fault(words);
+        let fault = self.backend.fault(words);
         let attachment = self.attachment(fault, words);
         Problem {
             hint: self.hint_about(fault, words),
@@ -311,7 +308,7 @@ impl Applier {
     /// What the user can do about this failure. A keyring that cannot be used, and a proxy that somebody has told the package
     /// manager to use, are named: its words about a signature or a server often do not.
     pub(super) fn hint_about(&self, fault: Fault, words: &str) -> Option<String> {
-        if let Some(remedy) = self.transactions().remedy(words) {
+        if let Some(remedy) = self.backend.remedy(words) {
             return Some(remedy.to_owned());
         }
         let hint = fault.hint_for(self.backend.name()).map(str::to_owned);
@@ -387,9 +384,9 @@ impl Applier {
             },
             Fault::SignedBy => self.contradictions(),
             Fault::Script | Fault::Unmet | Fault::NotFound | Fault::Other => {
-                Ok((self.transactions().obstacle(words)).or_else(|| Some(tail(words))))
+                Ok((self.backend.obstacle(words)).or_else(|| Some(tail(words))))
             }
-            _ => Ok(self.transactions().telling_line(words).map(str::to_owned)),
+            _ => Ok(self.backend.telling_line(words).map(str::to_owned)),
         };
         diagnosis
             .unwrap_or_else(|second| Some(self.with_error(tail(words), &second)))
@@ -405,7 +402,7 @@ impl Applier {
     fn sentence(&self, error: &Problem) -> String {
         if has_failed(error)
             && let Some(ExecError::Failed { tail, .. }) = error.ended()
-            && let Some(reason) = self.transactions().first_reason(tail)
+            && let Some(reason) = self.backend.first_reason(tail)
         {
             return format!("{}: {reason}", error.what);
         }
@@ -414,7 +411,7 @@ impl Applier {
 
     /// An error of a command with a short command line, and without logins.
     pub(super) fn short(&self, mut error: ExecError, cmd: &Cmd) -> ExecError {
-        let line = || self.transactions().short_line(cmd);
+        let line = || self.backend.short_line(cmd);
         match &mut error {
             ExecError::NotFound { .. } => {}
             ExecError::Spawn { command, why }

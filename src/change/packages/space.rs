@@ -22,14 +22,13 @@ impl Applier {
         &self,
         request: &TransactionRequest<'_>,
     ) -> Result<Option<Estimate>, Problem> {
-        let transactions = self.transactions();
-        let Some(query) = transactions.estimate(&self.settings(), request) else {
+        let Some(query) = self.backend.estimate(&self.settings(), request) else {
             return Ok(None);
         };
         let answer = self
             .ask("estimate the size of the package transaction", &query)
             .await?;
-        Ok(Some(transactions.parse_estimate(&answer)))
+        Ok(Some(self.backend.parse_estimate(&answer)))
     }
 
     /// Refuses a transaction that does not fit on the filesystems, before it changes anything.

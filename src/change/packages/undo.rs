@@ -82,7 +82,7 @@ impl Applier {
         if self.half_done().await?.is_empty() {
             return Ok(());
         }
-        let Some(configure) = self.transactions().configure() else {
+        let Some(configure) = self.backend.configure() else {
             return Ok(());
         };
         let ran = self.run_with_retries("configure unpacked packages", configure, sink);
@@ -358,7 +358,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
         let cmd = self
-            .transactions()
+            .backend
             .perform(&self.settings(), request, Removals::Approved);
         let mut attempts = Attempts::new();
         while let Err(error) = self.run_removal(what, &cmd, sink).await {
@@ -480,12 +480,12 @@ impl Applier {
         gone: &[PackageWish],
         sink: &dyn Sink,
     ) -> Result<Vec<Reverted>, Problem> {
-        let (inventory, transactions) = (self.inventory_of_packages().await?, self.transactions());
+        let inventory = self.inventory_of_packages().await?;
         let specs: Vec<String> = gone
             .iter()
             .filter(|wish| !inventory.packages.contains_key(&wish.name))
             .map(|wish| match &wish.version {
-                Some(version) => transactions.at_version(&wish.name, version),
+                Some(version) => self.backend.at_version(&wish.name, version),
                 None => wish.name.clone(),
             })
             .collect();
@@ -553,7 +553,7 @@ impl Applier {
     /// Upgraded packages stay: an older version may not read the data of the newer one, and a
     /// repository may not offer it any more. So this is reported, with the command to downgrade.
     async fn report_moved(&self, moved: &[PackageWish]) -> Result<Option<Reverted>, Problem> {
-        let (inventory, transactions) = (self.inventory_of_packages().await?, self.transactions());
+        let inventory = self.inventory_of_packages().await?;
         let stays: Vec<(String, String)> = moved
             .iter()
             .filter_map(|wish| {
@@ -562,7 +562,7 @@ impl Applier {
                 (now != before).then(|| {
                     (
                         format!("{} {now} instead of {before}", wish.name),
-                        transactions.at_version(&wish.name, before),
+                        self.backend.at_version(&wish.name, before),
                     )
                 })
             })
@@ -573,7 +573,7 @@ impl Applier {
             why: format!(
                 "`uninstall` does not downgrade packages; if a repository still offers the older \
                  versions, run `{}`",
-                transactions.downgrade_command(&specs)
+                self.backend.downgrade_command(&specs)
             ),
         }))
     }

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     host::{Output, fake::failed},
-    tools::packages::{Backend, Manager, Transactions},
+    tools::packages::{Backend, Manager},
 };
 
 /// The package manager whose commands and output it imitates.
@@ -60,6 +60,6 @@ impl Kind {
     }
 }
 
-fn apt() -> &'static dyn Transactions {
-    Manager::Apt.backend().transactions()
+fn apt() -> &'static dyn Backend {
+    Manager::Apt.backend()
 }

@@ -13,7 +13,7 @@ use crate::{
     model::packages::Repository,
     tools::packages::{
         Action, Backend, Commands, Condition, DatabaseError, Fault, Mark, Offer, Package, Removals,
-        Settings, TransactionRequest, Transactions,
+        Settings, TransactionRequest,
     },
 };
 
@@ -59,10 +59,6 @@ fn lines(files: &dyn ReadFiles) -> Result<Vec<Vec<String>>, FilesError> {
 impl Backend for Tiny {
     fn name(&self) -> &'static str {
         "tiny"
-    }
-
-    fn transactions(&self) -> &dyn Transactions {
-        self
     }
 
     fn is_used_on(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
@@ -170,35 +166,7 @@ impl Backend for Tiny {
             credentials: "`/etc/tiny/logins`",
         }
     }
-}
 
-fn words_of(verb: &str, names: &[String]) -> Vec<String> {
-    let verb = [verb.to_owned()].into_iter();
-    verb.chain(names.iter().cloned()).collect()
-}
-
-fn request_words(request: &TransactionRequest<'_>) -> Vec<String> {
-    match request {
-        TransactionRequest::Install { packages, removing }
-        | TransactionRequest::Move { packages, removing } => {
-            let is_move = matches!(request, TransactionRequest::Move { .. });
-            let verb = if is_move { "move" } else { "install" };
-            let going = removing.iter().map(|name| format!("{name}-"));
-            let words = [verb.to_owned()].into_iter();
-            words.chain(packages.iter().cloned()).chain(going).collect()
-        }
-        TransactionRequest::Purge(names) => words_of("purge", names),
-        TransactionRequest::Remove(names) => words_of("remove", names),
-        TransactionRequest::Reinstall(names) => words_of("reinstall", names),
-        TransactionRequest::Fix => vec!["fix".to_owned()],
-    }
-}
-
-fn tiny(first: &[&str], rest: Vec<String>) -> Vec<String> {
-    first.iter().map(ToString::to_string).chain(rest).collect()
-}
-
-impl Transactions for Tiny {
     fn refresh(&self, _: &Settings, _: bool) -> Cmd {
         Cmd::new("tiny", ["refresh"])
     }
@@ -301,4 +269,30 @@ impl Transactions for Tiny {
     fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str> {
         output.lines().find(|line| line.starts_with("failed("))
     }
+}
+
+fn words_of(verb: &str, names: &[String]) -> Vec<String> {
+    let verb = [verb.to_owned()].into_iter();
+    verb.chain(names.iter().cloned()).collect()
+}
+
+fn request_words(request: &TransactionRequest<'_>) -> Vec<String> {
+    match request {
+        TransactionRequest::Install { packages, removing }
+        | TransactionRequest::Move { packages, removing } => {
+            let is_move = matches!(request, TransactionRequest::Move { .. });
+            let verb = if is_move { "move" } else { "install" };
+            let going = removing.iter().map(|name| format!("{name}-"));
+            let words = [verb.to_owned()].into_iter();
+            words.chain(packages.iter().cloned()).chain(going).collect()
+        }
+        TransactionRequest::Purge(names) => words_of("purge", names),
+        TransactionRequest::Remove(names) => words_of("remove", names),
+        TransactionRequest::Reinstall(names) => words_of("reinstall", names),
+        TransactionRequest::Fix => vec!["fix".to_owned()],
+    }
+}
+
+fn tiny(first: &[&str], rest: Vec<String>) -> Vec<String> {
+    first.iter().map(ToString::to_string).chain(rest).collect()
 }

@@ -1,5 +1,5 @@
 //! Package managers. Each has a folder of its own with its argument vectors and the pure parsers of
-//! its output; the rest of the program uses only [`Backend`] and [`Transactions`].
+//! its output; the rest of the program uses only [`Backend`].
 //! [`Manager::backend`] is the one place that distinguishes package managers.
 //!
 //! To add one (`src/change/tests/tiny.rs` is the smallest that works):
@@ -7,13 +7,11 @@
 //! 1. A folder here with a type that implements [`Backend`], one file per subject. Its parsers are
 //!    functions of `&str`, with a test that no text makes them panic (`reads_any_text`).
 //! 2. In this file its `mod`, a variant of [`Manager`], its place in `ALL`, its arm in `backend()`. In
-//!    `tests/layers.rs` the names of its programs in `NAMES`. From here on `check` and `plan` work with a
-//!    profile that says `manager = "NAME"`.
-//! 3. To install, [`Transactions`], returned by [`Backend::transactions`]; `src/change/packages` is the
-//!    same for all.
-//! 4. A variant of `Kind` in `src/change/tests/kinds.rs` (how its simulated program prints), and a module
+//!    `tests/layers.rs` the names of its programs in `NAMES`. From here on a profile may say
+//!    `manager = "NAME"`; `src/change/packages` is the same for all.
+//! 3. A variant of `Kind` in `src/change/tests/kinds.rs` (how its simulated program prints), and a module
 //!    in the macro of `src/change/tests/mod.rs`: then all tests of transactions run against it, too.
-//! 5. Its simulated programs in `tests/machine`, and a profile (CONTRIBUTING.md).
+//! 4. Its simulated programs in `tests/machine`, and a profile (CONTRIBUTING.md).
 
 pub(super) mod apt;
 pub(super) mod dnf;
@@ -90,14 +88,11 @@ pub enum DatabaseError {
     Exec(#[from] ExecError),
 }
 
-/// The backend of one package manager: its database, its order of versions, its files.
+/// One package manager: its database, its order of versions, its files, its commands and the parsers of their output.
 #[async_trait]
 pub trait Backend: Debug + Send + Sync {
     /// The command that users know it by, for messages.
     fn name(&self) -> &'static str;
-
-    /// How it changes packages.
-    fn transactions(&self) -> &dyn Transactions;
 
     /// Whether a machine has a database of this package manager.
     ///
@@ -348,7 +343,7 @@ pub trait Backend: Debug + Send + Sync {
     }
 
     /// The file in which holds are listed; `None` if the manager marks packages by a command,
-    /// [`Transactions::mark`].
+    /// [`Backend::mark`].
     fn hold_list(&self) -> Option<&dyn HoldList> {
         None
     }
@@ -360,79 +355,14 @@ pub trait Backend: Debug + Send + Sync {
 
     /// Commands and places for hints.
     fn commands(&self) -> Commands;
-}
 
-/// An automatic updater that does not obey holds.
-pub trait Updater: Debug + Send + Sync {
-    /// The file that excludes packages, given by the patterns of [`Updater::pattern`].
-    fn exclusion(&self, patterns: &[String]) -> (Utf8PathBuf, String);
-
-    /// A shell pattern over package names in the updater's own language.
-    fn pattern(&self, shell: &str) -> String;
-}
-
-/// Module streams: of the packages of a module, only those of the enabled stream can be installed.
-pub trait Streams: Debug + Send + Sync {
-    /// The enabled stream of a module.
-    ///
-    /// # Errors
-    /// When an existing file cannot be read.
-    fn enabled(&self, files: &dyn ReadFiles, module: &str) -> Result<Option<String>, FilesError>;
-
-    /// The file that remembers the stream of a module.
-    fn path(&self, module: &str) -> Utf8PathBuf;
-
-    /// Enables a stream; another one must have been reset before.
-    fn enable(&self, settings: &Settings, module: &str, stream: &str) -> Cmd;
-
-    /// Forgets the stream of a module.
-    fn reset(&self, settings: &Settings, module: &str) -> Cmd;
-}
-
-/// A file in which holds are listed.
-pub trait HoldList: Debug + Send + Sync {
-    /// Its path.
-    fn path(&self) -> &'static Utf8Path;
-
-    /// The package that makes the list have an effect.
-    fn package(&self) -> &'static str;
-
-    /// What keeps the list from having an effect, if anything.
-    ///
-    /// # Errors
-    /// When an existing file cannot be read.
-    fn needs(&self, files: &dyn ReadFiles) -> Result<Option<NoHolds>, FilesError>;
-
-    /// The list with holds on the installed versions of these packages. Of those that are called so in
-    /// `ours`, this program's holds on other versions go.
-    fn with(&self, text: &str, packages: &[&Package], ours: &BTreeSet<String>) -> String;
-
-    /// The entries of the list that hold a package, those of others, too.
-    fn holding<'t>(&self, text: &'t str, package: &Package) -> Vec<&'t str>;
-
-    /// The command that takes exactly these entries out of the list, for hints.
-    fn release(&self, entries: &BTreeSet<&str>) -> String;
-
-    /// The entries of such holds.
-    fn entries(&self, packages: &[&Package]) -> Vec<String>;
-
-    /// The list without exactly these entries.
-    fn without(&self, text: &str, entries: &[String]) -> String {
-        (text.split_inclusive('\n'))
-            .filter(|line| !entries.iter().any(|entry| line.trim() == entry))
-            .collect()
-    }
-}
-
-/// The transactions of one package manager: commands, and the parsers of their output.
-pub trait Transactions: Debug + Send + Sync {
     /// Downloads the package lists; `past_caches` bypasses proxy caches, for a mirror in mid-sync.
     fn refresh(&self, settings: &Settings, past_caches: bool) -> Cmd;
 
     /// Queries the versions of packages that are offered.
     fn offers(&self, names: &[&str]) -> Query;
 
-    /// As [`Transactions::offers`], whichever module stream the packages are in.
+    /// As [`Backend::offers`], whichever module stream the packages are in.
     fn offers_of_all_streams(&self, names: &[&str]) -> Query {
         self.offers(names)
     }
@@ -443,7 +373,7 @@ pub trait Transactions: Debug + Send + Sync {
         None
     }
 
-    /// Parses the answer to [`Transactions::offers`].
+    /// Parses the answer to [`Backend::offers`].
     fn parse_offers(&self, text: &str) -> Vec<Offer>;
 
     /// Queries the files of every version of these packages that is offered; `None` if this manager's
@@ -452,7 +382,7 @@ pub trait Transactions: Debug + Send + Sync {
         None
     }
 
-    /// Parses the answer to [`Transactions::contents`].
+    /// Parses the answer to [`Backend::contents`].
     fn parse_contents(&self, _text: &str) -> Vec<Contents> {
         Vec::new()
     }
@@ -463,7 +393,7 @@ pub trait Transactions: Debug + Send + Sync {
         None
     }
 
-    /// Parses the answer to [`Transactions::lower_bounds`].
+    /// Parses the answer to [`Backend::lower_bounds`].
     fn parse_lower_bounds(&self, _text: &str) -> Vec<LowerBounds> {
         Vec::new()
     }
@@ -476,16 +406,16 @@ pub trait Transactions: Debug + Send + Sync {
         output.ok()
     }
 
-    /// Parses the answer to [`Transactions::simulate`]; `installed` is the database.
+    /// Parses the answer to [`Backend::simulate`]; `installed` is the database.
     fn parse_actions(&self, text: &str, installed: &[Package]) -> Vec<Action>;
 
     /// Asks what an upgrade of the whole system would do, by the lists that are there; the answer is for
-    /// [`Transactions::parse_actions`]. `None` if that cannot be asked.
+    /// [`Backend::parse_actions`]. `None` if that cannot be asked.
     fn upgrade(&self) -> Option<Query> {
         None
     }
 
-    /// Why the answer to [`Transactions::upgrade`] does not stand for all repositories, where it does not.
+    /// Why the answer to [`Backend::upgrade`] does not stand for all repositories, where it does not.
     fn unasked(&self, _output: &Output) -> Option<String> {
         None
     }
@@ -504,7 +434,7 @@ pub trait Transactions: Debug + Send + Sync {
         None
     }
 
-    /// Parses the answer to [`Transactions::estimate`].
+    /// Parses the answer to [`Backend::estimate`].
     fn parse_estimate(&self, _text: &str) -> Estimate {
         Estimate::default()
     }
@@ -520,7 +450,7 @@ pub trait Transactions: Debug + Send + Sync {
         removals: Removals,
     ) -> Cmd;
 
-    /// Whether [`Transactions::perform`] uses only what [`Transactions::download`] has downloaded.
+    /// Whether [`Backend::perform`] uses only what [`Backend::download`] has downloaded.
     fn performs_from_downloads(&self) -> bool {
         false
     }
@@ -570,13 +500,13 @@ pub trait Transactions: Debug + Send + Sync {
         None
     }
 
-    /// Parses the answer to [`Transactions::unfinished`]: packages with their versions, as arguments
+    /// Parses the answer to [`Backend::unfinished`]: packages with their versions, as arguments
     /// of this manager's command line.
     fn parse_unfinished(&self, _text: &str, _installed: &[Package]) -> Vec<String> {
         Vec::new()
     }
 
-    /// Parses the answer to [`Transactions::unfinished`]: packages that have not come, written in the same way.
+    /// Parses the answer to [`Backend::unfinished`]: packages that have not come, written in the same way.
     fn parse_missing(&self, _text: &str, _installed: &[Package]) -> Vec<String> {
         Vec::new()
     }
@@ -592,7 +522,7 @@ pub trait Transactions: Debug + Send + Sync {
         None
     }
 
-    /// Parses the answer to [`Transactions::configuration_of`]: those that came with content.
+    /// Parses the answer to [`Backend::configuration_of`]: those that came with content.
     fn parse_configuration(&self, _text: &str) -> Vec<Utf8PathBuf> {
         Vec::new()
     }
@@ -655,5 +585,67 @@ pub trait Transactions: Debug + Send + Sync {
     /// The size of the file whose download a line of output reports.
     fn download_part(&self, _line: &str) -> Option<u64> {
         None
+    }
+}
+
+/// An automatic updater that does not obey holds.
+pub trait Updater: Debug + Send + Sync {
+    /// The file that excludes packages, given by the patterns of [`Updater::pattern`].
+    fn exclusion(&self, patterns: &[String]) -> (Utf8PathBuf, String);
+
+    /// A shell pattern over package names in the updater's own language.
+    fn pattern(&self, shell: &str) -> String;
+}
+
+/// Module streams: of the packages of a module, only those of the enabled stream can be installed.
+pub trait Streams: Debug + Send + Sync {
+    /// The enabled stream of a module.
+    ///
+    /// # Errors
+    /// When an existing file cannot be read.
+    fn enabled(&self, files: &dyn ReadFiles, module: &str) -> Result<Option<String>, FilesError>;
+
+    /// The file that remembers the stream of a module.
+    fn path(&self, module: &str) -> Utf8PathBuf;
+
+    /// Enables a stream; another one must have been reset before.
+    fn enable(&self, settings: &Settings, module: &str, stream: &str) -> Cmd;
+
+    /// Forgets the stream of a module.
+    fn reset(&self, settings: &Settings, module: &str) -> Cmd;
+}
+
+/// A file in which holds are listed.
+pub trait HoldList: Debug + Send + Sync {
+    /// Its path.
+    fn path(&self) -> &'static Utf8Path;
+
+    /// The package that makes the list have an effect.
+    fn package(&self) -> &'static str;
+
+    /// What keeps the list from having an effect, if anything.
+    ///
+    /// # Errors
+    /// When an existing file cannot be read.
+    fn needs(&self, files: &dyn ReadFiles) -> Result<Option<NoHolds>, FilesError>;
+
+    /// The list with holds on the installed versions of these packages. Of those that are called so in
+    /// `ours`, this program's holds on other versions go.
+    fn with(&self, text: &str, packages: &[&Package], ours: &BTreeSet<String>) -> String;
+
+    /// The entries of the list that hold a package, those of others, too.
+    fn holding<'t>(&self, text: &'t str, package: &Package) -> Vec<&'t str>;
+
+    /// The command that takes exactly these entries out of the list, for hints.
+    fn release(&self, entries: &BTreeSet<&str>) -> String;
+
+    /// The entries of such holds.
+    fn entries(&self, packages: &[&Package]) -> Vec<String>;
+
+    /// The list without exactly these entries.
+    fn without(&self, text: &str, entries: &[String]) -> String {
+        (text.split_inclusive('\n'))
+            .filter(|line| !entries.iter().any(|entry| line.trim() == entry))
+            .collect()
     }
 }

@@ -177,7 +177,7 @@ impl Action {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransactionRequest<'p> {
-    /// Install packages, each written by [`super::Transactions::at_version`] or by its name, and
+    /// Install packages, each written by [`super::Backend::at_version`] or by its name, and
     /// remove others in the same transaction.
     Install {
         /// Packages to install.
@@ -197,7 +197,7 @@ pub enum TransactionRequest<'p> {
     Purge(&'p [String]),
     /// Remove packages and keep their configuration.
     Remove(&'p [String]),
-    /// Install installed packages once more, each written by [`super::Transactions::at_version`].
+    /// Install installed packages once more, each written by [`super::Backend::at_version`].
     Reinstall(&'p [String]),
     /// Complete broken dependencies.
     Fix,

@@ -26,7 +26,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{
     Action, ArchiveError, Backend, Commands, DatabaseError, Estimate, Exclusion, Fault, Further,
     LowerBounds, Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure, SourceFlaw,
-    TransactionRequest, Transactions, Updater,
+    TransactionRequest, Updater,
 };
 use crate::{
     host::{Cmd, FilesError, Kind, Query, ReadFiles, Reader},
@@ -52,10 +52,6 @@ pub struct Apt;
 impl Backend for Apt {
     fn name(&self) -> &'static str {
         "apt"
-    }
-
-    fn transactions(&self) -> &dyn Transactions {
-        self
     }
 
     fn is_used_on(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
@@ -210,9 +206,7 @@ impl Backend for Apt {
             credentials: "a file of mode 0600 in `/etc/apt/auth.conf.d`, see apt_auth.conf(5)",
         }
     }
-}
 
-impl Transactions for Apt {
     fn refresh(&self, settings: &Settings, past_caches: bool) -> Cmd {
         commands::update(settings, past_caches)
     }

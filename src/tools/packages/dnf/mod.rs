@@ -26,7 +26,7 @@ use rpm_version::rpm_evr_compare;
 use super::{
     Action, ArchiveError, Backend, Commands, Contents, DatabaseError, Estimate, Exclusion, Fault,
     Further, HalfDone, HoldList, Mark, Offer, Package, Removals, Settings, SourceEntry,
-    SourceFailure, SourceFlaw, Streams, TransactionRequest, Transactions,
+    SourceFailure, SourceFlaw, Streams, TransactionRequest,
 };
 use crate::{
     host::{Cmd, FilesError, Output, Query, ReadFiles, Reader},
@@ -47,10 +47,6 @@ pub struct Dnf;
 impl Backend for Dnf {
     fn name(&self) -> &'static str {
         "dnf"
-    }
-
-    fn transactions(&self) -> &dyn Transactions {
-        self
     }
 
     fn is_used_on(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
@@ -266,9 +262,7 @@ impl Backend for Dnf {
                           dnf.conf(5), with mode 0600",
         }
     }
-}
 
-impl Transactions for Dnf {
     fn refresh(&self, settings: &Settings, _past_caches: bool) -> Cmd {
         commands::refresh(settings)
     }
