@@ -73,11 +73,6 @@ impl Failure {
         }))
     }
 
-    /// Of the engine.
-    pub fn boxed(report: Box<dyn Report>) -> Self {
-        Self(report)
-    }
-
     /// The error.
     #[must_use]
     pub fn report(&self) -> &dyn Report {

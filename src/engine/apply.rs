@@ -16,10 +16,9 @@ use super::{
     job::{Answer, End, Job, had_nothing_to_do},
     ledger::Ledger,
     patience::Patience,
-    verbs::Failure,
 };
 use crate::{
-    change::{Change, Lock, STOPPED},
+    change::{Change, Lock, Problem, STOPPED},
     error::one_line,
     event::{Event, Outcome},
     exit::Exit,
@@ -82,7 +81,7 @@ pub(super) enum Done {
     Applied {
         steps: Vec<usize>,
         count: usize,
-        failed: Option<(String, Failure)>,
+        failed: Option<(String, Problem)>,
     },
     /// The pause before another attempt is over.
     Paused {
@@ -414,11 +413,11 @@ impl<'s> Applying<'s> {
                 self.session.inner.state().note_lists(self.lists_are_new);
                 if let Some((summary, failure)) = failed
                     // A change that had only waited did not fail: it was not run.
-                    && failure.reason() != STOPPED
+                    && failure.reason != STOPPED
                 {
                     for at in steps {
-                        let message = format!("failed to {summary}: {}", one_line(&*failure));
-                        if !(failure.passes() && self.again(at, &message, None)) {
+                        let message = format!("failed to {summary}: {}", one_line(&failure));
+                        if !(failure.passes && self.again(at, &message, None)) {
                             self.fail(at, End::failed(&summary, &failure));
                         }
                     }

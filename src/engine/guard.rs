@@ -13,10 +13,9 @@ use super::{
     ledger::Ledger,
     resume,
     units::{self, modules, not_at_all},
-    verbs::Failure,
 };
 use crate::{
-    change::{Change, Reverted},
+    change::{Change, Problem, Reverted},
     host::{Files, FilesError, Host},
     journal::{JournalError, Receipt, Record, Request, Standing},
     model::id::StepId,
@@ -89,7 +88,7 @@ pub fn release_lost(
 }
 
 /// Makes sure that nothing loads the modules.
-async fn deny(ledger: &Ledger) -> Result<(), Failure> {
+async fn deny(ledger: &Ledger) -> Result<(), Problem> {
     let standing = ledger.journal.receipt().standing;
     let modules = modules(&standing);
     if modules.is_empty() || standing.iter().any(|one| one.whole && is_denial(one)) {

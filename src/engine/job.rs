@@ -5,10 +5,9 @@ use std::time::Duration;
 use super::{
     patience::Waits,
     result::{ChangeReport, StepReport},
-    verbs::Failure,
 };
 use crate::{
-    change::{Change, Lock},
+    change::{Change, Lock, Problem},
     error::causes,
     event::{Event, Outcome},
     exit::Exit,
@@ -82,16 +81,16 @@ impl End {
         self
     }
 
-    pub(super) fn failed(what: &str, failure: &Failure) -> Self {
+    pub(super) fn failed(what: &str, failure: &Problem) -> Self {
         let mut chain = vec![failure.to_string()];
-        chain.extend(causes(&**failure));
+        chain.extend(causes(failure));
         Self {
             outcome: Outcome::Failed,
             why: format!("failed to {what}"),
             causes: chain,
-            hint: failure.hint(),
-            reason: Some(failure.reason()),
-            exit: Some(failure.exit()),
+            hint: failure.hint.clone(),
+            reason: Some(failure.reason),
+            exit: Some(failure.exit),
         }
     }
 

@@ -5,10 +5,10 @@ use std::{collections::BTreeSet, sync::Arc};
 use super::{
     events::{Events, Said},
     ours::ours,
-    verbs::{Failure, Verbs},
+    verbs::Verbs,
 };
 use crate::{
-    change::{Change, Reverted, STOPPED, Sink, Undo, packages::Withdrawn},
+    change::{Change, Problem, Reverted, STOPPED, Sink, Undo, packages::Withdrawn},
     error::{causes, one_line},
     event::Event,
     journal::{Journal, JournalError, Record, Standing},
@@ -25,7 +25,7 @@ pub(super) struct Ledger {
 
 impl Ledger {
     /// Applies a change: captures the undo, syncs the intent, applies, syncs the end.
-    pub(super) async fn perform(&self, steps: &[StepId], change: &Change) -> Result<(), Failure> {
+    pub(super) async fn perform(&self, steps: &[StepId], change: &Change) -> Result<(), Problem> {
         let began = self.events.elapsed();
         let summary = change.summary();
         self.events.emit(Event::ChangeStarted {
@@ -33,7 +33,7 @@ impl Ledger {
             summary: summary.clone(),
         });
         let undo = self.verbs.capture(change).await?;
-        let intent = self.append(Record::Intent {
+        let intent = self.journal.append(Record::Intent {
             steps: steps.to_vec(),
             change: change.clone(),
             undo: undo.clone(),
@@ -44,7 +44,7 @@ impl Ledger {
         };
         match self.verbs.apply(change, undo.clone(), &sink).await {
             Ok(undo) => {
-                self.append(Record::Applied { intent, undo })?;
+                self.journal.append(Record::Applied { intent, undo })?;
                 self.events.emit(Event::ChangeApplied {
                     steps: steps.to_vec(),
                     summary,
@@ -56,10 +56,10 @@ impl Ledger {
                 // What it did before it failed must be undone by `uninstall`. Where that cannot be
                 // determined the intent stays open, and the next run determines it.
                 if let Some(undo) = self.exact(&summary, &undo, &sink).await {
-                    self.append(Record::Failed {
+                    self.journal.append(Record::Failed {
                         intent,
                         message: failure.to_string(),
-                        causes: causes(&*failure),
+                        causes: causes(&failure),
                         undo,
                     })?;
                 }
@@ -91,7 +91,7 @@ impl Ledger {
                 Err(failure) => notes.push(format!(
                     "an earlier run was interrupted during: {summary}; its effects are not known \
                      yet: {}",
-                    one_line(&*failure)
+                    one_line(&failure)
                 )),
             }
         }
@@ -121,14 +121,14 @@ impl Ledger {
         };
         match self.verbs.revert(undo, &sink).await {
             Ok(reverted) => Some(reverted),
-            Err(failure) if failure.reason() == STOPPED => None,
+            Err(failure) if failure.reason == STOPPED => None,
             Err(failure) => Some(Reverted::Left {
                 what: standing
                     .iter()
                     .map(|standing| standing.change.summary())
                     .collect::<Vec<_>>()
                     .join("; "),
-                why: one_line(&*failure),
+                why: one_line(&failure),
             }),
         }
     }
@@ -147,9 +147,9 @@ impl Ledger {
         let holds = ours(&self.journal.receipt().standing).held;
         let withdrawn = self.verbs.withdraw(&standing.undo, wanted, &holds, &sink);
         withdrawn.await.map_err(|failure| {
-            (failure.reason() != STOPPED).then(|| Reverted::Left {
+            (failure.reason != STOPPED).then(|| Reverted::Left {
                 what: standing.change.summary(),
-                why: one_line(&*failure),
+                why: one_line(&failure),
             })
         })
     }
@@ -186,17 +186,11 @@ impl Ledger {
             Err(failure) => {
                 sink.note(&format!(
                     "the effects of the failed change ({summary}) are not known yet: {}",
-                    one_line(&*failure)
+                    one_line(&failure)
                 ));
                 None
             }
         }
-    }
-
-    fn append(&self, record: Record) -> Result<u64, Failure> {
-        self.journal
-            .append(record)
-            .map_err(|error| Box::new(error) as Failure)
     }
 }
 

@@ -66,7 +66,7 @@ pub use statusfile::{RunFault, RunState, RunStatus, StatusFile};
 pub use timing::{Span, SpanEnd, Timing, last_timing};
 pub use unattended::start as start_unattended;
 pub use uninstall::uninstall;
-pub use verbs::{Failure, NoVerbs, Verbs};
+pub use verbs::{NoVerbs, Verbs};
 pub use wait::wait;
 
 use crate::{

@@ -211,7 +211,7 @@ impl Session {
                             "`{}`: no preview of \"{}\": {}",
                             job.id,
                             change.summary(),
-                            one_line(&*failure)
+                            one_line(&failure)
                         ),
                     );
                 }

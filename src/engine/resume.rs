@@ -196,7 +196,7 @@ pub(super) async fn ensure(
         ledger
             .perform(&[RESUME], &change)
             .await
-            .map_err(|failure| told(one_line(&*failure)))?;
+            .map_err(|failure| told(one_line(&failure)))?;
     }
     Ok(())
 }

@@ -11,10 +11,9 @@ use super::{
     job::{Answer, End, Job},
     patience::{Patience, Waits},
     result::Mode,
-    verbs::Failure,
 };
 use crate::{
-    change::Change,
+    change::{Change, Problem},
     error::{causes, one_line},
     event::{Event, Outcome},
     journal::Standing,
@@ -80,11 +79,11 @@ impl Session {
                 }
                 if let Err(failure) = self.tools.verbs.rehearse(change).await {
                     let mut words = vec![failure.to_string()];
-                    words.extend(causes(&*failure));
+                    words.extend(causes(&failure));
                     let why = format!("failed to {}", words.join(": "));
-                    let hint = failure.hint().unwrap_or_default();
+                    let hint = failure.hint.unwrap_or_default();
                     let by_old_lists =
-                        failure.depends_on_lists() && !self.inner.state().lists_are_new();
+                        failure.depends_on_lists && !self.inner.state().lists_are_new();
                     job.answer = Some(Ok(if by_old_lists {
                         Assessment::BlockedByOldLists { why, hint }
                     } else {
@@ -129,10 +128,10 @@ impl Session {
                 match self.refresh_lists(&step).await {
                     Ok(()) => asked_anew = true,
                     Err(failure) => {
-                        let error = one_line(&*failure);
+                        let error = one_line(&failure);
                         let message = format!("failed to download new package lists: {error}");
                         let elapsed = tools.events.elapsed();
-                        let pause = (failure.passes())
+                        let pause = (failure.passes)
                             .then(|| patience.pause(&mut waits, elapsed, None))
                             .flatten();
                         if let Some(pause) = pause {
@@ -181,7 +180,7 @@ impl Session {
     }
 
     /// Downloads the package lists for a step that older ones refuse.
-    async fn refresh_lists(&self, step: &StepId) -> Result<(), Failure> {
+    async fn refresh_lists(&self, step: &StepId) -> Result<(), Problem> {
         let (change, events) = (Change::RefreshRepositories, &self.tools.events);
         let (steps, summary) = (vec![step.clone()], change.summary());
         let began = events.elapsed();

@@ -7,12 +7,8 @@ use async_trait::async_trait;
 
 use crate::{
     change::{Applier, Change, Problem, Reverted, Sink, Undo, packages::Withdrawn},
-    error::Report,
     exit::Exit,
 };
-
-/// Any error that can be shown.
-pub type Failure = Box<dyn Report>;
 
 /// Describes, applies and undoes changes.
 #[async_trait]
@@ -25,38 +21,38 @@ pub trait Verbs: Send + Sync {
     ///
     /// # Errors
     /// When the machine could not be looked at, or the simulation was refused.
-    async fn preview(&self, change: &Change) -> Result<Option<String>, Failure>;
+    async fn preview(&self, change: &Change) -> Result<Option<String>, Problem>;
 
     /// Finds what would certainly refuse the change, before the first change of a run. Changes
     /// nothing.
     ///
     /// # Errors
     /// The refusal.
-    async fn rehearse(&self, change: &Change) -> Result<(), Failure>;
+    async fn rehearse(&self, change: &Change) -> Result<(), Problem>;
 
     /// How the change will be undone, as far as can be said before; may store backups.
     ///
     /// # Errors
     /// When the machine could not be looked at.
-    async fn capture(&self, change: &Change) -> Result<Undo, Failure>;
+    async fn capture(&self, change: &Change) -> Result<Undo, Problem>;
 
     /// Applies it. Returns the exact undo.
     ///
     /// # Errors
     /// When it failed, whatever it did until then.
-    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, Failure>;
+    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, Problem>;
 
     /// The exact undo of a change that was cut off: before compared with now.
     ///
     /// # Errors
     /// When the machine could not be looked at.
-    async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, Failure>;
+    async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, Problem>;
 
     /// Undoes it.
     ///
     /// # Errors
     /// When it failed. The change stands then.
-    async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Failure>;
+    async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem>;
 
     /// Undoes the part of it that is no longer wanted. `wanted` are names of packages that stay, with
     /// all that they need; `holds` are packages that this program holds.
@@ -69,7 +65,7 @@ pub trait Verbs: Send + Sync {
         wanted: &BTreeSet<String>,
         holds: &BTreeSet<String>,
         sink: &dyn Sink,
-    ) -> Result<Withdrawn, Failure>;
+    ) -> Result<Withdrawn, Problem>;
 }
 
 #[async_trait]
@@ -78,30 +74,28 @@ impl Verbs for Applier {
         Applier::resume_paused(self, sink).await;
     }
 
-    async fn preview(&self, change: &Change) -> Result<Option<String>, Failure> {
-        Applier::preview(self, change).await.map_err(boxed)
+    async fn preview(&self, change: &Change) -> Result<Option<String>, Problem> {
+        Applier::preview(self, change).await
     }
 
-    async fn rehearse(&self, change: &Change) -> Result<(), Failure> {
-        Applier::rehearse(self, change).await.map_err(boxed)
+    async fn rehearse(&self, change: &Change) -> Result<(), Problem> {
+        Applier::rehearse(self, change).await
     }
 
-    async fn capture(&self, change: &Change) -> Result<Undo, Failure> {
-        Applier::capture(self, change).await.map_err(boxed)
+    async fn capture(&self, change: &Change) -> Result<Undo, Problem> {
+        Applier::capture(self, change).await
     }
 
-    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, Failure> {
-        Applier::apply(self, change, undo, sink)
-            .await
-            .map_err(boxed)
+    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
+        Applier::apply(self, change, undo, sink).await
     }
 
-    async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, Failure> {
-        Applier::reconcile(self, undo, sink).await.map_err(boxed)
+    async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
+        Applier::reconcile(self, undo, sink).await
     }
 
-    async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Failure> {
-        Applier::revert(self, undo, sink).await.map_err(boxed)
+    async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {
+        Applier::revert(self, undo, sink).await
     }
 
     async fn withdraw(
@@ -110,10 +104,8 @@ impl Verbs for Applier {
         wanted: &BTreeSet<String>,
         holds: &BTreeSet<String>,
         sink: &dyn Sink,
-    ) -> Result<Withdrawn, Failure> {
-        Applier::withdraw(self, undo, wanted, holds, sink)
-            .await
-            .map_err(boxed)
+    ) -> Result<Withdrawn, Problem> {
+        Applier::withdraw(self, undo, wanted, holds, sink).await
     }
 }
 
@@ -122,37 +114,37 @@ impl Verbs for Applier {
 pub struct NoVerbs;
 
 /// A bug: `check` tried to change something.
-fn only_looks() -> Failure {
+fn only_looks() -> Problem {
     let what = "change the machine: `check` only looks";
     let problem = Problem::new("bug", what).advice("this is a bug; please report it");
-    Box::new(problem.exiting(Exit::Internal))
+    problem.exiting(Exit::Internal)
 }
 
 #[async_trait]
 impl Verbs for NoVerbs {
     async fn resume_paused(&self, _: &dyn Sink) {}
 
-    async fn preview(&self, _: &Change) -> Result<Option<String>, Failure> {
+    async fn preview(&self, _: &Change) -> Result<Option<String>, Problem> {
         Err(only_looks())
     }
 
-    async fn rehearse(&self, _: &Change) -> Result<(), Failure> {
+    async fn rehearse(&self, _: &Change) -> Result<(), Problem> {
         Err(only_looks())
     }
 
-    async fn capture(&self, _: &Change) -> Result<Undo, Failure> {
+    async fn capture(&self, _: &Change) -> Result<Undo, Problem> {
         Err(only_looks())
     }
 
-    async fn apply(&self, _: &Change, _: Undo, _: &dyn Sink) -> Result<Undo, Failure> {
+    async fn apply(&self, _: &Change, _: Undo, _: &dyn Sink) -> Result<Undo, Problem> {
         Err(only_looks())
     }
 
-    async fn reconcile(&self, _: &Undo, _: &dyn Sink) -> Result<Undo, Failure> {
+    async fn reconcile(&self, _: &Undo, _: &dyn Sink) -> Result<Undo, Problem> {
         Err(only_looks())
     }
 
-    async fn revert(&self, _: &Undo, _: &dyn Sink) -> Result<Reverted, Failure> {
+    async fn revert(&self, _: &Undo, _: &dyn Sink) -> Result<Reverted, Problem> {
         Err(only_looks())
     }
 
@@ -162,13 +154,9 @@ impl Verbs for NoVerbs {
         _: &BTreeSet<String>,
         _: &BTreeSet<String>,
         _: &dyn Sink,
-    ) -> Result<Withdrawn, Failure> {
+    ) -> Result<Withdrawn, Problem> {
         Err(only_looks())
     }
-}
-
-fn boxed(error: Problem) -> Failure {
-    Box::new(error)
 }
 
 #[cfg(test)]
@@ -199,7 +187,7 @@ mod tests {
         ];
         for error in refused {
             let error = error.expect("check only looks");
-            assert_eq!((error.exit(), error.reason()), (Exit::Internal, "bug"));
+            assert_eq!((error.exit, error.reason), (Exit::Internal, "bug"));
         }
     }
 }

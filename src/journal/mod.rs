@@ -18,7 +18,7 @@ pub use receipt::{Awaited, Ended, GoingBack, Proven, Receipt, Run, Standing, Unf
 pub use store::Journal;
 
 use crate::{
-    change::{Change, Undo},
+    change::{Change, Problem, Undo},
     config::desired::PackageWish,
     error::Report,
     event::Summary,
@@ -388,6 +388,21 @@ impl Report for JournalError {
                     .to_owned(),
             ),
             Self::Encode(_) => None,
+        }
+    }
+}
+
+impl From<JournalError> for Problem {
+    fn from(error: JournalError) -> Self {
+        let problem = Self {
+            hint: error.hint(),
+            ..Self::new(error.reason(), error.to_string()).exiting(error.exit())
+        };
+        match error {
+            JournalError::Files(source) => problem.caused_by(source),
+            JournalError::Broken(source) => problem.caused_by(source),
+            JournalError::Encode(source) => problem.caused_by(source),
+            _ => problem,
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::failures::{Refused, Unreachable, broken};
+use super::failures::{broken, mirror_answers_503, refused};
 pub use super::reading::{blocked, outcome, outcomes, satisfied, why};
 pub use super::small::{Small, exists, file, fixed, install, needs, packages, step, wishes, write};
 use crate::{
@@ -19,8 +19,8 @@ use crate::{
     check::Check,
     config::desired::Desired,
     engine::{
-        Audit, Cancel, EngineError, Failure, Options, RunReport, Session, Tools, Unresolvable,
-        Verbs, events, uninstall,
+        Audit, Cancel, EngineError, Options, RunReport, Session, Tools, Unresolvable, Verbs,
+        events, uninstall,
     },
     event::{Envelope, Event, Subscriber},
     facts::Facts,
@@ -38,7 +38,7 @@ use crate::{
 pub const WANTS: &str = "/etc/systemd/system/multi-user.target.wants";
 
 type Hook = Box<dyn FnMut(&Change) + Send>;
-type Rehearsal = Box<dyn FnMut(&Change) -> Result<(), Failure> + Send>;
+type Rehearsal = Box<dyn FnMut(&Change) -> Result<(), Problem> + Send>;
 
 /// Verbs on the files of the fake machine: packages are files in `/packages`, enabled units are
 /// files where systemd has links. A saved file is kept whole in the place of its digest.
@@ -70,14 +70,14 @@ impl FileVerbs {
         self.waits.lock().unwrap().clone()
     }
 
-    fn names(&self) -> Result<Vec<String>, Failure> {
+    fn names(&self) -> Result<Vec<String>, Problem> {
         self.host
             .files
             .list(Utf8Path::new("/packages"))
             .map_err(broken)
     }
 
-    fn act(&self, change: &Change) -> Result<(), Failure> {
+    fn act(&self, change: &Change) -> Result<(), Problem> {
         let files = &self.host.files;
         match change {
             Change::WriteFile { path, content, .. } => files
@@ -109,7 +109,7 @@ impl Verbs for FileVerbs {
         *self.resumed.lock().unwrap() += 1;
     }
 
-    async fn preview(&self, change: &Change) -> Result<Option<String>, Failure> {
+    async fn preview(&self, change: &Change) -> Result<Option<String>, Problem> {
         match change {
             Change::WriteFile { content, .. } => Ok(Some(format!("+{content}"))),
             Change::InstallPackages { .. } => Err(broken("unable to locate package")),
@@ -117,11 +117,11 @@ impl Verbs for FileVerbs {
         }
     }
 
-    async fn rehearse(&self, change: &Change) -> Result<(), Failure> {
+    async fn rehearse(&self, change: &Change) -> Result<(), Problem> {
         (self.rehearsal.lock().unwrap())(change)
     }
 
-    async fn capture(&self, change: &Change) -> Result<Undo, Failure> {
+    async fn capture(&self, change: &Change) -> Result<Undo, Problem> {
         Ok(match change {
             Change::WriteFile { path, .. } => Undo::RestoreFiles {
                 files: vec![FileBefore {
@@ -166,15 +166,13 @@ impl Verbs for FileVerbs {
         })
     }
 
-    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, Failure> {
+    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
         let summary = change.summary();
         self.log.lock().unwrap().push(summary.clone());
         (self.before.lock().unwrap())(change);
         if let (Change::InstallPackages { .. }, Some(cancel)) = (change, self.waits()) {
             cancel.cancelled().await;
-            return Err(Box::new(Problem::stopped(
-                "wait for another package manager",
-            )));
+            return Err(Problem::stopped("wait for another package manager"));
         }
         if matches!(change, Change::InstallPackages { .. }) {
             let turns = *self.turns.lock().unwrap();
@@ -184,7 +182,7 @@ impl Verbs for FileVerbs {
             let mut late = self.late.lock().unwrap();
             if *late > 0 {
                 *late -= 1;
-                return Err(Box::new(Unreachable));
+                return Err(mirror_answers_503());
             }
         }
         if matches!(change, Change::BuildModule { .. }) {
@@ -195,7 +193,7 @@ impl Verbs for FileVerbs {
         }
         let refuses = self.refuses.lock().unwrap().clone();
         if refuses.is_some_and(|refuses| summary.contains(&refuses)) {
-            return Err(Box::new(Refused));
+            return Err(refused());
         }
         sink.line("working");
         self.act(change)?;
@@ -207,7 +205,7 @@ impl Verbs for FileVerbs {
         self.reconcile(&undo, sink).await
     }
 
-    async fn reconcile(&self, undo: &Undo, _: &dyn Sink) -> Result<Undo, Failure> {
+    async fn reconcile(&self, undo: &Undo, _: &dyn Sink) -> Result<Undo, Problem> {
         if *self.blind.lock().unwrap() {
             return Err(broken("somebody is at work"));
         }
@@ -233,7 +231,7 @@ impl Verbs for FileVerbs {
         })
     }
 
-    async fn revert(&self, undo: &Undo, _sink: &dyn Sink) -> Result<Reverted, Failure> {
+    async fn revert(&self, undo: &Undo, _sink: &dyn Sink) -> Result<Reverted, Problem> {
         let files = &self.host.files;
         let what = match undo {
             Undo::RestoreFiles { files: saved, .. } => {
@@ -271,9 +269,7 @@ impl Verbs for FileVerbs {
         };
         if let (Undo::Packages { .. }, Some(cancel)) = (undo, self.waits()) {
             cancel.cancelled().await;
-            return Err(Box::new(Problem::stopped(
-                "wait for another package manager",
-            )));
+            return Err(Problem::stopped("wait for another package manager"));
         }
         self.log.lock().unwrap().push(what.clone());
         let fails = self.fails.lock().unwrap().clone();
@@ -292,7 +288,7 @@ impl Verbs for FileVerbs {
         wanted: &BTreeSet<String>,
         _: &BTreeSet<String>,
         sink: &dyn Sink,
-    ) -> Result<Withdrawn, Failure> {
+    ) -> Result<Withdrawn, Problem> {
         super::leftover::part(self, undo, wanted, sink).await
     }
 }

@@ -7,10 +7,10 @@ use super::kit::{
     step, why,
 };
 use crate::{
-    change::{Change, Lock, Sink, Undo, packages::Withdrawn},
+    change::{Change, Lock, Problem, Sink, Undo, packages::Withdrawn},
     check::Verdict,
     config::desired::Restart,
-    engine::{Failure, RunReport, Verbs, status},
+    engine::{RunReport, Verbs, status},
     event::Event,
     exit::Exit,
     host::fake::{failed, ok},
@@ -22,7 +22,7 @@ pub async fn part(
     undo: &Undo,
     wanted: &BTreeSet<String>,
     sink: &dyn Sink,
-) -> Result<Withdrawn, Failure> {
+) -> Result<Withdrawn, Problem> {
     let (mut going, mut rest) = (undo.clone(), undo.clone());
     for (undo, stays) in [(&mut going, false), (&mut rest, true)] {
         if let Undo::Packages {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    failures::ByLists,
+    failures::by_lists,
     kit::{Rig, exists, file, fixed, install, needs, outcomes, packages, satisfied, step, write},
 };
 use crate::{
@@ -25,7 +25,7 @@ fn refused(times: u32) -> Rig {
     let asked = Arc::new(AtomicU32::new(0));
     *rig.verbs.rehearsal.lock().unwrap() = Box::new(move |change| match change {
         Change::InstallPackages { .. } if asked.fetch_add(1, Ordering::SeqCst) < times => {
-            Err(Box::new(ByLists))
+            Err(by_lists())
         }
         _ => Ok(()),
     });
