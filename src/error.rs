@@ -19,10 +19,6 @@ pub trait Report: std::error::Error + Send + Sync + 'static {
     fn parts(&self) -> Vec<&dyn Report> {
         Vec::new()
     }
-    /// Whether newer package lists may lead to another answer.
-    fn depends_on_lists(&self) -> bool {
-        false
-    }
 }
 
 /// More words of an error, below its own line.

@@ -155,10 +155,6 @@ impl Report for Problem {
     fn passes(&self) -> bool {
         self.passes
     }
-
-    fn depends_on_lists(&self) -> bool {
-        self.depends_on_lists
-    }
 }
 
 impl From<FilesError> for Problem {

@@ -34,7 +34,7 @@ async fn what_the_plan_does_not_approve_is_refused_before_the_first_change(kind:
         error.to_string().contains("would remove podman 4"),
         "{error}"
     );
-    assert!(error.depends_on_lists());
+    assert!(error.depends_on_lists);
     // What is half done is repaired first.
     (archive.installed.lock().unwrap().get_mut("bash").unwrap()).half = true;
     archive.write(&machine.fakes.files);
