@@ -14,6 +14,7 @@ use crate::{
 pub const STOPPED: &str = "stopped";
 
 /// Why a change failed, or other work of this program.
+#[must_use]
 #[derive(Debug, thiserror::Error)]
 #[error("{what}{}", attached(.words))]
 pub struct Problem {
@@ -52,7 +53,6 @@ pub enum Class {
 }
 
 impl Problem {
-    #[must_use]
     pub fn new(reason: &'static str, what: impl Into<String>) -> Self {
         Self {
             what: what.into(),
@@ -68,25 +68,21 @@ impl Problem {
     }
 
     /// A problem because of which nothing was changed.
-    #[must_use]
     pub fn blocked(reason: &'static str, what: impl Into<String>) -> Self {
         Self::new(reason, what).exiting(Exit::Blocked)
     }
 
     /// A tool failed, for a reason that has no row in a table.
-    #[must_use]
     pub fn tool(what: impl Into<String>, source: ExecError) -> Self {
         Self::new("tool-failed", what).caused_by(source)
     }
 
     /// The output of a tool, or the state of a file, is not as expected.
-    #[must_use]
     pub fn unreadable(what: impl Display, why: impl Display) -> Self {
         Self::new("tool-output", format!("{what}: {why}"))
     }
 
     /// This version does not support the change.
-    #[must_use]
     pub fn unsupported(what: impl Display) -> Self {
         Self::blocked(
             "unsupported",
@@ -96,17 +92,14 @@ impl Problem {
     }
 
     /// A request to stop ended a wait.
-    #[must_use]
     pub fn stopped(what: &str) -> Self {
         Self::new(STOPPED, format!("{what}: asked to stop"))
     }
 
-    #[must_use]
     pub fn exiting(self, exit: Exit) -> Self {
         Self { exit, ..self }
     }
 
-    #[must_use]
     pub fn advice(self, hint: impl Into<String>) -> Self {
         Self {
             hint: Some(hint.into()),
@@ -114,12 +107,10 @@ impl Problem {
         }
     }
 
-    #[must_use]
     pub fn telling(self, words: Option<String>) -> Self {
         Self { words, ..self }
     }
 
-    #[must_use]
     pub fn caused_by(self, source: impl Error + Send + Sync + 'static) -> Self {
         Self {
             source: Some(Box::new(source)),
@@ -127,13 +118,11 @@ impl Problem {
         }
     }
 
-    #[must_use]
     pub fn of(self, class: Class) -> Self {
         Self { class, ..self }
     }
 
     /// How the command ended that is the cause.
-    #[must_use]
     pub fn ended(&self) -> Option<&ExecError> {
         self.source.as_ref()?.downcast_ref()
     }

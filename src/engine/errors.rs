@@ -43,14 +43,15 @@ pub enum EngineError {
 }
 
 /// The error where `check` was asked for a finding that does not exist; `nearest` is the most similar one.
-#[must_use]
 pub fn no_finding(name: &str, nearest: Option<&str>) -> Problem {
     let hint = nearest.map_or_else(
         || "run `gpu-bootstrap check -v` for all names".to_owned(),
         |nearest| format!("did you mean `{nearest}`?"),
     );
     let what = format!("start the check: there is no finding `{name}`");
-    (Problem::new("no-finding", what).exiting(Exit::Usage)).advice(hint)
+    Problem::new("no-finding", what)
+        .exiting(Exit::Usage)
+        .advice(hint)
 }
 
 /// The error where the run lock cannot be tried.
@@ -63,7 +64,9 @@ pub(super) fn not_locked(error: FilesError) -> Problem {
     }
     Problem {
         hint,
-        ..(Problem::new(reason, "take the run lock").exiting(exit)).caused_by(error)
+        ..Problem::new(reason, "take the run lock")
+            .exiting(exit)
+            .caused_by(error)
     }
 }
 

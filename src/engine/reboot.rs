@@ -55,7 +55,8 @@ fn not_rebooted(reason: &'static str, why: &str) -> Problem {
 fn overtaken(error: EngineError) -> Problem {
     Problem {
         hint: error.hint(),
-        ..(Problem::new(error.reason(), "reboot the machine").exiting(Exit::RebootRequired))
+        ..Problem::new(error.reason(), "reboot the machine")
+            .exiting(Exit::RebootRequired)
             .caused_by(error)
     }
 }

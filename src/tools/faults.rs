@@ -44,7 +44,6 @@ pub struct KnownFault {
 
 impl KnownFault {
     /// What helps with this runtime.
-    #[must_use]
     pub fn hint_for(&self, runtime: &str) -> Option<&str> {
         let own = match runtime {
             "docker" => self.docker.as_deref(),
@@ -56,14 +55,12 @@ impl KnownFault {
 }
 
 /// Why the client of a registry did not pull an image.
-#[must_use]
 pub fn of_pull(said: &str) -> &'static KnownFault {
     find(&TABLE.pull, said)
 }
 
 /// Why kubeadm did not join. `signed` tells that the cluster proves by a signature that it knows the token, before the
 /// token is used: then an answer of 401 does not mean that the token is wrong.
-#[must_use]
 pub fn of_kubeadm(said: &str, signed: bool) -> &'static KnownFault {
     let said = said.to_lowercase();
     // Before it, kubeadm tells what it waits for.
@@ -77,7 +74,6 @@ pub fn of_kubeadm(said: &str, signed: bool) -> &'static KnownFault {
 }
 
 /// Why modprobe did not load or unload a module.
-#[must_use]
 pub fn of_modprobe(said: &str) -> &'static KnownFault {
     find(&TABLE.modprobe, said)
 }

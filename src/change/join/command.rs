@@ -136,6 +136,7 @@ fn command_failed(error: ExecError) -> Problem {
              Then run the command again"
         }
     };
-    (Problem::new("join-command", "join the cluster with your command").advice(hint))
+    Problem::new("join-command", "join the cluster with your command")
+        .advice(hint)
         .caused_by(error)
 }

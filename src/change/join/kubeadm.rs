@@ -100,7 +100,9 @@ impl Applier {
         Err(Problem {
             hint: fault.hint.clone(),
             passes: fault.passes,
-            ..(Problem::new(&fault.reason, what).telling(last_words)).caused_by(source)
+            ..Problem::new(&fault.reason, what)
+                .telling(last_words)
+                .caused_by(source)
         })
     }
 

@@ -115,7 +115,8 @@ impl Join {
     fn timed_out(&self, who: &str, words: Option<String>) -> Problem {
         let seconds = self.timeout_seconds;
         let what = format!("join the cluster: `{who}` has not joined it within {seconds} s");
-        (Problem::new("join-timeout", what).telling(words))
+        Problem::new("join-timeout", what)
+            .telling(words)
             .advice("see what its log says, then run the command again")
     }
 }

@@ -214,7 +214,9 @@ fn view(ran: &Ran) -> Result<ContainerView, Problem> {
 }
 
 fn failed(error: ExecError) -> Problem {
-    (Problem::new(FAILED, "run the container").advice(SEE_CHECK)).caused_by(error)
+    Problem::new(FAILED, "run the container")
+        .advice(SEE_CHECK)
+        .caused_by(error)
 }
 
 #[cfg(test)]
