@@ -58,7 +58,7 @@ pub use ours::{holds, our_runtimes};
 pub use patience::UNATTENDED_DEADLINE;
 pub use reboot::{REBOOT_STOPPED, reboot};
 pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
-pub use resume::{HandOverError, UNIT, asked, hand_over, request, standing_changes as standing};
+pub use resume::{UNIT, asked, hand_over, request, standing_changes as standing};
 pub use rollback::{Rollback, rollback};
 pub use runfile::{Progress, RunFile, StepProgress};
 pub use status::{Current, Status, policy, status};

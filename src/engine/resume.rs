@@ -11,9 +11,9 @@ use super::{
     units::{self, quoted},
 };
 use crate::{
-    change::{Change, Reverted},
+    change::{Change, Problem, Reverted},
     error::one_line,
-    host::{ExecError, FilesError, Host, ReadFiles},
+    host::{FilesError, Host, ReadFiles},
     journal::{Journal, JournalError, Request, Standing, fold},
     model::{id::StepId, paths::STATE},
     steps::CHECK_TIMER,
@@ -286,7 +286,7 @@ pub fn asked(host: &Host) -> Result<Option<Request>, EngineError> {
 ///
 /// # Errors
 /// When the journal cannot be read, or systemd refuses.
-pub async fn hand_over(host: &Host) -> Result<bool, HandOverError> {
+pub async fn hand_over(host: &Host) -> Result<bool, Problem> {
     if !fold(&Journal::read(host)?.lines)
         .standing
         .iter()
@@ -295,22 +295,10 @@ pub async fn hand_over(host: &Host) -> Result<bool, HandOverError> {
         return Ok(false);
     }
     let start = systemctl::start_no_block(UNIT);
-    host.exec
-        .run(&start, &mut |_, _| {})
-        .await?
-        .success(&start)?;
+    let ran = host.exec.run(&start, &mut |_, _| {}).await;
+    ran.and_then(|output| output.success(&start))
+        .map_err(|error| Problem::tool(format!("start `{UNIT}`"), error))?;
     Ok(true)
-}
-
-/// Why the resume unit did not take over.
-#[derive(Debug, thiserror::Error)]
-pub enum HandOverError {
-    /// Whether there is one is not known.
-    #[error("read the journal")]
-    Journal(#[from] JournalError),
-    /// It was not started.
-    #[error("start `{UNIT}`")]
-    Start(#[from] ExecError),
 }
 
 #[cfg(test)]
