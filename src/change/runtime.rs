@@ -221,8 +221,7 @@ impl Applier {
     /// Has the daemon use the files that were written. Where that fails, puts the former ones back, and the error says how
     /// that ended.
     async fn swap(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, Problem> {
-        let RuntimeDaemon { kind, unit, .. } = swap.daemon;
-        let runtime = kind.name();
+        let runtime = swap.daemon.kind.name();
         let refused: Option<Problem> = match self.refusal(swap).await {
             Ok(refusal) => refusal.map(|why| self::refused(swap, &why)),
             Err(error) => Some(error),
@@ -245,32 +244,12 @@ impl Applier {
                 "{runtime} does not work with its new configuration; the former one is put back"
             ));
         }
-        let see =
-            format!("see what {unit} says (`journalctl --unit={unit}`), correct its configuration");
-        Err(match self.put_back_former(swap, is_seen, sink).await {
-            // The daemon has seen nothing of it; or nothing is wrong, and somebody wants to stop.
-            Ok(()) if !is_seen || why.reason == STOPPED => why,
-            Ok(()) => Problem::new(
-                "configuration-put-back",
-                format!("configure {runtime}, which has its former configuration again and works with it"),
-            )
-            .advice(
-                (why.hint.clone())
-                    .unwrap_or_else(|| format!("{see}, and run the command again")),
-            )
-            .caused_by(why),
-            Err(then) => Problem::new(
-                "configuration-not-put-back",
-                format!(
-                    "configure {runtime}, and put its former configuration back ({})",
-                    one_line(&then)
-                ),
-            )
-            .advice(format!(
-                "{see} until `systemctl restart {unit}` succeeds, and run the command again"
-            ))
-            .caused_by(why),
-        })
+        let put_back = self.put_back_former(swap, is_seen, sink).await;
+        // The daemon has seen nothing of it; or nothing is wrong, and somebody wants to stop.
+        if put_back.is_ok() && (!is_seen || why.reason == STOPPED) {
+            return Err(why);
+        }
+        Err(not_configured(swap.daemon, why, put_back))
     }
 
     /// Puts the former files back, and has a daemon that has seen the new ones run with them.
@@ -465,6 +444,35 @@ impl Applier {
     }
 }
 
+/// The error of a daemon that does not work with its new configuration.
+fn not_configured(daemon: &RuntimeDaemon, why: Problem, put_back: Result<(), Problem>) -> Problem {
+    let (runtime, unit) = (daemon.kind.name(), &daemon.unit);
+    let see =
+        format!("see what {unit} says (`journalctl --unit={unit}`), correct its configuration");
+    match put_back {
+        Ok(()) => {
+            let what = format!(
+                "configure {runtime}, which has its former configuration again and works with it"
+            );
+            // What helps against the cause comes first.
+            let hint = why.hint.clone();
+            Problem::new("configuration-put-back", what)
+                .advice(hint.unwrap_or_else(|| format!("{see}, and run the command again")))
+                .caused_by(why)
+        }
+        Err(then) => {
+            let then = one_line(&then);
+            let what =
+                format!("configure {runtime}, and put its former configuration back ({then})");
+            Problem::new("configuration-not-put-back", what)
+                .advice(format!(
+                    "{see} until `systemctl restart {unit}` succeeds, and run the command again"
+                ))
+                .caused_by(why)
+        }
+    }
+}
+
 /// The error of a daemon whose own program refuses its files.
 fn refused(swap: &Swap<'_>, why: &str) -> Problem {
     let runtime = swap.daemon.kind.name();
@@ -547,4 +555,79 @@ pub(super) fn last_lines(output: &Output) -> String {
     };
     let lines: Vec<&str> = said.lines().collect();
     lines[lines.len().saturating_sub(3)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{error::causes, exit::Exit};
+
+    #[test]
+    fn what_helps_is_told_where_a_daemon_does_not_work_with_its_configuration() {
+        let daemon = RuntimeDaemon {
+            kind: Daemon::Docker,
+            unit: "docker.service".into(),
+            runtime: "nvidia".into(),
+        };
+        let silent = || Problem::new("runtime-silent", "see docker work within 30 s");
+        let helped = || silent().advice("stop the containers");
+        for (why, put_back, reason, hint) in [
+            (
+                helped(),
+                Ok(()),
+                "configuration-put-back",
+                "stop the containers",
+            ),
+            (
+                silent(),
+                Ok(()),
+                "configuration-put-back",
+                "`journalctl --unit=docker.service`",
+            ),
+            (
+                helped(),
+                Err(silent()),
+                "configuration-not-put-back",
+                "until `systemctl restart docker.service` succeeds",
+            ),
+        ] {
+            let error = not_configured(&daemon, why, put_back);
+            assert_eq!((error.exit, error.reason), (Exit::StepFailed, reason));
+            assert!(
+                error.hint.as_ref().is_some_and(|told| told.contains(hint)),
+                "{error:?}"
+            );
+            assert_eq!(causes(&error), ["see docker work within 30 s"]);
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_whether_a_change_or_its_undo_was_refused() {
+        let daemon = RuntimeDaemon {
+            kind: Daemon::Containerd,
+            unit: "containerd.service".into(),
+            runtime: "nvidia".into(),
+        };
+        let undo = Swap {
+            daemon: &daemon,
+            former: &[],
+            created_folders: &[],
+            wanted: None,
+        };
+        let error = refused(&undo, "no such key");
+        assert_eq!(error.reason, "configuration-refused");
+        assert!(
+            error
+                .hint
+                .as_ref()
+                .is_some_and(|hint| hint.contains("was not restarted"))
+        );
+        let Reverted::Left { why, .. } = left(&undo, &error) else {
+            panic!("the file stays");
+        };
+        assert!(
+            why.starts_with("containerd refuses its configuration without the keys"),
+            "{why}"
+        );
+    }
 }
