@@ -3,7 +3,10 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -40,6 +43,9 @@ pub struct Applier {
     pub(super) holds: Arc<Holds>,
     /// The daemons whose files name the toolkit's runtime although this run has tried to take it out: its package stays.
     pub(super) need_toolkit: Arc<Mutex<BTreeSet<Daemon>>>,
+    /// A module that packages have left to a change that follows: until then no timer starts a package manager, whose scripts
+    /// could start another DKMS. It has no lock.
+    pub(super) module_is_due: Arc<AtomicBool>,
     /// What the run wants; `None` if any source may be needed.
     pub(super) wanted: Option<Arc<Wanted>>,
     pub(super) stop: CancellationToken,
@@ -60,6 +66,7 @@ impl Applier {
             lists: Arc::default(),
             holds: Arc::default(),
             need_toolkit: Arc::default(),
+            module_is_due: Arc::default(),
             wanted: None,
             stop: CancellationToken::new(),
             secrets: Secrets::default(),
@@ -267,7 +274,11 @@ impl Applier {
             Change::LoadModule { module } => self.load_module(module, sink).await?,
             Change::RebuildInitramfs { kernels } => self.rebuild_initramfs(kernels, sink).await?,
             Change::BuildModule { module, kernel } => {
-                self.build_module(module, kernel, sink).await?;
+                let built = self.build_module(module, kernel, sink).await;
+                if self.module_is_due.swap(false, Ordering::AcqRel) {
+                    self.resume_paused(sink).await;
+                }
+                built?;
             }
             Change::RunTool {
                 purpose,

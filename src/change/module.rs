@@ -357,7 +357,10 @@ impl Applier {
             return Err(error(Some(no_single_version(module, &versions))));
         };
         // With the folder that a killed build has left, DKMS neither goes on nor begins again (`prepare_build` of `dkms.in`).
-        self.remove_tree(&dkms::folder_of(module, version, kernel))?;
+        let is_known = |status: &dkms::Status| status.kernel.as_deref() == Some(kernel);
+        if !builds.iter().any(is_known) {
+            self.remove_tree(&dkms::folder_of(module, version, kernel))?;
+        }
         let cmd = dkms::install(module, version, kernel);
         let cmd = match dkms::needs_debug_information(&*self.host.files, kernel)? {
             true => cmd,
@@ -393,6 +396,10 @@ impl Applier {
     /// Removes a folder with all that is in it; links are not followed.
     fn remove_tree(&self, folder: &Utf8Path) -> Result<(), FilesError> {
         let files = &self.host.files;
+        let stat = files.stat(folder)?;
+        if stat.is_none_or(|stat| stat.kind != Kind::Folder) {
+            return Ok(());
+        }
         for name in files.list(folder)? {
             let path = folder.join(name);
             match files.stat(&path)?.map(|stat| stat.kind) {

@@ -6,7 +6,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    host::ReadFiles,
+    host::{Kind, ReadFiles},
     model::id::Id,
     state::{Effective, StateError, has_library},
     step::StepError,
@@ -49,7 +49,7 @@ fn strays(subject: &Subject<'_>, read: &[ConfigFile]) -> Result<Vec<ConfigFile>,
         let folder = Utf8Path::new(FOLDER).join(folder);
         if files
             .stat(&folder)?
-            .is_none_or(|stat| stat.kind != crate::host::Kind::Folder)
+            .is_none_or(|stat| stat.kind != Kind::Folder)
         {
             continue;
         }
@@ -346,7 +346,11 @@ async fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     let mut unread = Vec::new();
     for name in files.list(folder)? {
         let path = folder.join(name);
-        if let Some(text) = files.read_text(&path)? {
+        let is_file = files
+            .stat(&path)?
+            .is_some_and(|stat| stat.kind == Kind::File);
+        if let Some(text) = files.read(&path)?.filter(|_| is_file) {
+            let text = String::from_utf8_lossy(&text).into_owned();
             unread.push(crio::ConfigFile { path, text });
         }
     }

@@ -6,7 +6,7 @@
 //!
 //! If the journal is lost or damaged, no run can end this: then the resume unit removes the denial, and itself.
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
     EngineError, Session,
@@ -20,6 +20,7 @@ use crate::{
     journal::{JournalError, Receipt, Record, Request, Standing},
     model::id::StepId,
     steps,
+    tools::{dkms, packages::HEADER},
 };
 
 /// The most boots in a row without progress.
@@ -53,7 +54,14 @@ pub(super) fn release(
     files: &dyn Files,
     standing: &[Standing],
 ) -> Result<Vec<Utf8PathBuf>, FilesError> {
-    units::release(files, resume::UNIT, standing)
+    let mut removed = units::release(files, resume::UNIT, standing)?;
+    // With it, no later kernel would get a module.
+    let flag = Utf8Path::new(dkms::NO_AUTOINSTALL);
+    if files.read(flag)?.as_deref() == Some(HEADER.as_bytes()) {
+        files.remove(flag)?;
+        removed.push(flag.to_owned());
+    }
+    Ok(removed)
 }
 
 /// Removes what a run would have removed at its end, if `asked`, the request to resume, shows that no run can go on with this

@@ -174,6 +174,8 @@ impl Session {
         {
             finish(&ledger.journal, exit, report.summary())?;
         }
+        // A run that ended before a module was compiled has left them paused.
+        self.tools.resume_paused().await;
         self.tools.finished(&report);
         drop(lock);
         Ok(report)

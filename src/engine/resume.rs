@@ -52,7 +52,7 @@ pub(super) fn unit(exe: &Utf8Path, deadline: Duration) -> String {
          Description=Finish the GPU set-up that gpu-bootstrap began\n\
          Wants=network-online.target\n\
          After=network-online.target\n\
-         After=nvidia-kmod-load.service\n\
+         After=nvidia-kmod-load.service dkms.service\n\
          Before=nvidia-persistenced.service\n\
          RequiresMountsFor={STATE}\n\
          StartLimitIntervalSec=1h\n\

@@ -15,9 +15,10 @@ use crate::{
 /// At a shutdown systemd sends SIGTERM only to the program itself, and waits as long as a package manager may need to end.
 /// It starts the program again if that crashed, but not after an exit status that says that the run has tried again what
 /// may pass. Its output: the journal, and the console. Amazon's accelerated image for EKS unpacks its module in the first
-/// boot, by a unit that cloud-init does not wait for (awslabs/amazon-eks-ami, `nvidia-kmod-load.service`).
+/// boot, by a unit that cloud-init does not wait for (awslabs/amazon-eks-ami, `nvidia-kmod-load.service`); DKMS compiles for a new
+/// kernel in its own (`dkms.service`), and two of it destroy each other's work.
 const PROPERTIES: [&str; 11] = [
-    "After=nvidia-kmod-load.service",
+    "After=nvidia-kmod-load.service dkms.service",
     "KillMode=mixed",
     "TimeoutStopSec=30min",
     "Restart=on-failure",

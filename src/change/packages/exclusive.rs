@@ -1,7 +1,7 @@
 //! Exclusive package work: waits, with a time limit, for package managers that run, names them, and
 //! pauses timers that would start others.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
@@ -54,7 +54,9 @@ impl Applier {
             result
         }
         .await;
-        self.resume_paused(sink).await;
+        if !self.module_is_due.load(Ordering::Acquire) {
+            self.resume_paused(sink).await;
+        }
         result
     }
 

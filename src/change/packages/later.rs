@@ -1,6 +1,8 @@
 //! Modules that the scripts of packages leave to a change that follows. Compiling takes most of the time of an installation and
 //! needs no package manager, so other packages are installed meanwhile.
 
+use std::sync::atomic::Ordering;
+
 use camino::Utf8Path;
 
 use crate::{
@@ -30,6 +32,7 @@ impl Applier {
         let only_one = actions.iter().filter(|action| is_source(action)).count() == 1;
         if only_one && !dkms::is_used(&**files)? && !files.exists(flag())? {
             files.write(flag(), HEADER.as_bytes(), 0o644)?;
+            self.module_is_due.store(true, Ordering::Release);
         }
         Ok(())
     }

@@ -36,12 +36,12 @@ use std::collections::BTreeSet;
 use self::{
     approval::{Approved, disapproved, is_of_driver, name_held_packages, objections},
     inventory::held,
+    run::without_secrets,
 };
 use crate::{
     change::{Applier, Class, Problem},
     config::desired::PackageWish,
     host::{ExecError, Query, exec::tail},
-    model::secret::without_logins,
     tools::packages::{Action, Fault, HalfDone, Package, Settings, TransactionRequest},
 };
 
@@ -207,16 +207,15 @@ impl Applier {
         };
         let output = (self.host.reader().query(query).await)
             .map_err(|source| failed(Fault::Other, "", None, source))?;
-        let said = format!("{}\n{}", output.stderr, output.stdout);
-        let stdout = output.stdout.clone();
         if self.backend.has_answered(&output) {
-            return Ok(stdout);
+            return Ok(output.stdout);
         }
+        let said = without_secrets(&format!("{}\n{}", output.stderr, output.stdout));
         let source = output.failure(query.cmd());
         // Unmet dependencies are listed on standard output. An error of this diagnosis is appended
         // to it, so that it does not hide the first error.
         let fault = self.backend.fault(&said);
-        let stdout = without_logins(&stdout);
+        let stdout = without_secrets(&output.stdout);
         let diagnosis = match fault {
             Fault::SignedBy => self.contradictions(),
             _ => Ok(self.backend.obstacle(&said)),

@@ -441,7 +441,7 @@ impl Applier {
 }
 
 /// What a package manager has said, without logins and passwords.
-fn without_secrets(text: &str) -> String {
+pub(super) fn without_secrets(text: &str) -> String {
     without_logins(&without_secret_lines(text)).into_owned()
 }
 

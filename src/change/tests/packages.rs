@@ -109,11 +109,25 @@ async fn scripts_leave_the_only_module_to_the_change_behind_them() {
     ] {
         let (machine, later) = with_sources(kind, names, differs);
         let before = machine.fakes.files.exists("/etc/dkms".into()).unwrap();
+        machine.units.put("apt-daily.timer", "enabled", "active");
         machine.apply(&later).await.unwrap();
         let exists = |path: &str| machine.fakes.files.exists(path.into()).unwrap();
         assert_eq!(exists(SEEN), leave, "{names:?} {differs}");
         assert!(!exists(FLAG), "{names:?} {differs}");
         assert_eq!(exists("/etc/dkms"), before, "{names:?} {differs}");
+        // Until the module is compiled, no timer starts another DKMS; also if that fails, as here without DKMS.
+        let timer = || machine.units.all()["apt-daily.timer"].1 == "active";
+        assert_eq!(timer(), !leave, "{names:?} {differs}");
+        let build = Change::BuildModule {
+            module: "nvidia".to_owned(),
+            kernel: "6.1.0".to_owned(),
+        };
+        let why = "it was not built".to_owned();
+        let built = machine
+            .applier
+            .apply(&build, Undo::Nothing { why }, &machine.sink);
+        assert!(built.await.is_err());
+        assert!(timer(), "{names:?} {differs}");
     }
 }
 
