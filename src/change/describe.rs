@@ -85,7 +85,7 @@ impl Change {
                 let what = if *gpus == 1 { "GPU" } else { "GPUs" };
                 let again = if *again { " again" } else { "" };
                 let runtime = runtime.name();
-                format!("prove{again} that a container of {runtime} sees {gpus} {what}")
+                format!("validate{again} that a container of {runtime} sees {gpus} {what}")
             }
             Self::RunProbe {
                 probe: Probe::HostComputes { gpus },
@@ -94,8 +94,8 @@ impl Change {
             } => {
                 let again = if *again { " again" } else { "" };
                 match gpus {
-                    1 => format!("prove{again} that 1 GPU computes"),
-                    n => format!("prove{again} that {n} GPUs compute"),
+                    1 => format!("validate{again} that 1 GPU computes"),
+                    n => format!("validate{again} that {n} GPUs compute"),
                 }
             }
             Self::SetSysctls { values } => {

@@ -245,8 +245,13 @@ impl Applier {
             ));
         }
         let put_back = self.put_back_former(swap, is_seen, sink).await;
-        // The daemon has seen nothing of it; or nothing is wrong, and somebody wants to stop.
-        if put_back.is_ok() && (!is_seen || why.reason == STOPPED) {
+        let is_back = match &put_back {
+            // The daemon has seen nothing of it; or nothing is wrong, and somebody wants to stop.
+            Ok(()) => !is_seen || why.reason == STOPPED,
+            // The former files are there, the daemon was started with them, and nobody waits for its answer either.
+            Err(then) => why.reason == STOPPED && then.reason == STOPPED,
+        };
+        if is_back {
             return Err(why);
         }
         Err(not_configured(swap.daemon, why, put_back))

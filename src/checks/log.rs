@@ -770,24 +770,15 @@ mod tests {
 
     #[test]
     fn an_error_is_over_when_the_driver_asks_for_nothing_more() {
-        let messages = kernel_log::read([
-            "NVRM: Xid (PCI:0000:18:00): 48, pid=1, name=python, DBE (double bit error) ECC Error",
-        ]);
-        let log = KernelLog::Known {
-            messages,
-            source: "`journalctl`".to_owned(),
-        };
+        let line =
+            "NVRM: Xid (PCI:0000:18:00): 48, pid=1, name=python, DBE (double bit error) ECC Error";
         let facts = fixtures::facts();
         let with = |recovered| {
             let board = Board {
-                gpus: &facts.gpus,
-                installs: true,
-                guest: false,
-                idle: false,
-                owner: None,
                 recovered,
+                ..board(&facts.gpus)
             };
-            decide(&log, &board).swap_remove(0)
+            said_on(&board, line).swap_remove(0)
         };
         assert_eq!(with(Vec::new()).status, Verdict::Fail);
         let neighbour = facts.gpus[1].pci_address;
@@ -797,29 +788,36 @@ mod tests {
         assert!(over.why.contains("Xid 48"), "{}", over.why);
     }
 
-    fn on(gpus: &[GpuFact], messages: &[Message]) -> Vec<Finding> {
-        let log = KernelLog::Known {
-            messages: messages.to_vec(),
-            source: "`journalctl`".to_owned(),
-        };
-        let board = Board {
+    /// What holds where nothing else is known against a machine with these GPUs.
+    fn board(gpus: &[GpuFact]) -> Board<'_> {
+        Board {
             gpus,
             installs: true,
             guest: false,
             idle: false,
             owner: None,
             recovered: Vec::new(),
+        }
+    }
+
+    fn on(board: &Board<'_>, messages: Vec<Message>) -> Vec<Finding> {
+        let log = KernelLog::Known {
+            messages,
+            source: "`journalctl`".to_owned(),
         };
-        decide(&log, &board)
+        decide(&log, board)
     }
 
     fn of(messages: &[Message]) -> Vec<Finding> {
-        on(&[], messages)
+        on(&board(&[]), messages.to_vec())
+    }
+
+    fn said_on(board: &Board<'_>, text: &str) -> Vec<Finding> {
+        on(board, kernel_log::read(text.lines()))
     }
 
     fn said(text: &str) -> Vec<Finding> {
-        let facts = fixtures::facts();
-        on(&facts.gpus, &kernel_log::read(text.lines()))
+        said_on(&board(&fixtures::facts().gpus), text)
     }
 
     fn xid(code: u32) -> Message {
@@ -953,18 +951,10 @@ mod tests {
         assert!(said(&lost).remove(0).why.starts_with("Xid 79"));
         let facts = fixtures::facts();
         let board = Board {
-            gpus: &facts.gpus,
-            installs: true,
-            guest: false,
-            idle: false,
-            owner: None,
             recovered: facts.gpus.iter().map(|gpu| gpu.pci_address).collect(),
+            ..board(&facts.gpus)
         };
-        let log = KernelLog::Known {
-            messages: kernel_log::read(line.lines()),
-            source: "`journalctl`".to_owned(),
-        };
-        assert_eq!(decide(&log, &board).remove(0).status, Verdict::Pass);
+        assert_eq!(said_on(&board, line).remove(0).status, Verdict::Pass);
     }
 
     #[test]
@@ -972,18 +962,10 @@ mod tests {
         let facts = fixtures::facts();
         let said = |text: &str| {
             let board = Board {
-                gpus: &facts.gpus,
-                installs: true,
                 guest: true,
-                idle: false,
-                owner: None,
-                recovered: Vec::new(),
+                ..board(&facts.gpus)
             };
-            let log = KernelLog::Known {
-                messages: kernel_log::read(text.lines()),
-                source: "`journalctl`".to_owned(),
-            };
-            decide(&log, &board).remove(3)
+            said_on(&board, text).remove(3)
         };
         let down = said("NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x22:0x56:763)\n");
         let remedy = down.remedy.unwrap();
@@ -1184,12 +1166,8 @@ mod tests {
         let facts = fixtures::facts();
         let rejected = kernel_log::read(["Loading of module with unavailable key is rejected"]);
         let board = |idle| Board {
-            gpus: &facts.gpus,
-            installs: true,
-            guest: false,
             idle,
-            owner: None,
-            recovered: Vec::new(),
+            ..board(&facts.gpus)
         };
         let reason = reason(&rejected, &board(true)).unwrap();
         assert!(reason.why.contains("Secure Boot"), "{}", reason.why);
@@ -1241,12 +1219,9 @@ mod tests {
             remedy: "",
         };
         let board = Board {
-            gpus: &[],
             installs: false,
-            guest: false,
-            idle: false,
             owner: Some(owner),
-            recovered: Vec::new(),
+            ..board(&[])
         };
         let messages = kernel_log::read([line(2).as_str()]);
         let refusal = super::refusal(&messages, &board).unwrap();
@@ -1299,17 +1274,7 @@ mod tests {
                 Verdict::Unknown,
             ),
         ] {
-            let findings = decide(
-                &log,
-                &Board {
-                    gpus: &[],
-                    installs: true,
-                    guest: false,
-                    idle: false,
-                    owner: None,
-                    recovered: Vec::new(),
-                },
-            );
+            let findings = decide(&log, &board(&[]));
             assert_eq!(findings.len(), 4);
             assert!(findings.iter().all(|finding| finding.status == verdict));
         }

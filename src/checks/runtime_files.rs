@@ -398,23 +398,6 @@ async fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
 /// reported what `no-cgroups` does (release notes of 1.18.0).
 const BY_CDI: (u64, u64) = (1, 18);
 
-/// The version of the toolkit's packages, as far as it matters here.
-async fn toolkit_version(subject: &Subject<'_>) -> Option<(u64, u64)> {
-    let found = subject
-        .state
-        .packages_like(&[toolkit::PACKAGES])
-        .await
-        .ok()?;
-    let (_, version) = found.first()?;
-    let version = version
-        .split_once(':')
-        .map_or(version.as_str(), |(_, rest)| rest);
-    let mut numbers = version
-        .split(['.', '-', '~'])
-        .map_while(|part| part.parse().ok());
-    Some((numbers.next()?, numbers.next()?))
-}
-
 /// What the toolkit's configuration says that is not so on this machine: then containers get no GPU, whatever their
 /// runtime.
 async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
@@ -479,7 +462,9 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     if let (true, Some(daemon)) = (config.no_cgroups, daemon) {
         let is_legacy = match config.mode.as_deref() {
             Some("legacy") => true,
-            Some("auto") | None => (toolkit_version(subject).await).is_some_and(|it| it < BY_CDI),
+            Some("auto") | None => {
+                (subject.state.toolkit_version().await).is_some_and(|it| it < BY_CDI)
+            }
             Some(_) => false,
         };
         let status = match is_legacy {

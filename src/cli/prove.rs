@@ -29,7 +29,7 @@ pub(super) async fn prove(
     desired: Option<&Desired>,
 ) -> Result<Vec<Finding>, Failure> {
     let cancel = &tools.cancel;
-    prepare::root(world, "prove")?;
+    prepare::root(world, "validate")?;
     // Two probes would remove each other's container.
     let _lock = tools.lock()?;
     let finding = |status, why: &str| Finding::new(VALIDATION_COMPUTE, status, why);

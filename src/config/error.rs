@@ -181,7 +181,7 @@ impl Report for ConfigError {
                     key.replace('.', "__").replace('-', "_").to_uppercase()
                 ),
                 (Some(key), _) => format!("did you mean `{key}`?"),
-                (None, _) => "docs/configuration.md lists every key".into(),
+                (None, _) => "`gpu-bootstrap config --defaults` lists every key".into(),
             }),
             Self::Value { hint, .. } => hint.clone(),
             Self::NoSuchProfile { name, known } => {

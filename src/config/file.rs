@@ -57,7 +57,7 @@ pub struct Config {
     pub validation: ValidationConfig,
     /// What stays at its version.
     pub hold: HoldConfig,
-    /// The cluster that the machine joins when all else is proven.
+    /// The cluster that the machine joins when all else is validated.
     pub cluster: ClusterConfig,
     /// The cloud of the machine.
     pub cloud: CloudConfig,
@@ -234,7 +234,7 @@ pub struct HoldConfig {
     pub extra: Option<Vec<PackagePattern>>,
 }
 
-/// The cluster that the machine joins when all else is proven.
+/// The cluster that the machine joins when all else is validated.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct ClusterConfig {
@@ -275,7 +275,7 @@ pub struct ClusterConfig {
     pub mig_strategy: Option<MigStrategy>,
     /// Taints of the node. Without this key a GPU node gets `nvidia.com/gpu=present:NoSchedule`.
     pub taints: Option<Vec<Taint>>,
-    /// A taint that keeps pods away until the node is Ready and proven: true for the usual one, or another one. Without this
+    /// A taint that keeps pods away until the node is Ready and validated: true for the usual one, or another one. Without this
     /// key there is one wherever `kubeconfig-file` can remove it.
     pub startup_taint: Option<StartupTaint>,
     /// A kubeconfig that may change nodes: to remove the startup taint, and to drain and delete the node on

@@ -57,7 +57,7 @@ pub(super) fn release(
     let mut removed = units::release(files, resume::UNIT, standing)?;
     // With it, no later kernel would get a module.
     let flag = Utf8Path::new(dkms::NO_AUTOINSTALL);
-    if files.read(flag)?.as_deref() == Some(HEADER.as_bytes()) {
+    if (files.read(flag)?).is_some_and(|found| found.starts_with(HEADER.as_bytes())) {
         files.remove(flag)?;
         removed.push(flag.to_owned());
     }

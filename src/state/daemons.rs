@@ -15,7 +15,7 @@ use crate::{
             layout::{ConfigFile, Version},
         },
         crio::{self, CrioConfig},
-        docker,
+        docker, toolkit,
     },
 };
 
@@ -279,6 +279,19 @@ impl State {
     /// The version of Podman; `None` if it is not there, or nothing tells it.
     pub async fn podman_version(&self) -> Option<Version> {
         self.runtime_version("podman").await
+    }
+
+    /// The version of NVIDIA's container toolkit, as far as it matters; `None` if it is not there, or nothing tells it.
+    pub async fn toolkit_version(&self) -> Option<(u64, u64)> {
+        let found = self.packages_like(&[toolkit::PACKAGES]).await.ok()?;
+        let (_, version) = found.first()?;
+        let version = version
+            .split_once(':')
+            .map_or(version.as_str(), |(_, rest)| rest);
+        let mut numbers = version
+            .split(['.', '-', '~'])
+            .map_while(|part| part.parse().ok());
+        Some((numbers.next()?, numbers.next()?))
     }
 
     async fn runtime_version(&self, name: &str) -> Option<Version> {

@@ -6,18 +6,18 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    DRIVER_MODULE, DRIVER_NODES, TOOLKIT_PACKAGES, VALIDATION_DEVICES,
+    DRIVER_MODULE, DRIVER_NODES, RUNTIME_PODMAN, TOOLKIT_PACKAGES, VALIDATION_DEVICES,
     cdi_rules::{self, Conflict, Machine, Seen},
     nodes::{self, USERS},
     words,
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Cdi as Wish, Desired},
+    config::desired::{Cdi as Wish, Desired, RuntimeKind},
     facts::Facts,
     model::{id::StepId, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
-    tools::packages::HEADER,
+    tools::{containerd::layout::Version, packages::HEADER, podman, toolkit},
 };
 
 /// The unit that makes the specification again at each boot.
@@ -42,6 +42,11 @@ const REFRESH_PATHS: [&str; 2] = [
 /// The toolkit's program that writes specifications.
 const PROGRAM: &str = "/usr/bin/nvidia-ctk";
 
+/// Leaves out the groups of device nodes, because of which a Podman before 5.1 refuses the whole file. It reads each file by
+/// itself (libpod, `container_internal_linux.go`), so one that it can read is enough, and that of the toolkit's unit stays as it
+/// is. Source: NVIDIA/nvidia-container-toolkit 1.19.0, `pkg/nvcdi/api.go` and `cmd/nvidia-ctk/cdi/generate/generate.go`.
+const NO_GROUPS: &str = "--feature-flag=no-additional-gids-for-device-nodes";
+
 /// What the toolkit's unit writes.
 const REFRESHED: &str = "/var/run/cdi/nvidia.yaml";
 
@@ -61,6 +66,8 @@ struct CdiState {
     refreshes: bool,
     /// The toolkit is there.
     has_toolkit: bool,
+    /// A Podman that must read the specification and knows no groups of device nodes, beside a toolkit that names them.
+    old_podman: Option<Version>,
 }
 
 impl CdiState {
@@ -72,7 +79,11 @@ impl CdiState {
 /// The numbers of device nodes can be others at another boot, and when a module is loaded again: then the
 /// unit of the nodes is restarted, and this one with it. Where the specification was not made yet, it is
 /// not this unit's work: `install` makes it, and can undo it.
-fn unit(path: &Utf8Path) -> String {
+fn unit(path: &Utf8Path, names_groups: bool) -> String {
+    let flag = match names_groups {
+        true => String::new(),
+        false => format!(" {NO_GROUPS}"),
+    };
     format!(
         "{HEADER}[Unit]\n\
          Description=Describe the GPUs for container runtimes (CDI) as they are at this boot\n\
@@ -86,7 +97,7 @@ fn unit(path: &Utf8Path) -> String {
          [Service]\n\
          Type=oneshot\n\
          RemainAfterExit=yes\n\
-         ExecStart=/usr/bin/nvidia-ctk cdi generate --output={path}\n\
+         ExecStart=/usr/bin/nvidia-ctk cdi generate{flag} --output={path}\n\
          TimeoutStartSec=300\n\
          StandardInput=null\n\
          NoNewPrivileges=yes\n\
@@ -95,6 +106,14 @@ fn unit(path: &Utf8Path) -> String {
          WantedBy=multi-user.target\n",
         nodes = nodes::UNIT,
     )
+}
+
+/// See [`CdiState::old_podman`].
+async fn old_podman(cx: &Cx<'_>) -> Option<Version> {
+    (cx.desired.runtimes.iter()).find(|wish| wish.kind == RuntimeKind::Podman)?;
+    let version = cx.state.podman_version().await?;
+    let can_leave_out = cx.state.toolkit_version().await? >= toolkit::LEAVES_GROUPS_OUT;
+    (version < podman::READS_GROUPS && can_leave_out).then_some(version)
 }
 
 async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
@@ -112,6 +131,7 @@ async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
         loaded,
         refreshes,
         has_toolkit: files.exists(Utf8Path::new(PROGRAM))?,
+        old_podman: old_podman(cx).await,
     })
 }
 
@@ -131,19 +151,22 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     let (Some(wish), Some(_), Some(_)) = (&desired.cdi, &desired.driver, &desired.toolkit) else {
         return Assessment::not_applicable("CDI is not wanted");
     };
+    let names_groups = state.old_podman.is_none();
+    let mut command = ["nvidia-ctk", "cdi", "generate"]
+        .map(str::to_owned)
+        .to_vec();
+    if !names_groups {
+        command.push(NO_GROUPS.to_owned());
+    }
+    command.push(format!("--output={}", wish.path));
     let generate = vec![Change::RunTool {
         purpose: "describe the GPUs for container runtimes (CDI)".into(),
-        command: vec![
-            "nvidia-ctk".into(),
-            "cdi".into(),
-            "generate".into(),
-            format!("--output={}", wish.path),
-        ],
+        command,
         writes: vec![wish.path.clone()],
         repeated: true,
     }];
     let mut at_boot = Vec::new();
-    let unit = unit(&wish.path);
+    let unit = unit(&wish.path, names_groups);
     if state.unit.as_ref() != Some(&unit) {
         at_boot.push(Change::write(UNIT_PATH, unit));
     }
@@ -172,15 +195,16 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     if let Some(blocked) = obstacle(state, wish, loaded) {
         return blocked;
     }
-    let own = state.own(&wish.path);
-    let stale = match own {
+    let flaw = |seen: &Seen| {
+        cdi_rules::stale(seen, &state.machine, loaded).or_else(|| unread(seen, state.old_podman))
+    };
+    let stale = match state.own(&wish.path) {
         None => Some("is missing".to_owned()),
-        Some(seen) => cdi_rules::stale(seen, &state.machine, loaded),
+        Some(seen) => flaw(seen),
     };
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     if let Some(why) = stale {
-        let right = cdi_rules::hiding(&wish.path, &state.seen)
-            .find(|seen| cdi_rules::stale(seen, &state.machine, loaded).is_none());
+        let right = cdi_rules::hiding(&wish.path, &state.seen).find(|seen| flaw(seen).is_none());
         let but = right.map_or_else(String::new, |seen| {
             format!(
                 "; runtimes prefer `{}`, which is right, so containers get the GPUs",
@@ -213,6 +237,13 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
         why.push_str(&format!("; `{}` does, too", seen.path));
     }
     Assessment::satisfied(why)
+}
+
+/// Why Podman cannot read a specification; `None` if it can, or need not.
+fn unread(seen: &Seen, old_podman: Option<Version>) -> Option<String> {
+    let (podman, spec) = (old_podman?, seen.spec.as_ref().ok()?);
+    (spec.has_groups())
+        .then(|| format!("names groups of device nodes, which Podman {podman} cannot read"))
 }
 
 /// What only a person can put right: nothing of others is deleted.
@@ -267,12 +298,13 @@ impl Step for Cdi {
     }
 
     /// `nvidia-ctk` asks every GPU: where one does not start, it takes minutes to fail, in words
-    /// about the specification.
+    /// about the specification. The version of Podman decides what is in it.
     fn after(&self) -> &[StepId] {
         const {
             &[
                 DRIVER_MODULE,
                 DRIVER_NODES,
+                RUNTIME_PODMAN,
                 TOOLKIT_PACKAGES,
                 VALIDATION_DEVICES,
             ]
@@ -289,7 +321,9 @@ impl Step for Cdi {
         };
         // A unit with another text would do nothing.
         match change {
-            Change::WriteFile { content, .. } => *content == unit(&wish.path),
+            Change::WriteFile { content, .. } => [true, false]
+                .map(|groups| unit(&wish.path, groups))
+                .contains(content),
             _ => true,
         }
     }
@@ -306,15 +340,17 @@ impl Step for Cdi {
 #[cfg(test)]
 mod tests {
     use super::{
-        CdiState, REFRESH, REFRESHED,
+        Cdi, CdiState, REFRESH, REFRESHED, UNIT_PATH,
         cdi_rules::{Machine, Seen, Visible},
-        decide, unit,
+        decide, old_podman, unit,
     };
     use crate::{
         change::Change,
-        step::Assessment,
-        steps::fixtures::{desired, facts},
-        tools::cdi::parse,
+        config::desired::RuntimeKind,
+        host::fake,
+        step::{Assessment, Step},
+        steps::fixtures::{self, desired, facts},
+        tools::{cdi::parse, containerd::layout::Version},
     };
 
     const SPEC: &str = r#"
@@ -339,7 +375,7 @@ devices:
     fn state(loaded: &str) -> CdiState {
         let path = desired().cdi.map(|wish| wish.path).unwrap_or_default();
         CdiState {
-            unit: Some(unit(&path)),
+            unit: Some(unit(&path, true)),
             enabled: true,
             loaded: loaded.parse().ok(),
             machine: Machine {
@@ -349,6 +385,7 @@ devices:
             seen: vec![seen(path.as_str(), SPEC)],
             refreshes: true,
             has_toolkit: true,
+            old_podman: None,
         }
     }
 
@@ -474,6 +511,89 @@ devices:
             Change::RunTool { repeated: true, .. }
         ));
         assert_eq!(changes.len(), 3);
+    }
+
+    #[test]
+    fn a_podman_that_knows_no_groups_gets_a_specification_without_them() {
+        let path = "/etc/cdi/nvidia.yaml";
+        let (with_groups, without) = (unit(path.into(), true), unit(path.into(), false));
+        let old = CdiState {
+            unit: Some(without.clone()),
+            seen: vec![seen(path, &format!("cdiVersion: 0.7.0{SPEC}"))],
+            old_podman: Some(Version(4, 9)),
+            ..state("535.261.03")
+        };
+        let Assessment::Needs { why, changes } = decide(&old, &desired(), &facts()) else {
+            panic!("Podman cannot read it");
+        };
+        assert!(why.ends_with("which Podman 4.9 cannot read"), "{why}");
+        let [Change::RunTool { command, .. }] = &changes[..] else {
+            panic!("{changes:?}");
+        };
+        assert_eq!(
+            command.join(" "),
+            format!(
+                "nvidia-ctk cdi generate --feature-flag=no-additional-gids-for-device-nodes --output={path}"
+            )
+        );
+        // The unit makes it so at each boot.
+        let right = CdiState {
+            seen: vec![seen(path, SPEC)],
+            ..old.clone()
+        };
+        assert!(said(&right).ends_with("names 1 GPU and driver 535.261.03"));
+        let at_boot = CdiState {
+            unit: Some(with_groups.clone()),
+            ..right
+        };
+        assert!(said(&at_boot).contains("does not make"));
+        // To others groups are no flaw.
+        let newer = CdiState {
+            unit: Some(with_groups.clone()),
+            old_podman: None,
+            ..old
+        };
+        assert!(said(&newer).ends_with("names 1 GPU and driver 535.261.03"));
+        for content in [with_groups, without] {
+            assert!(Cdi.wants(&Change::write(UNIT_PATH, content), &desired()));
+        }
+    }
+
+    #[tokio::test]
+    async fn groups_are_left_out_for_a_wanted_podman_before_5_1_by_a_toolkit_that_can() {
+        let (old, podman) = ("4.3.1+ds1-8+deb12u1", RuntimeKind::Podman);
+        for (kind, version, toolkit, left_out) in [
+            (podman, old, "1.20.0-1", true),
+            (podman, old, "1.19.0-1", true),
+            (podman, old, "1.18.2-1", false),
+            (podman, "5.4.2+ds1-2+b1", "1.20.0-1", false),
+            (RuntimeKind::Docker, old, "1.20.0-1", false),
+        ] {
+            let (host, fakes) = fake::host();
+            let status = [
+                ("dpkg", "1.21.22"),
+                ("podman", version),
+                ("nvidia-container-toolkit", toolkit),
+            ]
+            .map(|(name, version)| {
+                format!(
+                    "Package: {name}\nStatus: install ok installed\nArchitecture: amd64\n\
+                     Version: {version}\n\n"
+                )
+            });
+            fakes.files.put("/var/lib/dpkg/status", status.concat());
+            fakes.files.put("/usr/bin/podman", "");
+            let (facts, mut want) = (facts(), desired());
+            want.runtimes[0].kind = kind;
+            let state = fixtures::state(&host, facts.clone());
+            let cx = fixtures::cx(&host, &facts, &state, &want);
+            let found = old_podman(&cx).await;
+            assert_eq!(
+                found,
+                left_out.then_some(Version(4, 3)),
+                "{version} {toolkit}"
+            );
+        }
     }
 
     #[test]

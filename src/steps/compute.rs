@@ -87,7 +87,7 @@ fn nothing_to_prove(state: &ComputeState, desired: &Desired, facts: &Facts) -> O
     }
     if !is_wanted(desired) {
         return not(match desired.validation.container {
-            true => "a container proves that the GPUs compute",
+            true => "a container validates that the GPUs compute",
             false => "no validation is configured",
         });
     }
@@ -254,7 +254,7 @@ mod tests {
         let mut driverless = bare.clone();
         driverless.driver = None;
         for (want, words) in [
-            (&desired(), "a container proves"),
+            (&desired(), "a container validates"),
             (&nothing, "no validation is configured"),
             (&driverless, "no driver"),
         ] {

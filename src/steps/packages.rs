@@ -17,13 +17,13 @@ pub(super) fn backend(cx: &Cx<'_>) -> &'static dyn Backend {
 pub(super) async fn installed(cx: &Cx<'_>) -> Result<Packages, StepError> {
     let mut found = Packages::new();
     for package in database(cx).await? {
-        if package.is_unpacked() || package.held {
+        // A package of a foreign architecture does not stand for the native one.
+        if (package.is_unpacked() || package.held) && !package.is_foreign() {
             let version = match package.is_unpacked() {
                 true => package.version.clone(),
                 false => String::new(),
             };
             match found.entry(package.name.clone()) {
-                // A package of a foreign architecture does not stand for the native one.
                 Entry::Occupied(mut known)
                     if package.id == package.name
                         || backend(cx).has_several_versions(&package.name) =>
@@ -203,8 +203,9 @@ mod tests {
         let (host, fakes) = fake::host();
         let status: String = [
             ("dpkg", "amd64", "1.21"),
-            ("libnvidia-ml1", "amd64", "535.2-1"),
+            ("libcuda1", "i386", "525.1-1"),
             ("libnvidia-ml1", "i386", "525.1-1"),
+            ("libnvidia-ml1", "amd64", "535.2-1"),
         ]
         .map(|(name, architecture, version)| {
             format!(
@@ -221,5 +222,6 @@ mod tests {
         let library = &found["libnvidia-ml1"];
         assert_eq!(library.version, "535.2-1");
         assert!(library.further.is_empty(), "{:?}", library.further);
+        assert!(!found.contains_key("libcuda1"));
     }
 }

@@ -11,6 +11,10 @@ pub const RUNTIME: &str = "/usr/bin/nvidia-container-runtime";
 /// What the names of the packages begin with that bring it.
 pub const PACKAGES: &str = "nvidia-container-toolkit";
 
+/// The first version that can leave the groups of device nodes out of a specification, in which those from 1.19.1 on name them.
+/// Source: NVIDIA/nvidia-container-toolkit, `pkg/nvcdi/api.go` (`FeatureNoAdditionalGIDsForDeviceNodes`).
+pub const LEAVES_GROUPS_OUT: (u64, u64) = (1, 19);
+
 /// Its configuration. Sources: NVIDIA/nvidia-container-toolkit, `internal/config`, and its issues that are named below.
 pub const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
 

@@ -355,7 +355,14 @@ pub fn crio(cmd: &Cmd, files: &FakeFiles) -> Output {
 pub fn nvidia_ctk(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     match args[..] {
-        ["cdi", "generate", output] => {
+        ["cdi", "generate", output]
+        | [
+            "cdi",
+            "generate",
+            // The specification names no group here.
+            "--feature-flag=no-additional-gids-for-device-nodes",
+            output,
+        ] => {
             let path = output
                 .strip_prefix("--output=")
                 .unwrap_or_else(|| panic!("{}", cmd.line()));

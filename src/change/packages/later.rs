@@ -19,6 +19,15 @@ fn flag() -> &'static Utf8Path {
     Utf8Path::new(dkms::NO_AUTOINSTALL)
 }
 
+/// What it says. A folder that was made for it goes with it, also after a run that was interrupted.
+fn text(with_folder: bool) -> String {
+    let folder = match with_folder {
+        true => "# Its folder was made for it.\n",
+        false => "",
+    };
+    format!("{HEADER}{folder}")
+}
+
 /// Whether DKMS compiles from this package. All of them say so in their names.
 fn is_source(action: &Action) -> bool {
     matches!(action, Action::Install { name, .. } if name.contains("dkms") && name != "dkms")
@@ -31,7 +40,11 @@ impl Applier {
         let files = &self.host.files;
         let only_one = actions.iter().filter(|action| is_source(action)).count() == 1;
         if only_one && !dkms::is_used(&**files)? && !files.exists(flag())? {
-            files.write(flag(), HEADER.as_bytes(), 0o644)?;
+            let has_folder = match flag().parent() {
+                Some(folder) => files.exists(folder)?,
+                None => true,
+            };
+            files.write(flag(), text(!has_folder).as_bytes(), 0o644)?;
             self.module_is_due.store(true, Ordering::Release);
         }
         Ok(())
@@ -40,11 +53,16 @@ impl Applier {
     /// Takes the flag away, also that of a run that was interrupted.
     pub(super) fn compile_again(&self) -> Result<(), FilesError> {
         let files = &self.host.files;
-        if files.read(flag())?.as_deref() != Some(HEADER.as_bytes()) {
+        let Some(found) = files
+            .read(flag())?
+            .filter(|found| found.starts_with(HEADER.as_bytes()))
+        else {
             return Ok(());
-        }
+        };
         files.remove(flag())?;
-        if let Some(folder) = flag().parent() {
+        if let Some(folder) = flag().parent()
+            && found == text(true).as_bytes()
+        {
             // DKMS was not installed.
             files.remove_empty_folder(folder)?;
         }

@@ -69,7 +69,7 @@ impl Applier {
     ) -> Result<Undo, Problem> {
         let record = if self.host.files.exists(record)? {
             Undo::Nothing {
-                why: "the record goes with the first proof".to_owned(),
+                why: "the record goes with the first validation".to_owned(),
             }
         } else {
             // `check --prove` writes it, too.

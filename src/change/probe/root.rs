@@ -120,7 +120,7 @@ fn beside_libc(libraries: &[Mapped]) -> Vec<(&'static str, Utf8PathBuf)> {
         .collect()
 }
 
-const NOT_PREPARED: &str = "proof-not-prepared";
+const NOT_PREPARED: &str = "validation-not-prepared";
 
 fn unprepared(error: FilesError) -> Problem {
     let hint = match error.disk() {

@@ -1,15 +1,16 @@
 //! CRI-O's configuration as a transaction. Its program is simulated after its documentation.
 
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use super::kit::{TestMachine, configure};
 use crate::{
-    change::Change,
+    change::{Change, STOPPED},
     config::desired::Daemon,
     error::causes,
     host::{
-        ReadFiles,
-        fake::{diff, failed, ok},
+        Output, ReadFiles,
+        fake::{FakeFiles, diff, failed, ok},
     },
 };
 
@@ -42,6 +43,11 @@ fn machine(refuses: bool) -> TestMachine {
         }
     });
     machine
+}
+
+/// What CRI-O says without the keys of this program.
+fn packaged(files: &FakeFiles) -> Output {
+    ok(files.read_text(PACKAGED.into()).unwrap().unwrap())
 }
 
 fn change() -> Change {
@@ -86,4 +92,31 @@ async fn what_its_program_refuses_never_reaches_the_daemon() {
     let left = diff(&before, &machine.snapshot());
     assert!(left.is_empty(), "{left:#?}");
     assert_eq!(verbs(&machine), [""; 0]);
+}
+
+#[tokio::test]
+async fn an_undo_that_is_stopped_while_the_daemon_starts_is_done_by_the_next_run() {
+    let machine = machine(false);
+    let before = machine.snapshot();
+    let undo = machine.apply(&change()).await.unwrap();
+    let ours = machine.snapshot();
+    // The daemon answers neither without the keys nor with them.
+    machine
+        .fakes
+        .exec
+        .on("crio", |cmd, files| match cmd.args[0].as_str() {
+            "status" => failed(1, "connection refused"),
+            _ => packaged(files),
+        });
+    let stop = CancellationToken::new();
+    stop.cancel();
+    let applier = machine.restarted().stopped_by(stop);
+    let ended = applier.revert(&undo, &machine.sink).await;
+    assert_eq!(ended.unwrap_err().reason, STOPPED);
+    let left = diff(&ours, &machine.snapshot());
+    assert!(left.is_empty(), "{left:#?}");
+    machine.fakes.exec.on("crio", |_, files| packaged(files));
+    machine.revert(&undo).await;
+    let left = diff(&before, &machine.snapshot());
+    assert!(left.is_empty(), "{left:#?}");
 }

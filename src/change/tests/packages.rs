@@ -81,8 +81,10 @@ fn with_sources(kind: Kind, names: &[&'static str], differs: &str) -> (TestMachi
         };
         archive.offer(name, source);
     }
-    if !differs.is_empty() {
-        machine.fakes.files.put(differs, "");
+    match differs.strip_suffix('/') {
+        Some(folder) => machine.fakes.files.put_folder(folder, 0o755),
+        None if differs.is_empty() => {}
+        None => machine.fakes.files.put(differs, ""),
     }
     let later = Change::InstallPackages {
         packages: names.iter().map(|name| wish(name, None)).collect(),
@@ -101,6 +103,8 @@ async fn scripts_leave_the_only_module_to_the_change_behind_them() {
     for (kind, names, differs, leave) in [
         (Kind::Apt, one, "", true),
         (Kind::Apt, one, "/etc/dkms/framework.conf", true),
+        // A folder of somebody's stays, also an empty one.
+        (Kind::Apt, one, "/etc/dkms/", true),
         // What others compile is compiled as always.
         (Kind::Apt, two, "", false),
         (Kind::Apt, one, "/var/lib/dkms/zfs/2.1.11/source", false),

@@ -57,6 +57,13 @@ impl Package {
         !matches!(self.condition, Condition::Absent | Condition::Configuration)
     }
 
+    /// Whether it is of another architecture than the machine's: its id has that behind the name.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        let behind = self.id.strip_prefix(self.name.as_str());
+        behind.and_then(|behind| behind.get(1..)) == Some(self.architecture.as_str())
+    }
+
     /// Whether its files are unpacked, configured or not.
     #[must_use]
     pub fn is_unpacked(&self) -> bool {

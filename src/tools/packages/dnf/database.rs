@@ -288,6 +288,7 @@ mod tests {
              glibc\ti686\t(none)\t2.34\t1\t(none)\t(none)\n",
         );
         assert_eq!(packages[1].id, "glibc.i686");
+        assert!(packages[1].is_foreign() && !packages[0].is_foreign());
     }
 
     #[test]
@@ -322,7 +323,7 @@ mod tests {
         );
         assert_eq!(packages[1].id, "kernel-devel-5.14.0-570.12.1.el9_6");
         assert_eq!(packages[2].id, "kernel-devel-5.14.0-570.17.1.el9_6");
-        assert!(packages.iter().all(Package::is_installed));
+        assert!((packages.iter()).all(|one| one.is_installed() && !one.is_foreign()));
         assert_eq!(name_in(&packages[2].id), "kernel-devel");
         for name in [
             "python3.11",
