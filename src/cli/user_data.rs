@@ -512,7 +512,7 @@ fn check(world: &World<'_>, system: &str, settings: &str) -> Result<Resolution, 
     let facts = trial::without_gpu(&matrix, &os);
     let ask = Ask {
         config: vec![trial::SETTINGS.into()],
-        set: vec!["preflight.allow-no-gpu=true".to_owned()],
+        set: vec!["gpu=optional".to_owned()],
         flags: Flags {
             trial: true,
             ..Flags::default()

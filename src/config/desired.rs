@@ -171,8 +171,8 @@ pub struct Preflight {
     pub min_free_boot_bytes: u64,
     /// Memory wanted.
     pub min_memory_bytes: u64,
-    /// Whether a machine without an NVIDIA GPU is acceptable.
-    pub allow_no_gpu: bool,
+    /// Whether the machine may be without an NVIDIA GPU.
+    pub gpu_optional: bool,
 }
 
 /// How packages are handled.

@@ -11,8 +11,8 @@ use crate::{
     config::{
         desired::{ConditionMeaning, Existing, JoinKind, Restart, RuntimeKind},
         values::{
-            AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, MinisignKey,
-            ModuleSource, PackagePattern, Proxy, Size, StartupTaint, TimeLimit, Url,
+            AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, GpuNeed,
+            MinisignKey, ModuleSource, PackagePattern, Proxy, Size, StartupTaint, TimeLimit, Url,
             VersionPattern, Word,
         },
     },
@@ -37,6 +37,8 @@ pub fn schema() -> serde_json::Value {
 pub struct Config {
     /// The profile, by name or path; `--profile` goes before it.
     pub profile: Option<Word>,
+    /// Whether a machine must have an NVIDIA GPU: "required", or "optional": without one it gets no driver.
+    pub gpu: Option<GpuNeed>,
     /// The NVIDIA driver.
     pub driver: DriverConfig,
     /// Container runtimes.
@@ -199,8 +201,6 @@ pub struct PreflightConfig {
     pub min_free_boot: Option<Size>,
     /// Memory wanted.
     pub min_memory: Option<Size>,
-    /// A machine without an NVIDIA GPU is acceptable; it gets no driver.
-    pub allow_no_gpu: Option<bool>,
 }
 
 /// The container probe.

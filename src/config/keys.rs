@@ -161,7 +161,7 @@ mod tests {
             "runtime.use",
             "repositories.NAME.key-url",
             "packages.lock-timeout",
-            "preflight.allow-no-gpu",
+            "gpu",
         ] {
             assert!(keys.iter().any(|known| known == key), "{key} in {keys:?}");
         }

@@ -13,6 +13,7 @@ use crate::{
         profile::Profile,
         resolve::{self, Flags, Inputs, Resolution},
         runtimes,
+        values::GpuNeed,
     },
     facts::Facts,
     host::{Host, ReadFiles, trusted::Trusted},
@@ -132,17 +133,17 @@ pub fn load(
     Ok(resolution)
 }
 
-/// Whether the settings say that a machine may have no GPU: also where nothing can be resolved for it.
+/// Whether the settings say that the machine may be without a GPU: also where nothing can be resolved for it.
 ///
 /// # Errors
 /// Configuration that is wrong.
-pub fn allows_no_gpu(
+pub fn is_gpu_optional(
     files: &dyn ReadFiles,
     named: &dyn ReadFiles,
     ask: &Ask,
 ) -> Result<bool, ConfigError> {
     let config = layers(files, named, ask)?.merged()?;
-    Ok(config.preflight.allow_no_gpu == Some(true))
+    Ok(config.gpu == Some(GpuNeed::Optional))
 }
 
 /// The condition with which the node tells what `check` finds, as the settings name it: also where nothing can be resolved

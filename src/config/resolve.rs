@@ -24,7 +24,7 @@ use crate::{
         runtimes::{self, Present},
         template::Terms,
         validation::validation,
-        values::{AbsolutePath, PackagePattern},
+        values::{AbsolutePath, GpuNeed, PackagePattern},
     },
     facts::{Facts, GpuFact, Os},
     model::{
@@ -385,7 +385,7 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
     if !usable.is_empty() {
         return Ok(Some(usable.into_iter().map(GpuFact::identity).collect()));
     }
-    if config.preflight.allow_no_gpu == Some(true) {
+    if config.gpu == Some(GpuNeed::Optional) {
         return Ok(None);
     }
     if !facts.gpus.is_empty() {
@@ -397,7 +397,7 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
             ),
             "remove the GPUs that containers shall use from the `ids=` of vfio-pci (in \
              `/etc/modprobe.d`, the kernel's command line, or `driverctl list-overrides`), and \
-             reboot; for a node without GPUs set `preflight.allow-no-gpu = true`",
+             reboot; for a node without GPUs set `gpu = \"optional\"`",
         ));
     }
     // With branch and flavour configured, an image can be built without the matrix.
@@ -408,8 +408,7 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
         "no-gpu",
         "no NVIDIA GPU is on the PCI bus".into(),
         "run `lspci -d 10de:` to list the GPUs; for an image name the GPUs of its instances with \
-         `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set `preflight.allow-no-gpu = \
-         true`",
+         `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set `gpu = \"optional\"`",
     ))
 }
 
@@ -514,7 +513,7 @@ fn preflight(profile: &Profile, config: &Config) -> Preflight {
         min_free_root_bytes: own.min_free_root.unwrap_or(default.min_free_root).bytes(),
         min_free_boot_bytes: own.min_free_boot.unwrap_or(default.min_free_boot).bytes(),
         min_memory_bytes: own.min_memory.unwrap_or(default.min_memory).bytes(),
-        allow_no_gpu: own.allow_no_gpu.unwrap_or(false),
+        gpu_optional: config.gpu == Some(GpuNeed::Optional),
     }
 }
 

@@ -478,6 +478,17 @@ impl JsonSchema for StartupTaint {
     }
 }
 
+/// Whether a machine must have an NVIDIA GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GpuNeed {
+    /// A machine without one is refused.
+    #[default]
+    Required,
+    /// A machine without one gets all but the driver and what needs it.
+    Optional,
+}
+
 /// How the kernel module comes to the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

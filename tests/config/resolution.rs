@@ -260,7 +260,7 @@ fn the_archive_of_the_machine_is_extended() {
 fn machines_without_a_gpu() {
     let bare = || Machine::new("debian", "12", "x86_64", &[]);
     let desired = bare()
-        .config("preflight.allow-no-gpu = true")
+        .config("gpu = \"optional\"")
         .resolution()
         .desired;
     assert!(desired.driver.is_none() && desired.toolkit.is_none() && desired.cdi.is_none());
@@ -310,7 +310,7 @@ fn gpus_reserved_for_virtual_machines_do_not_count() {
     let reason = machine.load().err().map(|error| error.reason());
     assert_eq!(reason, Some("gpus-reserved"));
     let desired = machine
-        .config("preflight.allow-no-gpu = true")
+        .config("gpu = \"optional\"")
         .resolution()
         .desired;
     assert!(desired.driver.is_none());

@@ -35,7 +35,7 @@ const MACHINES: [(&str, &str, &[&str]); 6] = [
     (
         "debian-12-h100",
         "gpus = []",
-        &["--set", "preflight.allow-no-gpu=true"],
+        &["--set", "gpu=optional"],
     ),
 ];
 
