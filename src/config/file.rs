@@ -11,7 +11,7 @@ use crate::{
     config::{
         desired::{ConditionMeaning, Existing, JoinKind, Restart, RuntimeKind},
         values::{
-            AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, GpuNeed,
+            AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, GpuNeed, Holding,
             MinisignKey, ModuleSource, PackagePattern, Proxy, Size, StartupTaint, TimeLimit, Url,
             VersionPattern, Word,
         },
@@ -39,6 +39,10 @@ pub struct Config {
     pub profile: Option<Word>,
     /// Whether a machine must have an NVIDIA GPU: "required", or "optional": without one it gets no driver.
     pub gpu: Option<GpuNeed>,
+    /// What stays at its version: "none", "driver" (with runtimes, toolkit and Kubernetes), "driver-and-kernel".
+    pub hold: Option<Holding>,
+    /// More packages to hold, as names or patterns.
+    pub hold_extra: Option<Vec<PackagePattern>>,
     /// The NVIDIA driver.
     pub driver: DriverConfig,
     /// Container runtimes.
@@ -57,8 +61,6 @@ pub struct Config {
     pub preflight: PreflightConfig,
     /// The container probe at the end.
     pub validation: ValidationConfig,
-    /// What stays at its version.
-    pub hold: HoldConfig,
     /// The cluster that the machine joins when all else is proven.
     pub cluster: ClusterConfig,
     /// The cloud of the machine.
@@ -220,18 +222,6 @@ pub struct ValidationConfig {
     pub timeout: Option<TimeLimit>,
     /// How long pulling the image may take, with all attempts.
     pub pull_timeout: Option<TimeLimit>,
-}
-
-/// Holds.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
-pub struct HoldConfig {
-    /// Hold anything.
-    pub enabled: Option<bool>,
-    /// Hold the kernel and its headers too.
-    pub kernel: Option<bool>,
-    /// More packages to hold, as names or patterns.
-    pub extra: Option<Vec<PackagePattern>>,
 }
 
 /// The cluster that the machine joins when all else is proven.

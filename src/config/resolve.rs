@@ -24,7 +24,7 @@ use crate::{
         runtimes::{self, Present},
         template::Terms,
         validation::validation,
-        values::{AbsolutePath, GpuNeed, PackagePattern},
+        values::{AbsolutePath, GpuNeed, Holding, PackagePattern},
     },
     facts::{Facts, GpuFact, Os},
     model::{
@@ -548,20 +548,25 @@ fn reports(config: &Config) -> Option<ReportsWish> {
 }
 
 fn hold(profile: &Profile, config: &Config) -> Hold {
-    let (own, default) = (&config.hold, &profile.hold);
-    if own.enabled == Some(false) {
-        return Hold {
-            patterns: Vec::new(),
-            blacklist: Vec::new(),
-            packages: Vec::new(),
-        };
-    }
-    let kernel = own.kernel.unwrap_or(true);
+    let default = &profile.hold;
+    let kernel = match config.hold.unwrap_or_default() {
+        Holding::None => {
+            return Hold {
+                patterns: Vec::new(),
+                blacklist: Vec::new(),
+                packages: Vec::new(),
+            };
+        }
+        Holding::Driver => false,
+        Holding::DriverAndKernel => true,
+    };
     let with = |base: &[String], of_kernel: &[String]| {
         let further = if kernel { of_kernel } else { &[] };
         base.iter().chain(further).cloned().collect::<Vec<String>>()
     };
-    let extra = own.extra.as_deref().map(patterns).unwrap_or_default();
+    let extra = (config.hold_extra.as_deref())
+        .map(patterns)
+        .unwrap_or_default();
     let mut hold = Hold {
         patterns: with(&default.patterns, &default.kernel),
         blacklist: with(&default.blacklist, &default.kernel_blacklist),
@@ -580,7 +585,7 @@ fn hold(profile: &Profile, config: &Config) -> Hold {
 }
 
 /// Holds every wanted package, also one that no pattern of the profile names. The kernel's packages
-/// are left to `hold.kernel`.
+/// are left to `hold`.
 fn hold_what_is_wanted(desired: &mut Desired) {
     if desired.hold.patterns.is_empty() {
         return;

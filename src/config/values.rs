@@ -489,6 +489,19 @@ pub enum GpuNeed {
     Optional,
 }
 
+/// Which packages stay at their versions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Holding {
+    /// None.
+    None,
+    /// The driver, container runtimes, the container toolkit, and what makes the machine a node.
+    Driver,
+    /// Also kernels and their headers.
+    #[default]
+    DriverAndKernel,
+}
+
 /// How the kernel module comes to the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
