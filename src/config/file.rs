@@ -83,9 +83,9 @@ pub struct DriverConfig {
     pub source: Option<Word>,
     /// Kernel modules packaged for the kernel ("precompiled") or compiled here ("dkms").
     pub build: Option<Build>,
-    /// Kernels that may be installed to get a kernel module: none ("stay"), those of the same series
-    /// ("series"), or any of the same flavour ("any").
-    pub kernel: Option<Consent>,
+    /// Kernels that may be installed to get a kernel module: none ("no"), those of the same series
+    /// ("same-series"), or any of the same flavour ("any").
+    pub may_change_kernel: Option<Consent>,
     /// A private key that signs the modules compiled here, where Secure Boot is on.
     pub mok_key: Option<AbsolutePath>,
     /// Its certificate (DER), which the firmware or the shim must know already.

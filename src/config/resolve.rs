@@ -220,7 +220,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let nvidia_default = config.runtime.nvidia_default.unwrap_or(false);
     let has_driver = driver.is_some();
     let kernel = (driver.as_ref()).map(|driver| {
-        let consent = config.driver.kernel.unwrap_or_default();
+        let consent = config.driver.may_change_kernel.unwrap_or_default();
         KernelWish {
             container_modules: container_modules.clone(),
             ..kernel(profile.kernel.as_ref(), &terms, consent, &driver.ways)
