@@ -86,10 +86,8 @@ pub struct DriverConfig {
     /// Kernels that may be installed to get a kernel module: none ("no"), those of the same series
     /// ("same-series"), or any of the same flavour ("any").
     pub may_change_kernel: Option<Consent>,
-    /// A private key that signs the modules compiled here, where Secure Boot is on.
-    pub mok_key: Option<AbsolutePath>,
-    /// Its certificate (DER), which the firmware or the shim must know already.
-    pub mok_certificate: Option<AbsolutePath>,
+    /// What signs the modules compiled here, where Secure Boot is on.
+    pub secure_boot: SecureBootConfig,
     /// What becomes of a driver that this program has not installed: "refuse", "keep" or "replace".
     pub existing: Option<Existing>,
     /// Go back to the driver before if another one fails validation.
@@ -100,6 +98,16 @@ pub struct DriverConfig {
     pub cuda: Option<Vec<CudaVersion>>,
     /// Kernel modules that were compiled on another machine.
     pub prebuilt: PrebuiltConfig,
+}
+
+/// What signs the modules compiled here, where Secure Boot is on: both keys, or none.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct SecureBootConfig {
+    /// The private key.
+    pub key: Option<AbsolutePath>,
+    /// Its certificate (DER), which the firmware or the shim must know already.
+    pub certificate: Option<AbsolutePath>,
 }
 
 /// Kernel modules that were compiled on another machine.

@@ -290,7 +290,7 @@ fn all_that_is_wrong_is_told_at_once() {
     );
 
     let machine = Machine::debian().config(
-        "driver.branch = 535\ndriver.mok-key = \"/k\"\nvalidation.command = []\n\
+        "driver.branch = 535\ndriver.secure-boot.key = \"/k\"\nvalidation.command = []\n\
          runtime.use = [\"docker\"]\n[cluster]\njoin = \"kubeadm\"\nserver = \"https://a:6443\"\ncommand = [\"x\"]\n\
          [repositories.mine]\nurl = \"http://127.0.0.1/\"\n",
     );
@@ -306,7 +306,7 @@ fn all_that_is_wrong_is_told_at_once() {
         "`cluster.server` cannot be \"https://a:6443\"",
         "`cluster.command` cannot be",
         "the kubelet needs containerd or CRI-O",
-        "`driver.mok-key` cannot be \"/k\": it needs",
+        "`driver.secure-boot.key` cannot be \"/k\": it needs",
         "driver branch 535",
         "`validation.command` cannot be",
     ] {
