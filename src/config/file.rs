@@ -244,11 +244,10 @@ pub struct ClusterConfig {
     /// kubeadm: `HOST:PORT` of the API server. k3s, rke2: the address of a
     /// server, such as "https://10.0.0.1:6443" for k3s and "https://10.0.0.1:9345" for rke2.
     pub server: Option<Word>,
-    /// A file with the token, which only root may read.
-    pub token_file: Option<AbsolutePath>,
-    /// Where the token is, if in no file: "credential:NAME" (systemd), "aws-secret:REGION/NAME",
+    /// Where the token is: "file:/PATH", which only root may read; "credential:NAME" (systemd), "aws-secret:REGION/NAME",
     /// "gcp-secret:PROJECT/NAME", "azure-secret:VAULT/NAME".
-    pub token_source: Option<TokenSource>,
+    #[schemars(extend("x-secret" = "place"))]
+    pub token: Option<TokenSource>,
     /// kubeadm: the digests of the cluster's certificate authority, each "sha256:…".
     pub ca_cert_hashes: Option<Vec<CaHash>>,
     /// kubeadm: a kubeconfig that says how to find the cluster, in place of server, token and digests.

@@ -567,11 +567,11 @@ mod tests {
         ] {
             let path = format!("{folder}/join-token");
             files.put(&path, "K10abc::server:x\n");
-            assert_eq!(settled(env), (path, true));
+            assert_eq!(settled(env), (format!("file:{path}"), true));
         }
         // As after a reboot, in another unit.
-        let (path, _) = settled(&[]);
-        assert_eq!(path, "/run/credentials/@system/join-token");
+        let (source, _) = settled(&[]);
+        assert_eq!(source, "file:/run/credentials/@system/join-token");
     }
 
     #[test]

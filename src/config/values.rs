@@ -25,6 +25,9 @@ pub(super) const SECRET: &str = "x-secret";
 /// For [`SECRET`]: only the login of the address is.
 pub(super) const LOGIN: &str = "login";
 
+/// For [`SECRET`]: the value names the place of a secret. One that names no place may be the secret.
+pub(super) const PLACE: &str = "place";
+
 /// Why a value is not acceptable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not {what}")]

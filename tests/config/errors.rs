@@ -84,11 +84,8 @@ fn wrong_configuration() {
         "cluster.join = \"command\"\ncluster.command = [\"/join\"]\ncluster.leave-command = [\"leave\"]\n",
         "cluster.join = \"managed\"\ncluster.node-name = \"gpu-1\"\n",
         "cluster.join = \"managed\"\ncluster.taints = [\"a=b:NoSchedule\"]\n",
-        "cluster.join = \"eks\"\ncluster.token-file = \"/t\"\n",
-        "cluster.join = \"k3s\"\ncluster.server = \"https://a:6443\"\ncluster.token-source = \"K10.s3cret\"\n",
-        "cluster.join = \"k3s\"\ncluster.server = \"https://a:6443\"\ncluster.token-source = \"/t\"\n",
-        "cluster.join = \"k3s\"\ncluster.server = \"https://a:6443\"\ncluster.token-file = \"/t\"\ncluster.token-source = \"credential:t\"\n",
-        "cluster.join = \"eks\"\ncluster.token-source = \"credential:t\"\n",
+        "cluster.join = \"eks\"\ncluster.token = \"file:/t\"\n",
+        "cluster.join = \"k3s\"\ncluster.server = \"https://a:6443\"\ncluster.token = \"K10.s3cret\"\n",
         "cloud.settings = [\"metadata\"]\n",
         "cluster.join = \"eks\"\nruntime.use = [\"containerd\"]\n",
         "cluster.join = \"eks\"\nruntime.use = []\ncluster.startup-taint = true\n",
@@ -301,7 +298,7 @@ fn all_that_is_wrong_is_told_at_once() {
         .collect();
     for part in [
         "`cluster.version` is needed",
-        "`cluster.token-file` is needed",
+        "`cluster.token` is needed",
         "`cluster.ca-cert-hashes` is needed",
         "`cluster.server` cannot be \"https://a:6443\"",
         "`cluster.command` cannot be",

@@ -59,7 +59,7 @@ fn containers_on_enterprise_linux_10_get_the_modules_of_the_kernel_that_images_l
         .set("runtime.use=[]")
         .set("cluster.join=k3s")
         .set("cluster.server=https://10.0.0.1:6443")
-        .set("cluster.token-file=/etc/token");
+        .set("cluster.token=file:/etc/token");
     assert_eq!(modules(k3s), wanted);
     for none in ["runtime.use=[]", "runtime.use=podman"] {
         assert_eq!(modules(machine("10.1", &[H100]).set(none)), []);
