@@ -17,7 +17,7 @@ use crate::{
         file::ClusterConfig,
         layers::Layers,
         profile::RepositoryRow,
-        values::{AbsolutePath, Fingerprint, StartupTaint, TimeLimit},
+        values::{AbsolutePath, Fingerprint, TimeLimit},
     },
     model::{
         kubernetes::{KubernetesVersion, NodeName, OF_READINESS, Taint},
@@ -474,24 +474,22 @@ impl ClusterInputs<'_> {
         // A command registers the node as it likes.
         let registers = !matches!(kind, JoinKind::Managed | JoinKind::Eks | JoinKind::Command);
         let has_access = config.kubeconfig_file.is_some();
-        let usual = || taint(STARTUP_TAINT);
-        let startup = match &config.startup_taint {
-            None => has_access.then(usual),
-            Some(StartupTaint::Usual(wanted)) => wanted.then(usual),
-            Some(StartupTaint::Own(own)) => Some(own.clone()),
+        let startup = match &config.startup_taints {
+            Some(own) => own.clone(),
+            None if has_access => vec![taint(STARTUP_TAINT)],
+            None => Vec::new(),
         };
-        let of_controller = |taint: &Taint| taint.key.starts_with(OF_READINESS);
-        if startup.as_ref().is_some_and(of_controller) {
+        if (startup.iter()).any(|taint| taint.key.starts_with(OF_READINESS)) {
             self.wrong::<()>(
-                "cluster.startup-taint",
-                "the node readiness controller removes this one, and this program may not",
-                "name it in `cluster.taints`",
+                "cluster.startup-taints",
+                "the node readiness controller removes those of `readiness.k8s.io`, and this program may not",
+                "name them in `cluster.taints`",
             );
         }
-        if startup.is_some() && !has_access {
+        if !startup.is_empty() && !has_access {
             self.wrong::<()>(
-                "cluster.startup-taint",
-                "nothing could remove it: a node may not change its own taints",
+                "cluster.startup-taints",
+                "nothing could remove them: a node may not change its own taints",
                 "set `cluster.kubeconfig-file` to a kubeconfig that may change nodes",
             );
         }
@@ -507,7 +505,7 @@ impl ClusterInputs<'_> {
                 None if self.has_gpu && registers => vec![taint(GPU_TAINT)],
                 None => Vec::new(),
             },
-            startup_taint: startup,
+            startup_taints: startup,
         })
     }
 }

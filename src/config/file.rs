@@ -12,8 +12,8 @@ use crate::{
         desired::{ConditionMeaning, Existing, JoinKind, Restart, RuntimeKind},
         values::{
             AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, GpuNeed, Holding,
-            MinisignKey, ModuleSource, PackagePattern, Proxy, Size, StartupTaint, TimeLimit, Url,
-            VersionPattern, Word,
+            MinisignKey, ModuleSource, PackagePattern, Proxy, Size, TimeLimit, Url, VersionPattern,
+            Word,
         },
     },
     model::{
@@ -272,9 +272,9 @@ pub struct ClusterConfig {
     pub mig_strategy: Option<MigStrategy>,
     /// Taints of the node. Without this key a GPU node gets `nvidia.com/gpu=present:NoSchedule`.
     pub taints: Option<Vec<Taint>>,
-    /// A taint that keeps pods away until the node is Ready and proven: true for the usual one, or another one. Without this
-    /// key there is one wherever `kubeconfig-file` can remove it.
-    pub startup_taint: Option<StartupTaint>,
+    /// Taints that keep pods away until the node is Ready and proven. Without this key there is the usual one wherever
+    /// `kubeconfig-file` can remove it.
+    pub startup_taints: Option<Vec<Taint>>,
     /// A kubeconfig that may change nodes: to remove the startup taint, and to drain and delete the node on
     /// `uninstall`. Only root may read it.
     pub kubeconfig_file: Option<AbsolutePath>,

@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn the_startup_taint_is_the_usual_one_or_one_that_the_settings_name() {
+    fn startup_taints_are_the_usual_one_or_those_that_the_settings_name() {
         let files = FakeFiles::new();
         let startup = |set: &[&str]| {
             let mut all = vec![
@@ -341,26 +341,25 @@ mod tests {
             };
             let matrix = crate::steps::fixtures::matrix();
             let loaded = load(&files, &files, &ask, &debian(), &matrix).expect("settings");
-            let taint = loaded
-                .desired
-                .cluster
-                .expect("a cluster")
-                .node
-                .startup_taint;
-            taint.map(|taint| taint.to_string())
+            let node = loaded.desired.cluster.expect("a cluster").node;
+            let taints = node.startup_taints.iter().map(ToString::to_string);
+            taints.collect::<Vec<_>>()
         };
-        let usual = startup(&[]).expect("one");
+        let by_default = startup(&[]);
+        let [usual] = &by_default[..] else {
+            panic!("{by_default:?}");
+        };
         assert!(
             usual.starts_with("startup-taint.cluster-autoscaler"),
             "{usual}"
         );
-        assert_eq!(startup(&["cluster.startup-taint=true"]), Some(usual));
-        assert_eq!(startup(&["cluster.startup-taint=false"]), None);
-        let own = "skyhook.nvidia.com=runtime-required:NoSchedule";
-        assert_eq!(
-            startup(&[&format!("cluster.startup-taint={own}")]).as_deref(),
-            Some(own)
-        );
+        assert_eq!(startup(&["cluster.startup-taints=[]"]), [""; 0]);
+        let own = [
+            "skyhook.nvidia.com=runtime-required:NoSchedule",
+            "example.com/starting:NoExecute",
+        ];
+        let set = format!("cluster.startup-taints={}", own.join(","));
+        assert_eq!(startup(&[&set]), own);
     }
 
     #[test]

@@ -11,10 +11,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::model::{
-    kubernetes::{Taint, check_key},
-    packages::KEY_FILE,
-    secret::without_logins,
-    text::as_text,
+    kubernetes::check_key, packages::KEY_FILE, secret::without_logins, text::as_text,
     version::Branch,
 };
 
@@ -430,53 +427,6 @@ impl JsonSchema for BranchKey {
         json_schema!({
             "description": "NVIDIA driver branch, such as 580",
             "anyOf": [{ "type": "integer", "minimum": 100, "maximum": 9999 }, text],
-        })
-    }
-}
-
-/// Whether a node has the usual startup taint, or one that somebody names.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StartupTaint {
-    Usual(bool),
-    Own(Taint),
-}
-
-impl<'de> Deserialize<'de> for StartupTaint {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Visitor;
-
-        impl de::Visitor<'_> for Visitor {
-            type Value = StartupTaint;
-
-            fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-                to.write_str(
-                    "true, false, or a taint such as `example.com/starting=true:NoSchedule`",
-                )
-            }
-
-            fn visit_bool<E: de::Error>(self, usual: bool) -> Result<StartupTaint, E> {
-                Ok(StartupTaint::Usual(usual))
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<StartupTaint, E> {
-                text.parse().map(StartupTaint::Own).map_err(E::custom)
-            }
-        }
-
-        from.deserialize_any(Visitor)
-    }
-}
-
-impl JsonSchema for StartupTaint {
-    fn schema_name() -> Cow<'static, str> {
-        "StartupTaint".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let taint = Taint::json_schema(generator);
-        json_schema!({
-            "description": "Whether there is the usual one, or another taint",
-            "anyOf": [{ "type": "boolean" }, taint],
         })
     }
 }

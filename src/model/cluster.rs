@@ -135,8 +135,9 @@ pub struct NodeWish {
     pub mig_strategy: MigStrategy,
     /// Taints that stay.
     pub taints: Vec<Taint>,
-    /// The taint that goes when the node is Ready and proven.
-    pub startup_taint: Option<Taint>,
+    /// Taints that go when the node is Ready and proven.
+    #[serde(default)]
+    pub startup_taints: Vec<Taint>,
 }
 
 /// What stands in a file with secrets.

@@ -88,9 +88,9 @@ fn wrong_configuration() {
         "cluster.join = \"k3s\"\ncluster.server = \"https://a:6443\"\ncluster.token = \"K10.s3cret\"\n",
         "cloud.settings = [\"metadata\"]\n",
         "cluster.join = \"eks\"\nruntime.use = [\"containerd\"]\n",
-        "cluster.join = \"eks\"\nruntime.use = []\ncluster.startup-taint = true\n",
-        "cluster.join = \"managed\"\ncluster.startup-taint = \"a=b\"\n",
-        "cluster.join = \"managed\"\ncluster.kubeconfig-file = \"/k\"\ncluster.startup-taint = \"readiness.k8s.io/gpu:NoSchedule\"\n",
+        "cluster.join = \"eks\"\nruntime.use = []\ncluster.startup-taints = [\"a=b:NoSchedule\"]\n",
+        "cluster.join = \"managed\"\ncluster.startup-taints = [\"a=b\"]\n",
+        "cluster.join = \"managed\"\ncluster.kubeconfig-file = \"/k\"\ncluster.startup-taints = [\"readiness.k8s.io/gpu:NoSchedule\"]\n",
         "cluster.join = \"eks\"\ncluster.labels = [\"node-role.kubernetes.io/gpu=x\"]\n",
         "cluster.join = \"eks\"\nruntime.use = []\ncluster.timeout = 60\n",
     ];
