@@ -217,7 +217,7 @@ pub struct PreflightConfig {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct ValidationConfig {
-    /// Run a container.
+    /// Run a container with each runtime; without it the GPUs compute on the host.
     pub container: Option<bool>,
     /// The image, or `cuda`: NVIDIA's base image that fits driver, GPUs and system. Without it an own one
     /// that needs no registry.
