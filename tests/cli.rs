@@ -259,7 +259,7 @@ fn settings_for_a_machine_that_is_not_there() {
             "plan --os debian-12 --gpu V100 --set driver.branch=595",
             "plan --os debian-12 --gpu RTX",
             "plan --os debian-12",
-            "plan --os debian-12 --set preflight.allow-no-gpu=true",
+            "plan --os debian-12 --set gpu=optional",
             "plan --os debian-11 --gpu L4",
             "plan --os ubuntu-24.04 --gpu Standard_NV36ads_A10_v5",
             "plan --os ubuntu-24.04 --gpu p5.48xlarge --arch aarch64",

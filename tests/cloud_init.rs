@@ -500,7 +500,7 @@ fn the_file_of_the_agent_of_aks_is_json_and_the_command_reads_it() {
 #[test]
 fn what_the_file_for_kubeadm_sets_is_needed() {
     let settings = settings("kubeadm/user-data.yaml");
-    for key in ["version", "server", "token-file", "ca-cert-hashes"] {
+    for key in ["version", "server", "token", "ca-cert-hashes"] {
         let less: Vec<&str> = (settings.lines())
             .filter(|line| !line.starts_with(key))
             .collect();
@@ -1253,13 +1253,13 @@ fn printed_user_data_is_ready_to_paste() {
 #[test]
 fn user_data_without_a_token_has_no_place_for_one() {
     for form in ["kubeadm", "k3s", "google"] {
-        let (text, warnings) = printed(form, &["--set", "cluster.token-source=credential:join"]);
+        let (text, warnings) = printed(form, &["--set", "cluster.token=credential:join"]);
         assert!(
             !text.contains("join-token") && !text.contains("TOKEN"),
             "{form}: {text}"
         );
         assert!(
-            text.contains("token-source = \"credential:join\"\n"),
+            text.contains("token = \"credential:join\"\n"),
             "{form}: {text}"
         );
         assert!(!warnings.contains("TOKEN"), "{form}: {warnings}");

@@ -170,7 +170,7 @@ impl Machine {
         let matrix = Matrix::builtin().expect("the built-in matrix");
         let facts = Arc::new(gather(host.reader(), Some(&matrix), SCOPE));
         let ask = Ask {
-            set: vec!["preflight.allow-no-gpu=true".to_owned()],
+            set: vec!["gpu=optional".to_owned()],
             ..Ask::default()
         };
         let desired = load(&*host.files, &*host.files, &ask, &facts, &matrix)

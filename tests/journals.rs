@@ -71,7 +71,7 @@ fn a_complete_run() {
     );
 }
 
-/// By kubeadm, with the key `token-file` of earlier versions, and later by a command of the administrator's.
+/// By kubeadm, and later by a command of the administrator's.
 #[test]
 fn a_machine_that_has_joined_knows_how_it_leaves() {
     let history = read("left-and-joined-anew.jsonl");

@@ -46,5 +46,5 @@ row "runner of test machines, with its tests" "$(($(first "$runner") + $(second 
 row "cases of test machines, TOML" "$(files tests/vm/cases | plain)"
 row "scenarios and hosts, TOML" "$(files tests/scenarios tests/hosts | grep '\.toml$' | plain)"
 row "profiles and matrix, TOML" "$(files profiles compat | grep '\.toml$' | plain)"
-row "settings" "$(text docs/configuration.md | grep -cE '^\| `[a-z-]+\.[a-z.-]+` \|')"
+row "settings" "$(text docs/configuration.md | grep -cE '^\| `(profile|gpu|hold|hold-extra|[a-z-]+\.[A-Za-z.-]+)` \|')"
 row "documents, Markdown" "$(files README.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md docs | grep '\.md$' | plain)"

@@ -18,7 +18,7 @@ runtime.use = ["containerd"]
 join = "kubeadm"
 version = "@1.34@"
 server = "@10.0.0.1:6443@"
-token-file = "/etc/gpu-bootstrap/join-token"
+token = "file:/etc/gpu-bootstrap/join-token"
 ca-cert-hashes = ["@sha256:DIGEST@"]
 labels = ["pool=gpu"]
 END

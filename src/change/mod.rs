@@ -197,7 +197,7 @@ pub enum Change {
         /// Which, how, and with what the node is registered.
         join: Join,
     },
-    /// Wait until the node is Ready, give it its labels, and remove the startup taint.
+    /// Wait until the node is Ready, give it its labels, and remove the startup taints.
     AdmitNode {
         /// The node, and what is missing.
         admission: Admission,

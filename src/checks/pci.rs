@@ -467,7 +467,7 @@ impl Check for Pci {
             // tells.
             allow_none: subject
                 .desired
-                .map_or(!subject.prepared, |desired| desired.preflight.allow_no_gpu),
+                .map_or(!subject.prepared, |desired| desired.preflight.gpu_optional),
             image: subject.desired.is_some_and(|desired| desired.image),
         };
         // A driver whose version cannot be read is loaded; the version is not the subject here.

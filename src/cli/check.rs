@@ -139,7 +139,7 @@ async fn look(world: &mut World<'_>, args: &args::Check) -> Result<Exit, Failure
     let prepared = built.is_some_and(|built| {
         ![&built, &ground.request].into_iter().any(|request| {
             ground
-                .allows_no_gpu(world, &*named.files, request)
+                .is_gpu_optional(world, &*named.files, request)
                 // A file that was named then may be gone; what is wrong with the settings of now is said below.
                 .unwrap_or(false)
         })

@@ -283,14 +283,14 @@ impl Ground {
     ///
     /// # Errors
     /// Configuration that is wrong.
-    pub(super) fn allows_no_gpu(
+    pub(super) fn is_gpu_optional(
         &self,
         world: &World<'_>,
         named: &dyn ReadFiles,
         request: &Request,
     ) -> Result<bool, ConfigError> {
         let ask = self.ask(world, request);
-        load::allows_no_gpu(&*self.host.files, named, &ask)
+        load::is_gpu_optional(&*self.host.files, named, &ask)
     }
 
     /// The condition of the node that the settings name.

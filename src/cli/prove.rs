@@ -34,7 +34,7 @@ pub(super) async fn prove(
     let _lock = tools.lock()?;
     let finding = |status, why: &str| Finding::new(VALIDATION_COMPUTE, status, why);
     if ground.facts.gpus.is_empty() {
-        let none_is_right = desired.is_some_and(|desired| desired.preflight.allow_no_gpu);
+        let none_is_right = desired.is_some_and(|desired| desired.preflight.gpu_optional);
         let verdict = match none_is_right {
             true => Verdict::Skip,
             false => Verdict::Fail,

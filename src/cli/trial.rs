@@ -266,7 +266,7 @@ fn no_gpu(label: Option<String>) -> Failure {
         exit,
         "no-gpu",
         &format!("try the settings: {what}"),
-        Some("name one with `--gpu`; for a node without GPUs set `preflight.allow-no-gpu = true`"),
+        Some("name one with `--gpu`; for a node without GPUs set `gpu = \"optional\"`"),
     )
 }
 

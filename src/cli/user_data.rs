@@ -29,9 +29,11 @@ const TOKEN: &str = "@TOKEN@";
 /// What the comments of a form ask for as long as something is left to fill in.
 const SET_EACH: &str = "Set each `@VALUE@`. ";
 
+/// What the forms with a token name as its place.
+const TOKEN_PLACE: &str = "\"file:/etc/gpu-bootstrap/join-token\"";
+
 /// The lines that bring a token by user data; they go where it comes from elsewhere.
-const TOKEN_LINES: [&str; 3] = [
-    "      token-file = \"/etc/gpu-bootstrap/join-token\"\n",
+const TOKEN_LINES: [&str; 2] = [
     "  - path: /etc/gpu-bootstrap/join-token\n    permissions: \"0600\"\n    content: \"@TOKEN@\"\n",
     "printf '%s\\n' '@TOKEN@' >/etc/gpu-bootstrap/join-token\n",
 ];
@@ -164,7 +166,7 @@ pub(super) fn run(world: &mut World<'_>, args: &args::UserData) -> Result<Exit, 
         settings = set(&settings, assignment)?;
     }
     text.replace_range(block.range.clone(), &block.indented(&settings));
-    if settings.contains("token-source") {
+    if !settings.contains(TOKEN_PLACE) {
         for lines in TOKEN_LINES {
             text = text.replace(lines, "");
         }
@@ -374,7 +376,7 @@ fn with_token(
     if !text.contains(TOKEN) {
         return Err(usage(
             "read `--token-file`: nothing in this form takes a token",
-            "leave it out; with `cluster.token-source` the machine fetches the token itself",
+            "leave it out; `cluster.token` can name a store of secrets, from which the machine fetches it",
         ));
     }
     let path = prepare::absolute(file)?;
@@ -493,10 +495,6 @@ fn put(settings: &str, key: &str, value: &str) -> String {
             return lines.join("\n") + "\n";
         }
     }
-    // The two places of a token exclude each other.
-    if key == "cluster.token-source" {
-        lines.retain(|line| !line.starts_with("token-file = "));
-    }
     match header {
         Some(at) => lines.insert(at + 1, format!("{name} = {value}")),
         None => lines.insert(0, format!("{key} = {value}")),
@@ -512,7 +510,7 @@ fn check(world: &World<'_>, system: &str, settings: &str) -> Result<Resolution, 
     let facts = trial::without_gpu(&matrix, &os);
     let ask = Ask {
         config: vec![trial::SETTINGS.into()],
-        set: vec!["preflight.allow-no-gpu=true".to_owned()],
+        set: vec!["gpu=optional".to_owned()],
         flags: Flags {
             trial: true,
             ..Flags::default()
@@ -560,7 +558,7 @@ fn left(form: &Form, marks: &[String], text: &str) -> Vec<(String, String)> {
     }
     let is_left = |placeholder: &str| filled_in(text, placeholder, "") != text;
     if is_left(TOKEN) {
-        let how = "`--token-file FILE`, or `--set cluster.token-source=…` for a store of secrets";
+        let how = "`--token-file FILE`, or `--set cluster.token=…` for a store of secrets";
         left.push((TOKEN.to_owned(), how.to_owned()));
     }
     for (name, placeholder) in form.values {

@@ -15,10 +15,10 @@ use crate::model::version::KernelVersion;
 #[serde(rename_all = "kebab-case")]
 pub enum Consent {
     /// None: only the kernels that are installed.
-    Stay,
+    No,
     /// A newer kernel of the same series and flavour, such as 6.8 and `aws`.
     #[default]
-    Series,
+    SameSeries,
     /// A newer kernel of any series, of the same flavour.
     Any,
 }
@@ -26,8 +26,8 @@ pub enum Consent {
 impl fmt::Display for Consent {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         to.write_str(match self {
-            Self::Stay => "stay",
-            Self::Series => "series",
+            Self::No => "no",
+            Self::SameSeries => "same-series",
             Self::Any => "any",
         })
     }
@@ -177,7 +177,7 @@ impl Question {
         };
         let without_another_series = open().find_map(|(at, way)| {
             let installed =
-                || (consent >= Consent::Series).then(|| self.installed(at, way, false))?;
+                || (consent >= Consent::SameSeries).then(|| self.installed(at, way, false))?;
             self.here(at, way).or_else(installed)
         });
         // Where it is not known which kernel boots next, a reboot may change nothing.
@@ -247,7 +247,7 @@ impl Question {
         let has = |kernel: &KernelVersion| {
             (self.ways.first()).is_some_and(|way| way.kernels.contains(kernel))
         };
-        let with = [Consent::Series, Consent::Any]
+        let with = [Consent::SameSeries, Consent::Any]
             .into_iter()
             .filter(|consent| *consent > self.consent)
             .find_map(|consent| match self.found(consent, false)? {
@@ -299,7 +299,7 @@ mod tests {
                 installed: both.to_vec(),
                 image: false,
             },
-            consent: Consent::Series,
+            consent: Consent::SameSeries,
             images: kernels(packaged)
                 .union(&kernels(headers))
                 .cloned()
@@ -415,15 +415,15 @@ mod tests {
         let headers = [new, "6.12.57+deb13-cloud-amd64", "6.17.8+deb13-amd64"];
         let mut asked = question(old, old, &[], &headers);
         assert_eq!(asked.answer(), install(new, COMPILED));
-        asked.consent = Consent::Stay;
-        assert_eq!(missing(&asked), Some((Consent::Series, new.to_owned())));
+        asked.consent = Consent::No;
+        assert_eq!(missing(&asked), Some((Consent::SameSeries, new.to_owned())));
     }
 
     #[test]
     fn consent_decides_which_kernels_are_installed() {
         let mut asked = question(OLD, OLD, &[NEW, ROLLING], &[]);
-        asked.consent = Consent::Stay;
-        assert_eq!(missing(&asked), Some((Consent::Series, NEW.to_owned())));
+        asked.consent = Consent::No;
+        assert_eq!(missing(&asked), Some((Consent::SameSeries, NEW.to_owned())));
         let mut another = question(OLD, OLD, &[ROLLING, "6.17.0-1004-aws"], &[]);
         assert_eq!(missing(&another), Some((Consent::Any, ROLLING.to_owned())));
         another.consent = Consent::Any;

@@ -17,7 +17,7 @@ use crate::{
         file::ClusterConfig,
         layers::Layers,
         profile::RepositoryRow,
-        values::{AbsolutePath, Fingerprint, StartupTaint, TimeLimit},
+        values::{AbsolutePath, Fingerprint, TimeLimit},
     },
     model::{
         kubernetes::{KubernetesVersion, NodeName, OF_READINESS, Taint},
@@ -191,14 +191,7 @@ impl ClusterInputs<'_> {
         for (key, strange) in [
             ("version", of(&[Kubeadm], config.version.is_some())),
             ("server", of(&[Kubeadm, K3s, Rke2], config.server.is_some())),
-            (
-                "token-file",
-                of(&[Kubeadm, K3s, Rke2], config.token_file.is_some()),
-            ),
-            (
-                "token-source",
-                of(&[Kubeadm, K3s, Rke2], config.token_source.is_some()),
-            ),
+            ("token", of(&[Kubeadm, K3s, Rke2], config.token.is_some())),
             (
                 "ca-cert-hashes",
                 of(&[Kubeadm], config.ca_cert_hashes.is_some()),
@@ -307,7 +300,7 @@ impl ClusterInputs<'_> {
             }
             return Some(Discovery::File {
                 path: file.clone().into_inner(),
-                token_source: self.token_source()?,
+                token_source: config.token.clone(),
             });
         }
         let server = self.needed(
@@ -327,8 +320,10 @@ impl ClusterInputs<'_> {
             }
             Some(server)
         });
-        let token_source = self.token(
-            "name a file with the token, or another place with `cluster.token-source`; `kubeadm token create` makes one",
+        let token_source = self.needed(
+            "token",
+            &config.token,
+            "name the place of the token, such as \"file:/etc/gpu-bootstrap/join-token\"; `kubeadm token create` makes one",
         );
         let hashes = self.needed(
             "ca-cert-hashes",
@@ -345,18 +340,20 @@ impl ClusterInputs<'_> {
         }
         Some(Discovery::Token {
             server: server?.to_owned(),
-            token_source: token_source?,
+            token_source: token_source?.clone(),
             ca_cert_hashes: hashes?.iter().map(ToString::to_string).collect(),
         })
     }
 
     fn agent(&self, name: &str, port: u16) -> Option<(String, TokenSource)> {
         let server = self.server(name, port);
-        let source = self.token(
-            "name a file with a token for agents: the file `agent-token` of a server that was started with \
-             `--agent-token`, or what `k3s token create --ttl 30m` prints; or another place with `cluster.token-source`",
+        let source = self.needed(
+            "token",
+            &self.config.token,
+            "name the place of a token for agents, such as \"file:/etc/gpu-bootstrap/join-token\": of what `k3s token \
+             create --ttl 30m` prints, or of the file `agent-token` of a server that was started with `--agent-token`",
         );
-        Some((server?, source?))
+        Some((server?, source?.clone()))
     }
 
     /// The server of an agent.
@@ -386,31 +383,6 @@ impl ClusterInputs<'_> {
             );
         }
         Some(server.to_string())
-    }
-
-    /// The place of the token, which is needed.
-    fn token(&self, hint: &str) -> Option<TokenSource> {
-        let source = self.token_source()?;
-        self.needed("token-file", &source, hint).cloned()
-    }
-
-    /// The place of the token, if one is named; `None` if the keys about it are wrong.
-    fn token_source(&self) -> Option<Option<TokenSource>> {
-        let config = self.config;
-        match (&config.token_file, &config.token_source) {
-            (Some(_), Some(_)) => self.wrong(
-                "cluster.token-source",
-                "`cluster.token-file` names another place of the token",
-                "keep one of the two keys",
-            ),
-            (None, Some(TokenSource::File(_))) => self.wrong(
-                "cluster.token-source",
-                "this is a file",
-                "name it with `cluster.token-file`",
-            ),
-            (None, source) => Some(source.clone()),
-            (Some(file), None) => Some(Some(TokenSource::File(file.clone().into_inner()))),
-        }
     }
 
     /// nodeadm writes the whole configuration of containerd at each boot.
@@ -502,24 +474,22 @@ impl ClusterInputs<'_> {
         // A command registers the node as it likes.
         let registers = !matches!(kind, JoinKind::Managed | JoinKind::Eks | JoinKind::Command);
         let has_access = config.kubeconfig_file.is_some();
-        let usual = || taint(STARTUP_TAINT);
-        let startup = match &config.startup_taint {
-            None => has_access.then(usual),
-            Some(StartupTaint::Usual(wanted)) => wanted.then(usual),
-            Some(StartupTaint::Own(own)) => Some(own.clone()),
+        let startup = match &config.startup_taints {
+            Some(own) => own.clone(),
+            None if has_access => vec![taint(STARTUP_TAINT)],
+            None => Vec::new(),
         };
-        let of_controller = |taint: &Taint| taint.key.starts_with(OF_READINESS);
-        if startup.as_ref().is_some_and(of_controller) {
+        if (startup.iter()).any(|taint| taint.key.starts_with(OF_READINESS)) {
             self.wrong::<()>(
-                "cluster.startup-taint",
-                "the node readiness controller removes this one, and this program may not",
-                "name it in `cluster.taints`",
+                "cluster.startup-taints",
+                "the node readiness controller removes those of `readiness.k8s.io`, and this program may not",
+                "name them in `cluster.taints`",
             );
         }
-        if startup.is_some() && !has_access {
+        if !startup.is_empty() && !has_access {
             self.wrong::<()>(
-                "cluster.startup-taint",
-                "nothing could remove it: a node may not change its own taints",
+                "cluster.startup-taints",
+                "nothing could remove them: a node may not change its own taints",
                 "set `cluster.kubeconfig-file` to a kubeconfig that may change nodes",
             );
         }
@@ -535,7 +505,7 @@ impl ClusterInputs<'_> {
                 None if self.has_gpu && registers => vec![taint(GPU_TAINT)],
                 None => Vec::new(),
             },
-            startup_taint: startup,
+            startup_taints: startup,
         })
     }
 }

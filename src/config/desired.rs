@@ -171,8 +171,8 @@ pub struct Preflight {
     pub min_free_boot_bytes: u64,
     /// Memory wanted.
     pub min_memory_bytes: u64,
-    /// Whether a machine without an NVIDIA GPU is acceptable.
-    pub allow_no_gpu: bool,
+    /// Whether the machine may be without an NVIDIA GPU.
+    pub gpu_optional: bool,
 }
 
 /// How packages are handled.
@@ -492,7 +492,7 @@ pub struct Cdi {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Validation {
-    /// Run a container; without it only devices and versions are compared.
+    /// Run a container with each runtime; without it the GPUs compute on the host.
     pub container: bool,
     /// The image; `None` means our own probe image, built from this binary's embedded files.
     pub image: Option<String>,

@@ -241,7 +241,8 @@ impl<'a> DriverInputs<'a> {
 
     /// The key that signs what is compiled here: a whole pair, or none.
     fn signing(&self) -> Result<Option<SigningKey>, ResolveError> {
-        match (&self.config.mok_key, &self.config.mok_certificate) {
+        let config = &self.config.secure_boot;
+        match (&config.key, &config.certificate) {
             (None, None) => Ok(None),
             (Some(key), Some(certificate)) => Ok(Some(SigningKey {
                 key: key.clone().into_inner(),
@@ -249,8 +250,8 @@ impl<'a> DriverInputs<'a> {
             })),
             (key, _) => {
                 let (set, other) = match key {
-                    Some(_) => ("driver.mok-key", "driver.mok-certificate"),
-                    None => ("driver.mok-certificate", "driver.mok-key"),
+                    Some(_) => ("driver.secure-boot.key", "driver.secure-boot.certificate"),
+                    None => ("driver.secure-boot.certificate", "driver.secure-boot.key"),
                 };
                 let why = format!("it needs `{other}`, too");
                 Err(self.layers.wrong(set, why, None).into())

@@ -11,9 +11,9 @@ use crate::{
     config::{
         desired::{ConditionMeaning, Existing, JoinKind, Restart, RuntimeKind},
         values::{
-            AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, MinisignKey,
-            ModuleSource, PackagePattern, Proxy, Size, StartupTaint, TimeLimit, Url,
-            VersionPattern, Word,
+            AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, GpuNeed, Holding,
+            MinisignKey, ModuleSource, PackagePattern, Proxy, Size, TimeLimit, Url, VersionPattern,
+            Word,
         },
     },
     model::{
@@ -37,6 +37,12 @@ pub fn schema() -> serde_json::Value {
 pub struct Config {
     /// The profile, by name or path; `--profile` goes before it.
     pub profile: Option<Word>,
+    /// Whether a machine must have an NVIDIA GPU: "required", or "optional": without one it gets no driver.
+    pub gpu: Option<GpuNeed>,
+    /// What stays at its version: "none", "driver" (with runtimes, toolkit and Kubernetes), "driver-and-kernel".
+    pub hold: Option<Holding>,
+    /// More packages to hold, as names or patterns.
+    pub hold_extra: Option<Vec<PackagePattern>>,
     /// The NVIDIA driver.
     pub driver: DriverConfig,
     /// Container runtimes.
@@ -55,8 +61,6 @@ pub struct Config {
     pub preflight: PreflightConfig,
     /// The container probe at the end.
     pub validation: ValidationConfig,
-    /// What stays at its version.
-    pub hold: HoldConfig,
     /// The cluster that the machine joins when all else is validated.
     pub cluster: ClusterConfig,
     /// The cloud of the machine.
@@ -79,13 +83,11 @@ pub struct DriverConfig {
     pub source: Option<Word>,
     /// Kernel modules packaged for the kernel ("precompiled") or compiled here ("dkms").
     pub build: Option<Build>,
-    /// Kernels that may be installed to get a kernel module: none ("stay"), those of the same series
-    /// ("series"), or any of the same flavour ("any").
-    pub kernel: Option<Consent>,
-    /// A private key that signs the modules compiled here, where Secure Boot is on.
-    pub mok_key: Option<AbsolutePath>,
-    /// Its certificate (DER), which the firmware or the shim must know already.
-    pub mok_certificate: Option<AbsolutePath>,
+    /// Kernels that may be installed to get a kernel module: none ("no"), those of the same series
+    /// ("same-series"), or any of the same flavour ("any").
+    pub may_change_kernel: Option<Consent>,
+    /// What signs the modules compiled here, where Secure Boot is on.
+    pub secure_boot: SecureBootConfig,
     /// What becomes of a driver that this program has not installed: "refuse", "keep" or "replace".
     pub existing: Option<Existing>,
     /// Go back to the driver before if another one fails validation.
@@ -96,6 +98,16 @@ pub struct DriverConfig {
     pub cuda: Option<Vec<CudaVersion>>,
     /// Kernel modules that were compiled on another machine.
     pub prebuilt: PrebuiltConfig,
+}
+
+/// What signs the modules compiled here, where Secure Boot is on: both keys, or none.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct SecureBootConfig {
+    /// The private key.
+    pub key: Option<AbsolutePath>,
+    /// Its certificate (DER), which the firmware or the shim must know already.
+    pub certificate: Option<AbsolutePath>,
 }
 
 /// Kernel modules that were compiled on another machine.
@@ -199,15 +211,13 @@ pub struct PreflightConfig {
     pub min_free_boot: Option<Size>,
     /// Memory wanted.
     pub min_memory: Option<Size>,
-    /// A machine without an NVIDIA GPU is acceptable; it gets no driver.
-    pub allow_no_gpu: Option<bool>,
 }
 
 /// The container probe.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct ValidationConfig {
-    /// Run a container.
+    /// Run a container with each runtime; without it the GPUs compute on the host.
     pub container: Option<bool>,
     /// The image, or `cuda`: NVIDIA's base image that fits driver, GPUs and system. Without it an own one
     /// that needs no registry.
@@ -222,18 +232,6 @@ pub struct ValidationConfig {
     pub pull_timeout: Option<TimeLimit>,
 }
 
-/// Holds.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
-pub struct HoldConfig {
-    /// Hold anything.
-    pub enabled: Option<bool>,
-    /// Hold the kernel and its headers too.
-    pub kernel: Option<bool>,
-    /// More packages to hold, as names or patterns.
-    pub extra: Option<Vec<PackagePattern>>,
-}
-
 /// The cluster that the machine joins when all else is validated.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
@@ -246,11 +244,10 @@ pub struct ClusterConfig {
     /// kubeadm: `HOST:PORT` of the API server. k3s, rke2: the address of a
     /// server, such as "https://10.0.0.1:6443" for k3s and "https://10.0.0.1:9345" for rke2.
     pub server: Option<Word>,
-    /// A file with the token, which only root may read.
-    pub token_file: Option<AbsolutePath>,
-    /// Where the token is, if in no file: "credential:NAME" (systemd), "aws-secret:REGION/NAME",
+    /// Where the token is: "file:/PATH", which only root may read; "credential:NAME" (systemd), "aws-secret:REGION/NAME",
     /// "gcp-secret:PROJECT/NAME", "azure-secret:VAULT/NAME".
-    pub token_source: Option<TokenSource>,
+    #[schemars(extend("x-secret" = "place"))]
+    pub token: Option<TokenSource>,
     /// kubeadm: the digests of the cluster's certificate authority, each "sha256:…".
     pub ca_cert_hashes: Option<Vec<CaHash>>,
     /// kubeadm: a kubeconfig that says how to find the cluster, in place of server, token and digests.
@@ -275,9 +272,9 @@ pub struct ClusterConfig {
     pub mig_strategy: Option<MigStrategy>,
     /// Taints of the node. Without this key a GPU node gets `nvidia.com/gpu=present:NoSchedule`.
     pub taints: Option<Vec<Taint>>,
-    /// A taint that keeps pods away until the node is Ready and validated: true for the usual one, or another one. Without this
-    /// key there is one wherever `kubeconfig-file` can remove it.
-    pub startup_taint: Option<StartupTaint>,
+    /// Taints that keep pods away until the node is Ready and validated. Without this key there is the usual one wherever
+    /// `kubeconfig-file` can remove it.
+    pub startup_taints: Option<Vec<Taint>>,
     /// A kubeconfig that may change nodes: to remove the startup taint, and to drain and delete the node on
     /// `uninstall`. Only root may read it.
     pub kubeconfig_file: Option<AbsolutePath>,

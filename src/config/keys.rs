@@ -10,11 +10,12 @@ use serde_json::Value;
 use crate::{
     config::{
         file::Config,
-        values::{LOGIN, SECRET},
+        values::{LOGIN, PLACE, SECRET},
     },
     model::{
         secret::{self, Secret},
         text::nearest,
+        token::TokenSource,
     },
 };
 
@@ -36,6 +37,8 @@ pub enum Secrecy {
     Open,
     /// The value is an address; its login is.
     Login,
+    /// The value names the place of a secret. One that names no place may be the secret, by mistake.
+    Place,
     /// The whole value.
     Whole,
 }
@@ -67,6 +70,7 @@ fn node(schema: &Value) -> Node {
     Node::Leaf(match schema.get(SECRET).and_then(Value::as_str) {
         None => Secrecy::Open,
         Some(LOGIN) => Secrecy::Login,
+        Some(PLACE) => Secrecy::Place,
         Some(_) => Secrecy::Whole,
     })
 }
@@ -108,7 +112,7 @@ pub fn secrecy(path: &[String]) -> Secrecy {
         Some(Node::Leaf(Secrecy::Open)) if !named(&path[path.len().saturating_sub(1)..]) => {
             Secrecy::Open
         }
-        Some(Node::Leaf(secrecy @ (Secrecy::Login | Secrecy::Whole))) => *secrecy,
+        Some(Node::Leaf(secrecy @ (Secrecy::Login | Secrecy::Place | Secrecy::Whole))) => *secrecy,
         _ if named(path) => Secrecy::Whole,
         _ => Secrecy::Open,
     }
@@ -120,6 +124,7 @@ pub fn secret(path: &[String], value: &str) -> Option<Secret> {
     let is_secret = match secrecy(path) {
         Secrecy::Whole => !value.is_empty(),
         Secrecy::Login => value.contains('@'),
+        Secrecy::Place => !value.is_empty() && value.parse::<TokenSource>().is_err(),
         Secrecy::Open => secret::has_login(value),
     };
     is_secret.then(|| Secret::new(value))
@@ -161,7 +166,7 @@ mod tests {
             "runtime.use",
             "repositories.NAME.key-url",
             "packages.lock-timeout",
-            "preflight.allow-no-gpu",
+            "gpu",
         ] {
             assert!(keys.iter().any(|known| known == key), "{key} in {keys:?}");
         }
@@ -172,12 +177,13 @@ mod tests {
         let path = |key: &str| key.split('.').map(str::to_owned).collect::<Vec<_>>();
         for (key, is) in [
             ("packages.proxy", Secrecy::Login),
-            ("cluster.token", Secrecy::Whole),
+            ("cluster.token", Secrecy::Place),
+            ("cluster.join-token", Secrecy::Whole),
             ("registry.NAME.password", Secrecy::Whole),
             ("registry.credentials.user", Secrecy::Whole),
             ("repositories.token.url", Secrecy::Open),
             ("repositories.own.url", Secrecy::Open),
-            ("cluster.token-file", Secrecy::Open),
+            ("cluster.kubeconfig-file", Secrecy::Open),
         ] {
             assert_eq!(secrecy(&path(key)), is, "{key}");
         }
@@ -188,6 +194,8 @@ mod tests {
             ("validation.image", "registry/image@sha256:0", false),
             ("cluster.token", "abcdef.0123", true),
             ("cluster.token", "", false),
+            ("cluster.token", "file:/etc/token", false),
+            ("cluster.token", "credential:token", false),
         ] {
             assert_eq!(secret(&path(key), value).is_some(), is, "{key}={value}");
         }

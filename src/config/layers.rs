@@ -609,16 +609,16 @@ fn dotted(key: &str) -> Option<Vec<String>> {
 fn shown(setting: &Setting) -> String {
     match keys::secrecy(&setting.path) {
         Secrecy::Whole => "a secret".to_owned(),
-        Secrecy::Login | Secrecy::Open => without_logins(&setting.value.to_string()).into_owned(),
+        Secrecy::Login | Secrecy::Place | Secrecy::Open => {
+            without_logins(&setting.value.to_string()).into_owned()
+        }
     }
 }
 
 /// A value that does not fit: what its key marks as secret is not shown at all.
 fn shown_in_error(setting: &Setting) -> String {
-    // What names the place of a secret may be the secret itself, by mistake.
-    let names_secret = (setting.path.last()).is_some_and(|name| name == "token-source");
     match keys::secrecy(&setting.path) {
-        Secrecy::Open if !names_secret => shown(setting),
-        _ => "this value".to_owned(),
+        Secrecy::Open => shown(setting),
+        Secrecy::Login | Secrecy::Place | Secrecy::Whole => "this value".to_owned(),
     }
 }

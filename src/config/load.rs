@@ -13,6 +13,7 @@ use crate::{
         profile::Profile,
         resolve::{self, Flags, Inputs, Resolution},
         runtimes,
+        values::GpuNeed,
     },
     facts::Facts,
     host::{Host, ReadFiles, trusted::Trusted},
@@ -132,17 +133,17 @@ pub fn load(
     Ok(resolution)
 }
 
-/// Whether the settings say that a machine may have no GPU: also where nothing can be resolved for it.
+/// Whether the settings say that the machine may be without a GPU: also where nothing can be resolved for it.
 ///
 /// # Errors
 /// Configuration that is wrong.
-pub fn allows_no_gpu(
+pub fn is_gpu_optional(
     files: &dyn ReadFiles,
     named: &dyn ReadFiles,
     ask: &Ask,
 ) -> Result<bool, ConfigError> {
     let config = layers(files, named, ask)?.merged()?;
-    Ok(config.preflight.allow_no_gpu == Some(true))
+    Ok(config.gpu == Some(GpuNeed::Optional))
 }
 
 /// The condition with which the node tells what `check` finds, as the settings name it: also where nothing can be resolved
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn the_startup_taint_is_the_usual_one_or_one_that_the_settings_name() {
+    fn startup_taints_are_the_usual_one_or_those_that_the_settings_name() {
         let files = FakeFiles::new();
         let startup = |set: &[&str]| {
             let mut all = vec![
@@ -340,26 +341,25 @@ mod tests {
             };
             let matrix = crate::steps::fixtures::matrix();
             let loaded = load(&files, &files, &ask, &debian(), &matrix).expect("settings");
-            let taint = loaded
-                .desired
-                .cluster
-                .expect("a cluster")
-                .node
-                .startup_taint;
-            taint.map(|taint| taint.to_string())
+            let node = loaded.desired.cluster.expect("a cluster").node;
+            let taints = node.startup_taints.iter().map(ToString::to_string);
+            taints.collect::<Vec<_>>()
         };
-        let usual = startup(&[]).expect("one");
+        let by_default = startup(&[]);
+        let [usual] = &by_default[..] else {
+            panic!("{by_default:?}");
+        };
         assert!(
             usual.starts_with("startup-taint.cluster-autoscaler"),
             "{usual}"
         );
-        assert_eq!(startup(&["cluster.startup-taint=true"]), Some(usual));
-        assert_eq!(startup(&["cluster.startup-taint=false"]), None);
-        let own = "skyhook.nvidia.com=runtime-required:NoSchedule";
-        assert_eq!(
-            startup(&[&format!("cluster.startup-taint={own}")]).as_deref(),
-            Some(own)
-        );
+        assert_eq!(startup(&["cluster.startup-taints=[]"]), [""; 0]);
+        let own = [
+            "skyhook.nvidia.com=runtime-required:NoSchedule",
+            "example.com/starting:NoExecute",
+        ];
+        let set = format!("cluster.startup-taints={}", own.join(","));
+        assert_eq!(startup(&[&set]), own);
     }
 
     #[test]
@@ -566,11 +566,11 @@ mod tests {
         ] {
             let path = format!("{folder}/join-token");
             files.put(&path, "K10abc::server:x\n");
-            assert_eq!(settled(env), (path, true));
+            assert_eq!(settled(env), (format!("file:{path}"), true));
         }
         // As after a reboot, in another unit.
-        let (path, _) = settled(&[]);
-        assert_eq!(path, "/run/credentials/@system/join-token");
+        let (source, _) = settled(&[]);
+        assert_eq!(source, "file:/run/credentials/@system/join-token");
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::{
         runtimes::{self, Present},
         template::Terms,
         validation::validation,
-        values::{AbsolutePath, PackagePattern},
+        values::{AbsolutePath, GpuNeed, Holding, PackagePattern},
     },
     facts::{Facts, GpuFact, Os},
     model::{
@@ -220,7 +220,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let nvidia_default = config.runtime.nvidia_default.unwrap_or(false);
     let has_driver = driver.is_some();
     let kernel = (driver.as_ref()).map(|driver| {
-        let consent = config.driver.kernel.unwrap_or_default();
+        let consent = config.driver.may_change_kernel.unwrap_or_default();
         KernelWish {
             container_modules: container_modules.clone(),
             ..kernel(profile.kernel.as_ref(), &terms, consent, &driver.ways)
@@ -385,7 +385,7 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
     if !usable.is_empty() {
         return Ok(Some(usable.into_iter().map(GpuFact::identity).collect()));
     }
-    if config.preflight.allow_no_gpu == Some(true) {
+    if config.gpu == Some(GpuNeed::Optional) {
         return Ok(None);
     }
     if !facts.gpus.is_empty() {
@@ -397,7 +397,7 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
             ),
             "remove the GPUs that containers shall use from the `ids=` of vfio-pci (in \
              `/etc/modprobe.d`, the kernel's command line, or `driverctl list-overrides`), and \
-             reboot; for a node without GPUs set `preflight.allow-no-gpu = true`",
+             reboot; for a node without GPUs set `gpu = \"optional\"`",
         ));
     }
     // With branch and flavour configured, an image can be built without the matrix.
@@ -408,8 +408,7 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
         "no-gpu",
         "no NVIDIA GPU is on the PCI bus".into(),
         "run `lspci -d 10de:` to list the GPUs; for an image name the GPUs of its instances with \
-         `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set `preflight.allow-no-gpu = \
-         true`",
+         `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set `gpu = \"optional\"`",
     ))
 }
 
@@ -514,7 +513,7 @@ fn preflight(profile: &Profile, config: &Config) -> Preflight {
         min_free_root_bytes: own.min_free_root.unwrap_or(default.min_free_root).bytes(),
         min_free_boot_bytes: own.min_free_boot.unwrap_or(default.min_free_boot).bytes(),
         min_memory_bytes: own.min_memory.unwrap_or(default.min_memory).bytes(),
-        allow_no_gpu: own.allow_no_gpu.unwrap_or(false),
+        gpu_optional: config.gpu == Some(GpuNeed::Optional),
     }
 }
 
@@ -549,20 +548,25 @@ fn reports(config: &Config) -> Option<ReportsWish> {
 }
 
 fn hold(profile: &Profile, config: &Config) -> Hold {
-    let (own, default) = (&config.hold, &profile.hold);
-    if own.enabled == Some(false) {
-        return Hold {
-            patterns: Vec::new(),
-            blacklist: Vec::new(),
-            packages: Vec::new(),
-        };
-    }
-    let kernel = own.kernel.unwrap_or(true);
+    let default = &profile.hold;
+    let kernel = match config.hold.unwrap_or_default() {
+        Holding::None => {
+            return Hold {
+                patterns: Vec::new(),
+                blacklist: Vec::new(),
+                packages: Vec::new(),
+            };
+        }
+        Holding::Driver => false,
+        Holding::DriverAndKernel => true,
+    };
     let with = |base: &[String], of_kernel: &[String]| {
         let further = if kernel { of_kernel } else { &[] };
         base.iter().chain(further).cloned().collect::<Vec<String>>()
     };
-    let extra = own.extra.as_deref().map(patterns).unwrap_or_default();
+    let extra = (config.hold_extra.as_deref())
+        .map(patterns)
+        .unwrap_or_default();
     let mut hold = Hold {
         patterns: with(&default.patterns, &default.kernel),
         blacklist: with(&default.blacklist, &default.kernel_blacklist),
@@ -581,7 +585,7 @@ fn hold(profile: &Profile, config: &Config) -> Hold {
 }
 
 /// Holds every wanted package, also one that no pattern of the profile names. The kernel's packages
-/// are left to `hold.kernel`.
+/// are left to `hold`.
 fn hold_what_is_wanted(desired: &mut Desired) {
     if desired.hold.patterns.is_empty() {
         return;

@@ -11,10 +11,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::model::{
-    kubernetes::{Taint, check_key},
-    packages::KEY_FILE,
-    secret::without_logins,
-    text::as_text,
+    kubernetes::check_key, packages::KEY_FILE, secret::without_logins, text::as_text,
     version::Branch,
 };
 
@@ -24,6 +21,9 @@ pub(super) const SECRET: &str = "x-secret";
 
 /// For [`SECRET`]: only the login of the address is.
 pub(super) const LOGIN: &str = "login";
+
+/// For [`SECRET`]: the value names the place of a secret. One that names no place may be the secret.
+pub(super) const PLACE: &str = "place";
 
 /// Why a value is not acceptable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -431,51 +431,28 @@ impl JsonSchema for BranchKey {
     }
 }
 
-/// Whether a node has the usual startup taint, or one that somebody names.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StartupTaint {
-    Usual(bool),
-    Own(Taint),
+/// Whether a machine must have an NVIDIA GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GpuNeed {
+    /// A machine without one is refused.
+    #[default]
+    Required,
+    /// A machine without one gets all but the driver and what needs it.
+    Optional,
 }
 
-impl<'de> Deserialize<'de> for StartupTaint {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Visitor;
-
-        impl de::Visitor<'_> for Visitor {
-            type Value = StartupTaint;
-
-            fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-                to.write_str(
-                    "true, false, or a taint such as `example.com/starting=true:NoSchedule`",
-                )
-            }
-
-            fn visit_bool<E: de::Error>(self, usual: bool) -> Result<StartupTaint, E> {
-                Ok(StartupTaint::Usual(usual))
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<StartupTaint, E> {
-                text.parse().map(StartupTaint::Own).map_err(E::custom)
-            }
-        }
-
-        from.deserialize_any(Visitor)
-    }
-}
-
-impl JsonSchema for StartupTaint {
-    fn schema_name() -> Cow<'static, str> {
-        "StartupTaint".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let taint = Taint::json_schema(generator);
-        json_schema!({
-            "description": "Whether there is the usual one, or another taint",
-            "anyOf": [{ "type": "boolean" }, taint],
-        })
-    }
+/// Which packages stay at their versions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Holding {
+    /// None.
+    None,
+    /// The driver, container runtimes, the container toolkit, and what makes the machine a node.
+    Driver,
+    /// Also kernels and their headers.
+    #[default]
+    DriverAndKernel,
 }
 
 /// How the kernel module comes to the machine.

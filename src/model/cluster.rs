@@ -68,7 +68,6 @@ pub enum JoinMethod {
         /// The address of the server.
         server: String,
         /// Where the token is.
-        #[serde(alias = "token-file")]
         token_source: TokenSource,
     },
     /// The agent of RKE2.
@@ -76,7 +75,6 @@ pub enum JoinMethod {
         /// The address of the server.
         server: String,
         /// Where the token is.
-        #[serde(alias = "token-file")]
         token_source: TokenSource,
     },
     /// `nodeadm`.
@@ -108,7 +106,6 @@ pub enum Discovery {
         /// `HOST:PORT` of the API server.
         server: String,
         /// Where the token is.
-        #[serde(alias = "token-file")]
         token_source: TokenSource,
         /// Digests of the certificate authority's public key, one of which must fit.
         ca_cert_hashes: Vec<String>,
@@ -119,7 +116,6 @@ pub enum Discovery {
         #[schemars(with = "String")]
         path: Utf8PathBuf,
         /// Where the token for the kubelet's first certificate is, if the kubeconfig has no credentials.
-        #[serde(alias = "token-file")]
         token_source: Option<TokenSource>,
     },
 }
@@ -139,8 +135,9 @@ pub struct NodeWish {
     pub mig_strategy: MigStrategy,
     /// Taints that stay.
     pub taints: Vec<Taint>,
-    /// The taint that goes when the node is Ready and proven.
-    pub startup_taint: Option<Taint>,
+    /// Taints that go when the node is Ready and proven.
+    #[serde(default)]
+    pub startup_taints: Vec<Taint>,
 }
 
 /// What stands in a file with secrets.

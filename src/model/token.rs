@@ -43,8 +43,8 @@ pub enum TokenSource {
 /// A text names no such place. It is not shown: it may be the token itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "it names no place of a token, which is written as `credential:NAME`, `aws-secret:REGION/NAME`, \
-     `gcp-secret:PROJECT/NAME` or `azure-secret:VAULT/NAME`"
+    "it names no place of a token, which is written as `file:/PATH`, `credential:NAME`, \
+     `aws-secret:REGION/NAME`, `gcp-secret:PROJECT/NAME` or `azure-secret:VAULT/NAME`"
 )]
 pub struct TokenSourceError;
 
@@ -69,12 +69,13 @@ fn is_word(text: &str, signs: &str, most: usize) -> bool {
 /// digits, `-`, `_`) and "Creating and managing projects"; Azure, "About keys, secrets, and certificates" (vault and
 /// object names); systemd.exec(5), which takes a credential's name for a file name.
 fn parse(text: &str) -> Option<TokenSource> {
-    if text.starts_with('/') {
-        let has_plain_letters = !text.ends_with('/') && !text.chars().any(char::is_control);
-        return has_plain_letters.then(|| TokenSource::File(text.into()));
-    }
     let (kind, rest) = text.split_once(':')?;
     match (kind, rest.split_once('/')) {
+        ("file", Some(("", _))) => {
+            let is_plain = !rest.ends_with('/') && !rest.chars().any(char::is_control);
+            let climbs = rest.split('/').any(|part| part == "..");
+            (is_plain && !climbs).then(|| TokenSource::File(rest.into()))
+        }
         ("credential", None) => (is_word(rest, "-_.", 255) && !rest.starts_with('.'))
             .then(|| TokenSource::Credential(rest.to_owned())),
         ("aws-secret", Some((region, name))) => (is_word(region, "-", 32)
@@ -121,7 +122,7 @@ impl FromStr for TokenSource {
 impl fmt::Display for TokenSource {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::File(path) => write!(to, "{path}"),
+            Self::File(path) => write!(to, "file:{path}"),
             Self::Credential(name) => write!(to, "credential:{name}"),
             Self::Aws { region, name } => write!(to, "aws-secret:{region}/{name}"),
             Self::Gcp {
@@ -143,8 +144,8 @@ impl fmt::Display for TokenSource {
 
 as_text!(
     TokenSource,
-    "where the token is: `credential:NAME`, `aws-secret:REGION/NAME`, `gcp-secret:PROJECT/NAME`, `azure-secret:VAULT/NAME`",
-    "^(/|credential:|aws-secret:|gcp-secret:|azure-secret:).+$"
+    "where the token is: `file:/PATH`, `credential:NAME`, `aws-secret:REGION/NAME`, `gcp-secret:PROJECT/NAME`, `azure-secret:VAULT/NAME`",
+    "^(file:/|credential:|aws-secret:|gcp-secret:|azure-secret:).+$"
 );
 
 #[cfg(test)]
@@ -154,7 +155,7 @@ mod tests {
     #[test]
     fn places_of_tokens() {
         for (text, shown) in [
-            ("/etc/gpu-bootstrap/join-token", None),
+            ("file:/etc/gpu-bootstrap/join-token", None),
             ("credential:gpu-bootstrap.join-token", None),
             ("aws-secret:eu-central-1/prod/gpu/token", None),
             (
@@ -180,8 +181,11 @@ mod tests {
             "",
             "token",
             "abcdef.0123456789abcdef",
-            "/etc/gpu-bootstrap/",
-            "file:/etc/token",
+            "/etc/token",
+            "file:/etc/gpu-bootstrap/",
+            "file:etc/token",
+            "file:/etc/../token",
+            "file:",
             "credential:",
             "credential:../token",
             "credential:a/b",
@@ -202,8 +206,8 @@ mod tests {
     #[test]
     fn only_files_that_a_boot_leaves_last() {
         for (text, lasts) in [
-            ("/etc/gpu-bootstrap/join-token", true),
-            ("/run/secrets/token", false),
+            ("file:/etc/gpu-bootstrap/join-token", true),
+            ("file:/run/secrets/token", false),
             ("credential:token", false),
             ("aws-secret:eu-central-1/token", false),
         ] {

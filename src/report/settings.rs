@@ -114,8 +114,7 @@ mod tests {
     #[test]
     fn a_key_stands_behind_its_sentence() {
         let text = commented();
-        let expected = "\n[hold]\n\n# Hold the installed packages at their versions, so that background upgrades do not \
-                        change them.\n#enabled = true\n";
+        let expected = "\n[toolkit]\n\n# Install it.\n#enabled = true\n";
         assert!(text.contains(expected), "{text}");
         assert!(text.contains("\n#[repositories.NAME]\n"), "{text}");
     }

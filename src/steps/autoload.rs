@@ -56,7 +56,7 @@ fn decide(state: &AutoloadState, desired: &Desired) -> Assessment {
             ),
             "remove it, from the boot loader's configuration if the kernel's command line says it, \
              reboot if it does, and run the command again; for a node without GPUs set \
-             `preflight.allow-no-gpu = true`",
+             `gpu = \"optional\"`",
         );
     }
     let content = format!("{}{}\n", HEADER, driver.load_modules.join("\n"));

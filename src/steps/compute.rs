@@ -45,7 +45,7 @@ fn record_path() -> Utf8PathBuf {
 
 /// Whether the settings want the host to prove something: what no container proves.
 fn is_wanted(desired: &Desired) -> bool {
-    desired.validation.container && !container::is_wanted(desired)
+    !container::is_wanted(desired)
 }
 
 /// What the probe depends on. If none of it moved, the last result of the same boot still holds.
@@ -86,10 +86,7 @@ fn nothing_to_prove(state: &ComputeState, desired: &Desired, facts: &Facts) -> O
         return Some(words::no_driver());
     }
     if !is_wanted(desired) {
-        return not(match desired.validation.container {
-            true => "a container validates that the GPUs compute",
-            false => "no validation is configured",
-        });
+        return not("a container validates that the GPUs compute");
     }
     if desired.image || facts.gpus.is_empty() {
         return Some(container::without_driver(desired, facts));
@@ -246,16 +243,15 @@ mod tests {
         only_pods.runtimes[0].kind = RuntimeKind::Crio;
         let mut without_toolkit = desired();
         without_toolkit.toolkit = None;
-        for want in [&bare, &only_pods, &without_toolkit] {
+        let mut without_container = desired();
+        without_container.validation.container = false;
+        for want in [&bare, &only_pods, &without_toolkit, &without_container] {
             needs(&state, want, &facts);
         }
-        let mut nothing = bare.clone();
-        nothing.validation.container = false;
         let mut driverless = bare.clone();
         driverless.driver = None;
         for (want, words) in [
             (&desired(), "a container validates"),
-            (&nothing, "no validation is configured"),
             (&driverless, "no driver"),
         ] {
             let Assessment::NotApplicable { why } = decide(&state, want, &facts) else {

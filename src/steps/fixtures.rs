@@ -161,7 +161,7 @@ pub(crate) fn desired() -> Desired {
             min_free_root_bytes: 8 << 30,
             min_free_boot_bytes: 100 << 20,
             min_memory_bytes: 1 << 30,
-            allow_no_gpu: false,
+            gpu_optional: false,
         },
         packages: PackagePolicy {
             manager: Manager::Apt,

@@ -85,7 +85,7 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
                 return Assessment::blocked(
                     format!("{}; {}", whys.join("; "), needs.why),
                     format!(
-                        "{}; or set `hold.enabled = false`, then upgrades in the background may change the driver",
+                        "{}; or set `hold = \"none\"`, then upgrades in the background may change the driver",
                         needs.remedy
                     ),
                 );
@@ -219,10 +219,7 @@ mod tests {
         let Assessment::Blocked { hint, .. } = decide(&lacks, &want) else {
             panic!("somebody has disabled it");
         };
-        assert!(
-            hint.starts_with("enable it; or set `hold.enabled"),
-            "{hint}"
-        );
+        assert!(hint.starts_with("enable it; or set `hold = "), "{hint}");
     }
 
     #[test]

@@ -77,13 +77,13 @@ pub(super) fn refusal(
     let own = |kernel: &KernelVersion| commands.install_kernel.replace("KERNEL", kernel.as_str());
     let archive = "the archive keeps such packages only for its newest kernels";
     let hint = match &refused.with {
-        Some((consent @ Consent::Series, kernel)) => format!(
-            "{archive}: set `driver.kernel = \"{consent}\"`, or upgrade the kernel to {kernel} \
+        Some((consent @ Consent::SameSeries, kernel)) => format!(
+            "{archive}: set `driver.may-change-kernel = \"{consent}\"`, or upgrade the kernel to {kernel} \
              (`{}`), reboot, and run the command again",
             own(kernel)
         ),
         Some((consent, kernel)) => format!(
-            "{archive}: with `driver.kernel = \"{consent}\"` kernel {kernel} of another series is \
+            "{archive}: with `driver.may-change-kernel = \"{consent}\"` kernel {kernel} of another series is \
              installed; or upgrade the kernel yourself (`{}`), reboot, and run the command again",
             own(kernel)
         ),

@@ -1,5 +1,5 @@
 //! `kernel.release`: the kernel that the machine runs and boots can have a driver module. If it
-//! cannot, another kernel is booted or installed, as far as `driver.kernel` consents. No other step
+//! cannot, another kernel is booted or installed, as far as `driver.may-change-kernel` consents. No other step
 //! installs a kernel: a transaction that would bring one is refused in its simulation (`Guard`).
 
 use async_trait::async_trait;
@@ -452,7 +452,7 @@ mod tests {
     #[test]
     fn a_refusal_names_the_package_and_both_ways_out() {
         let mut none = state(&[NEW]);
-        none.asked.question.consent = crate::compat::kernels::Consent::Stay;
+        none.asked.question.consent = crate::compat::kernels::Consent::No;
         none.asked.answer = Some(none.asked.question.answer());
         let Assessment::Blocked { why, hint } = decide(&none, &want()) else {
             panic!("no kernel may be installed");
@@ -462,7 +462,7 @@ mod tests {
             "{why}"
         );
         for words in [
-            "driver.kernel = \"series\"",
+            "driver.may-change-kernel = \"same-series\"",
             "apt-get install linux-image-6.8.0-1050-aws",
         ] {
             assert!(hint.contains(words), "{hint}");

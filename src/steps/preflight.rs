@@ -270,12 +270,12 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
     // Settings that name branch and flavour need no GPU of the machine that makes an image.
     let is_for_others = desired.image && desired.driver.is_some();
     let has_gpus = !(facts.gpus.is_empty() && desired.assume_gpus.is_empty());
-    if !(has_gpus || is_for_others || want.allow_no_gpu) {
+    if !(has_gpus || is_for_others || want.gpu_optional) {
         found.push(Obstacle {
             why: "no NVIDIA GPU is on the PCI bus".into(),
             hint: "run `lspci -d 10de:` to list the GPUs; for an image name the GPUs of its \
                    instances with `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set \
-                   `preflight.allow-no-gpu = true`"
+                   `gpu = \"optional\"`"
                 .into(),
             passes: false,
         });
@@ -561,7 +561,7 @@ mod tests {
             decide(&state(), &want, &none),
             Assessment::Blocked { .. }
         ));
-        want.preflight.allow_no_gpu = true;
+        want.preflight.gpu_optional = true;
         assert!(matches!(
             decide(&state(), &want, &none),
             Assessment::Satisfied { .. }

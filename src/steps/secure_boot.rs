@@ -152,8 +152,8 @@ fn decide(state: &SecureBootState, facts: &Facts, desired: &Desired) -> Assessme
                 ),
                 format!(
                     "use a source of signed modules ({}); or an image in which a signing key of \
-                     yours is enrolled, and name it in `driver.mok-key` and \
-                     `driver.mok-certificate`; or an instance without Secure Boot",
+                     yours is enrolled, and name it in `driver.secure-boot.key` and \
+                     `driver.secure-boot.certificate`; or an instance without Secure Boot",
                     signed_source(driver)
                 ),
             ),
@@ -182,7 +182,7 @@ fn signed(state: &SecureBootState, signing: &SigningKey) -> Assessment {
             };
             blocked(
                 format!("the key that is to sign modules cannot be used: `{path}`: {why}"),
-                "correct `driver.mok-key` and `driver.mok-certificate`, or bring the file: it belongs to root, as its \
+                "correct `driver.secure-boot.key` and `driver.secure-boot.certificate`, or bring the file: it belongs to root, as its \
                  folders do, nobody else may write it, and the key has mode 0600"
                     .into(),
             )
@@ -200,7 +200,7 @@ fn signed(state: &SecureBootState, signing: &SigningKey) -> Assessment {
             format!("the certificate `{certificate}` is in PEM, and DER is needed"),
             format!(
                 "run `openssl x509 -in {certificate} -outform DER -out FILE`, and name that file \
-                 in `driver.mok-certificate`"
+                 in `driver.secure-boot.certificate`"
             ),
         ),
         Key::NotEnrolled => blocked(
@@ -378,7 +378,7 @@ mod tests {
             (
                 Key::Unusable("/etc/mok/mok.key".into(), "it is missing".into()),
                 "`/etc/mok/mok.key`: it is missing",
-                "driver.mok-key",
+                "driver.secure-boot.key",
             ),
             (Key::NotDer, "PEM", "openssl x509"),
             (

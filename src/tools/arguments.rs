@@ -189,7 +189,7 @@ fn commands(value: &str) -> Vec<Cmd> {
         cmds.extend([
             kubectl.label(path, &node, labels.into_iter()),
             kubectl.replace_status(path, &node, value.to_owned()),
-            kubectl.untaint(path, &node, &taint),
+            kubectl.untaint(path, &node, &[&taint]),
             kubectl.drain(path, &node, minute),
             kubectl.delete(path, &node),
         ]);

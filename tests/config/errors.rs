@@ -84,16 +84,13 @@ fn wrong_configuration() {
         "cluster.join = \"command\"\ncluster.command = [\"/join\"]\ncluster.leave-command = [\"leave\"]\n",
         "cluster.join = \"managed\"\ncluster.node-name = \"gpu-1\"\n",
         "cluster.join = \"managed\"\ncluster.taints = [\"a=b:NoSchedule\"]\n",
-        "cluster.join = \"eks\"\ncluster.token-file = \"/t\"\n",
-        "cluster.join = \"k3s\"\ncluster.server = \"https://a:6443\"\ncluster.token-source = \"K10.s3cret\"\n",
-        "cluster.join = \"k3s\"\ncluster.server = \"https://a:6443\"\ncluster.token-source = \"/t\"\n",
-        "cluster.join = \"k3s\"\ncluster.server = \"https://a:6443\"\ncluster.token-file = \"/t\"\ncluster.token-source = \"credential:t\"\n",
-        "cluster.join = \"eks\"\ncluster.token-source = \"credential:t\"\n",
+        "cluster.join = \"eks\"\ncluster.token = \"file:/t\"\n",
+        "cluster.join = \"k3s\"\ncluster.server = \"https://a:6443\"\ncluster.token = \"K10.s3cret\"\n",
         "cloud.settings = [\"metadata\"]\n",
         "cluster.join = \"eks\"\nruntime.use = [\"containerd\"]\n",
-        "cluster.join = \"eks\"\nruntime.use = []\ncluster.startup-taint = true\n",
-        "cluster.join = \"managed\"\ncluster.startup-taint = \"a=b\"\n",
-        "cluster.join = \"managed\"\ncluster.kubeconfig-file = \"/k\"\ncluster.startup-taint = \"readiness.k8s.io/gpu:NoSchedule\"\n",
+        "cluster.join = \"eks\"\nruntime.use = []\ncluster.startup-taints = [\"a=b:NoSchedule\"]\n",
+        "cluster.join = \"managed\"\ncluster.startup-taints = [\"a=b\"]\n",
+        "cluster.join = \"managed\"\ncluster.kubeconfig-file = \"/k\"\ncluster.startup-taints = [\"readiness.k8s.io/gpu:NoSchedule\"]\n",
         "cluster.join = \"eks\"\ncluster.labels = [\"node-role.kubernetes.io/gpu=x\"]\n",
         "cluster.join = \"eks\"\nruntime.use = []\ncluster.timeout = 60\n",
     ];
@@ -290,7 +287,7 @@ fn all_that_is_wrong_is_told_at_once() {
     );
 
     let machine = Machine::debian().config(
-        "driver.branch = 535\ndriver.mok-key = \"/k\"\nvalidation.command = []\n\
+        "driver.branch = 535\ndriver.secure-boot.key = \"/k\"\nvalidation.command = []\n\
          runtime.use = [\"docker\"]\n[cluster]\njoin = \"kubeadm\"\nserver = \"https://a:6443\"\ncommand = [\"x\"]\n\
          [repositories.mine]\nurl = \"http://127.0.0.1/\"\n",
     );
@@ -301,12 +298,12 @@ fn all_that_is_wrong_is_told_at_once() {
         .collect();
     for part in [
         "`cluster.version` is needed",
-        "`cluster.token-file` is needed",
+        "`cluster.token` is needed",
         "`cluster.ca-cert-hashes` is needed",
         "`cluster.server` cannot be \"https://a:6443\"",
         "`cluster.command` cannot be",
         "the kubelet needs containerd or CRI-O",
-        "`driver.mok-key` cannot be \"/k\": it needs",
+        "`driver.secure-boot.key` cannot be \"/k\": it needs",
         "driver branch 535",
         "`validation.command` cannot be",
     ] {

@@ -82,7 +82,7 @@ fn text_values_are_toml_or_text_or_a_list() {
         .set("driver.existing=keep")
         .set("runtime.use=docker")
         .set("toolkit.version=1.20")
-        .set("hold.extra=[\"cuda-toolkit-*\"]")
+        .set("hold-extra=[\"cuda-toolkit-*\"]")
         .set("repositories.\"docker\".enabled = true")
         .resolution()
         .desired;
@@ -259,10 +259,7 @@ fn the_archive_of_the_machine_is_extended() {
 #[test]
 fn machines_without_a_gpu() {
     let bare = || Machine::new("debian", "12", "x86_64", &[]);
-    let desired = bare()
-        .config("preflight.allow-no-gpu = true")
-        .resolution()
-        .desired;
+    let desired = bare().config("gpu = \"optional\"").resolution().desired;
     assert!(desired.driver.is_none() && desired.toolkit.is_none() && desired.cdi.is_none());
     assert!(!desired.runtimes.is_empty());
 
@@ -309,10 +306,7 @@ fn gpus_reserved_for_virtual_machines_do_not_count() {
     reserve(0);
     let reason = machine.load().err().map(|error| error.reason());
     assert_eq!(reason, Some("gpus-reserved"));
-    let desired = machine
-        .config("preflight.allow-no-gpu = true")
-        .resolution()
-        .desired;
+    let desired = machine.config("gpu = \"optional\"").resolution().desired;
     assert!(desired.driver.is_none());
 }
 

@@ -52,14 +52,14 @@ fn containers_on_enterprise_linux_10_get_the_modules_of_the_kernel_that_images_l
         version: Some("6.12.0-124.8.1.el10_1".into()),
     }];
     assert_eq!(modules(machine("10.1", &[H100])), wanted);
-    let without_gpu = machine("10.1", &[]).set("preflight.allow-no-gpu=true");
+    let without_gpu = machine("10.1", &[]).set("gpu=optional");
     assert_eq!(modules(without_gpu), wanted);
     // k3s brings its own containerd, and needs them, too.
     let k3s = machine("10.1", &[H100])
         .set("runtime.use=[]")
         .set("cluster.join=k3s")
         .set("cluster.server=https://10.0.0.1:6443")
-        .set("cluster.token-file=/etc/token");
+        .set("cluster.token=file:/etc/token");
     assert_eq!(modules(k3s), wanted);
     for none in ["runtime.use=[]", "runtime.use=podman"] {
         assert_eq!(modules(machine("10.1", &[H100]).set(none)), []);

@@ -285,7 +285,7 @@ fn without_a_packaged_module_in_its_series_the_module_is_compiled_where_it_may_b
     assert_eq!((ran.exit, reboots), (5, 0), "{}", told(&ran));
     for part in [
         "Secure Boot is on",
-        "driver.kernel = \\\"any\\\"",
+        "driver.may-change-kernel = \\\"any\\\"",
         "7.0.0-1008-aws",
     ] {
         assert!(ran.out.contains(part), "{part}: {}", told(&ran));
@@ -308,15 +308,16 @@ fn another_series_and_every_new_kernel_need_consent() {
     let without = ubuntu("24.04", old, "lists = true");
     let (ran, _) = install(&without, &[]);
     assert_eq!(ran.exit, 5, "{}", told(&ran));
-    let any = ["--set", "driver.kernel=any"];
+    let any = ["--set", "driver.may-change-kernel=any"];
     let machine = ubuntu("24.04", old, "");
     let wrong = ends(&machine, &any, "7.0.0-1008-aws", How::Packaged, 1);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    let stay = ["--set", "driver.kernel=stay"];
-    let (ran, _) = install(&ubuntu("24.04", "6.8.0-1044-aws", "lists = true"), &stay);
+    let no = ["--set", "driver.may-change-kernel=no"];
+    let (ran, _) = install(&ubuntu("24.04", "6.8.0-1044-aws", "lists = true"), &no);
     assert_eq!(ran.exit, 5, "{}", told(&ran));
     assert!(
-        ran.out.contains("driver.kernel = \\\"series\\\""),
+        ran.out
+            .contains("driver.may-change-kernel = \\\"same-series\\\""),
         "{}",
         told(&ran)
     );

@@ -32,11 +32,7 @@ const MACHINES: [(&str, &str, &[&str]); 6] = [
             "driver.prebuilt.unsigned=true",
         ],
     ),
-    (
-        "debian-12-h100",
-        "gpus = []",
-        &["--set", "preflight.allow-no-gpu=true"],
-    ),
+    ("debian-12-h100", "gpus = []", &["--set", "gpu=optional"]),
 ];
 
 fn machine(at: usize) -> Machine {

@@ -79,7 +79,7 @@ const ROWS: &[Row] = &[
                 "gpus = ['10de:2237']\nlists = true",
             )
         },
-        flags: &["--set", "driver.kernel=any"],
+        flags: &["--set", "driver.may-change-kernel=any"],
     },
     Row {
         title: "8 × H100 SXM, Ubuntu 22.04, its first kernel series",

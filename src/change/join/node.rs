@@ -1,4 +1,4 @@
-//! The node in its cluster: it becomes Ready, gets its labels, loses the startup taint, and is deleted when the
+//! The node in its cluster: it becomes Ready, gets its labels, loses the startup taints, and is deleted when the
 //! machine leaves.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -28,9 +28,9 @@ pub struct Admission {
     pub node: NodeName,
     /// Labels that it lacks, or that have other values.
     pub labels: Labels,
-    /// The startup taint, which goes at last.
-    pub startup_taint: Option<Taint>,
-    /// A kubeconfig that may remove it.
+    /// The startup taints, which go at last.
+    pub startup_taints: Vec<Taint>,
+    /// A kubeconfig that may remove them.
     #[schemars(with = "Option<String>")]
     pub access: Option<Utf8PathBuf>,
     /// Seconds until the node must be Ready.
@@ -64,9 +64,8 @@ impl Admission {
             let keys: Vec<&str> = self.labels.keys().map(String::as_str).collect();
             parts.push(format!("label it with {}", keys.join(", ")));
         }
-        if let Some(taint) = &self.startup_taint {
-            parts.push(format!("remove the taint {}", taint.key));
-        }
+        let taints = self.startup_taints.iter();
+        parts.extend(taints.map(|taint| format!("remove the taint {}", taint.key)));
         parts.join(", ")
     }
 }
@@ -174,13 +173,15 @@ impl Applier {
             let what = format!("label node `{name}`");
             self.tell_cluster(admission, &what, &cmd, sink).await?;
         }
-        if let Some(taint) = &admission.startup_taint
-            && let Some(access) = &admission.access
-            && node.taints.iter().any(|there| there.key == taint.key)
+        let there: Vec<&Taint> = (admission.startup_taints.iter())
+            .filter(|startup| node.taints.iter().any(|taint| taint.key == startup.key))
+            .collect();
+        if let Some(access) = &admission.access
+            && !there.is_empty()
         {
             self.refuse_unusable(access)?;
-            let cmd = kubectl.untaint(access, name, taint);
-            let what = format!("remove the startup taint of node `{name}`");
+            let cmd = kubectl.untaint(access, name, &there);
+            let what = format!("remove the startup taints of node `{name}`");
             self.tell_cluster(admission, &what, &cmd, sink).await?;
         }
         Ok(())

@@ -137,7 +137,7 @@ impl TokenFault {
             ),
             (Self::NotFound, _) => (
                 "join-token-not-found",
-                "correct `cluster.token-source`, or make the secret",
+                "correct `cluster.token`, or make the secret",
             ),
             (Self::Form, _) => (
                 "join-token-form",

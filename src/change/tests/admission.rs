@@ -1,4 +1,4 @@
-//! The node gets its labels, and loses its startup taint.
+//! The node gets its labels, and loses its startup taints.
 
 use std::sync::Mutex;
 
@@ -19,7 +19,11 @@ fn admission(labels: &[(&str, &str)]) -> Change {
             labels: (labels.iter())
                 .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
                 .collect(),
-            startup_taint: "starting:NoSchedule".parse().ok(),
+            startup_taints: vec![
+                "starting:NoSchedule".parse().expect("a taint"),
+                "validating=yes:NoExecute".parse().expect("a taint"),
+                "gone:NoSchedule".parse().expect("a taint"),
+            ],
             access: Some("/etc/gpu-bootstrap/cluster.kubeconfig".into()),
             ready_timeout_seconds: 5,
         },
@@ -51,7 +55,7 @@ fn node(ready_after: usize, keeps: bool) -> TestMachine {
         let status = if *asked > ready_after { "True" } else { "False" };
         ok(format!(
             r#"{{"metadata": {{"labels": {{{labels}}}}}, "spec": {{"taints": [{{"key": "starting",
-                "effect": "NoSchedule"}}]}}, "status": {{"nodeInfo": {{"systemUUID": "{UUID}"}}, "conditions": [
+                "effect": "NoSchedule"}}, {{"key": "validating", "value": "yes", "effect": "NoExecute"}}]}}, "status": {{"nodeInfo": {{"systemUUID": "{UUID}"}}, "conditions": [
                 {{"type": "Ready", "status": "{status}", "reason": "KubeletNotReady", "message": "no network"}}]}}}}"#
         ))
     });
@@ -79,7 +83,7 @@ async fn a_node_is_admitted_once_it_is_ready() {
             "/usr/bin/kubectl --kubeconfig=/etc/kubernetes/kubelet.conf --request-timeout=10s label node --overwrite -- \
              gpu-1 new=yes team=research",
             "/usr/bin/kubectl --kubeconfig=/etc/gpu-bootstrap/cluster.kubeconfig --request-timeout=10s taint node -- \
-             gpu-1 starting:NoSchedule-"
+             gpu-1 starting:NoSchedule- validating:NoExecute-"
         ]
     );
     let reverted = machine.revert(&undo).await;
@@ -94,7 +98,7 @@ async fn a_node_is_admitted_once_it_is_ready() {
 }
 
 #[tokio::test]
-async fn a_node_that_does_not_get_ready_keeps_its_startup_taint() {
+async fn a_node_that_does_not_get_ready_keeps_its_startup_taints() {
     let machine = node(usize::MAX, true);
     let error = machine.apply(&admission(&[])).await.expect_err("not Ready");
     assert_eq!(error.reason(), "node-not-ready");

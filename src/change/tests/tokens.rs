@@ -8,10 +8,7 @@ use crate::{
     change::Change,
     error::Report,
     host::fake::ok,
-    model::{
-        cluster::{Discovery, JoinMethod},
-        token::TokenSource,
-    },
+    model::cluster::{Discovery, JoinMethod},
 };
 
 /// The metadata service and the vault of Azure, in the network of the machine.
@@ -108,15 +105,4 @@ async fn kubeadm_gets_the_clouds_token_and_a_secret_of_another_form_is_refused()
     assert!(configurations.lock().unwrap()[0].contains(TOKEN));
     assert!(!machine.host.files.exists(CONFIGURATION.into()).unwrap());
     has_not_shown(&machine, &by_cloud, TOKEN);
-}
-
-/// A journal of an earlier version names a file.
-#[test]
-fn a_join_of_an_earlier_version_is_read() {
-    let old = r#"{"k3s": {"server": "https://10.0.0.1:6443", "token-file": "/etc/token"}}"#;
-    let method: JoinMethod = serde_json::from_str(old).expect("a method");
-    assert_eq!(
-        method.token_source(),
-        Some(&TokenSource::File("/etc/token".into()))
-    );
 }

@@ -18,8 +18,7 @@ pub(super) fn for_value(path: &[String], value: &Value, why: &str) -> Option<Str
                 .to_owned(),
         );
     }
-    // A key that takes text, too, has told what it takes.
-    if why.contains("expected a boolean") && takes(Value::Boolean(true)) {
+    if takes(Value::Boolean(true)) {
         return Some("write `true` or `false`, without quotes".to_owned());
     }
     // A frequent mistake: a version without quotes is a number in TOML.

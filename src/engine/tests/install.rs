@@ -218,7 +218,7 @@ async fn a_node_whose_cluster_is_silent_in_the_last_look_is_admitted_once_more()
             let admission = Admission {
                 node: "gpu-1".parse().unwrap(),
                 labels: Default::default(),
-                startup_taint: None,
+                startup_taints: Vec::new(),
                 access: None,
                 ready_timeout_seconds: 1,
             };

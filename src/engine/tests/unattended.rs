@@ -430,7 +430,7 @@ async fn what_was_run_from_a_place_that_does_not_stay_is_kept() {
     })]);
     rig.fakes.files.put("/tmp/gb", "the program");
     rig.fakes.files.put("/proc/self/exe", "the program");
-    rig.fakes.files.put("/tmp/node.toml", "[hold]\n");
+    rig.fakes.files.put("/tmp/node.toml", "[driver]\n");
     rig.options.exe = "/tmp/gb".into();
     rig.options.request.reboot = true;
     rig.options.request.config = vec!["/tmp/node.toml".into()];
@@ -445,7 +445,10 @@ async fn what_was_run_from_a_place_that_does_not_stay_is_kept() {
     );
     assert_eq!(rig.fakes.files.text(program), "the program");
     let request = crate::engine::request(&rig.fakes.host()).unwrap().unwrap();
-    assert_eq!(rig.fakes.files.text(request.config[0].as_str()), "[hold]\n");
+    assert_eq!(
+        rig.fakes.files.text(request.config[0].as_str()),
+        "[driver]\n"
+    );
     assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
     assert!(
         !rig.fakes

@@ -4,7 +4,10 @@
 
 use camino::Utf8Path;
 
-use crate::model::secret::{NAMES, logins};
+use crate::model::{
+    secret::{NAMES, logins},
+    token::TokenSource,
+};
 
 /// Texts that only a secret contains.
 const MARKS: [&str; 4] = [
@@ -89,15 +92,16 @@ fn has_value(rest: &str) -> bool {
         return false;
     };
     let value = value.trim_start_matches([' ', '\t', '"', '\'']);
-    // Empty, `null`, and the beginning of a nested value are no secrets.
+    // Empty, `null`, the beginning of a nested value and the place of a token are no secrets.
     let word: String = value
         .chars()
         .take_while(|letter| !matches!(letter, ' ' | ',' | '}' | '"' | '\''))
         .collect();
+    let names_place = word.parse::<TokenSource>().is_ok();
     !matches!(
         word.as_str(),
         "" | "null" | "none" | "{" | "[" | "[]" | "true" | "false"
-    )
+    ) && !names_place
 }
 
 #[cfg(test)]
@@ -113,6 +117,7 @@ mod tests {
             "password = \"x\"",
             "deb https://user:hush@mirror.example/ stable main\n",
             "K3S_TOKEN=abc",
+            "K3S_TOKEN=/abc",
             "  aws_secret: abc",
             "client\0--token\0hunter2",
         ] {
@@ -124,7 +129,7 @@ mod tests {
     fn ordinary_files_are_kept() {
         for text in [
             "ID=debian\n",
-            "token-file = \"/run/token\"\n",
+            "token = \"file:/run/token\"\n",
             "auth: {password: null, token: \"\"}",
             "deb [signed-by=/usr/share/keyrings/x.gpg] https://mirror.example/debian stable main",
             "root:x:0:0:root:/root:/bin/bash",

@@ -363,7 +363,7 @@ fn changes(state: &JoinState, wish: &ClusterWish, node: &NodeName) -> Vec<Change
         // Those of Karpenter and of the node group would be lost.
         JoinMethod::Eks => Vec::new(),
         _ => (wish.node.taints.iter())
-            .chain(&wish.node.startup_taint)
+            .chain(&wish.node.startup_taints)
             .cloned()
             .collect(),
     };
@@ -500,7 +500,7 @@ pub(in crate::steps) mod fixtures {
                             .parse()
                             .expect("a taint"),
                     ],
-                    startup_taint: "starting:NoSchedule".parse().ok(),
+                    startup_taints: vec!["starting:NoSchedule".parse().expect("a taint")],
                     ..NodeWish::default()
                 },
                 access: None,

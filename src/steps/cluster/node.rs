@@ -1,4 +1,4 @@
-//! `cluster.node`: the cluster says that the node is Ready, it has its labels, and the startup taint is gone.
+//! `cluster.node`: the cluster says that the node is Ready, it has its labels, and the startup taints are gone.
 
 use async_trait::async_trait;
 
@@ -8,7 +8,7 @@ use crate::{
     config::desired::{ClusterWish, Desired, JoinMethod},
     model::{
         id::StepId,
-        kubernetes::{Labels, NodeName},
+        kubernetes::{Labels, NodeName, Taint},
     },
     state::{Registered, labels::FEATURES_FILE},
     step::{Assessment, Cx, Step, StepError},
@@ -80,14 +80,14 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
             );
         }
         // The image of EKS has none.
-        NodeState::NoKubectl if wish.node.startup_taint.is_none() => {
+        NodeState::NoKubectl if wish.node.startup_taints.is_empty() => {
             return Assessment::not_applicable(
                 "the cluster cannot be asked: there is no kubectl on this machine",
             );
         }
         NodeState::NoKubectl => {
             return Assessment::blocked(
-                "nothing can remove the startup taint: there is no kubectl on this machine",
+                "nothing can remove the startup taints: there is no kubectl on this machine",
                 "put kubectl into `/usr/local/bin`, then run the command again",
             );
         }
@@ -108,13 +108,14 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
     let file = (wanted.features.as_ref())
         .filter(|text| Some(*text) != features.as_ref())
         .map(|text| Change::write(FEATURES_FILE, text.clone()));
-    let admit = |why: String, missing: Labels, has_taint: bool| {
+    let all_taints = &wish.node.startup_taints;
+    let admit = |why: String, missing: Labels, startup_taints: Vec<Taint>| {
         let mut changes: Vec<Change> = file.iter().cloned().collect();
         changes.push(Change::AdmitNode {
             admission: Admission {
                 node: name.clone(),
                 labels: missing,
-                startup_taint: wish.node.startup_taint.clone().filter(|_| has_taint),
+                startup_taints,
                 access: wish.access.clone(),
                 ready_timeout_seconds: wish.ready_timeout_seconds,
             },
@@ -127,14 +128,14 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
             return admit(
                 format!("the cluster does not know node `{name}`"),
                 wanted.labels.clone(),
-                true,
+                all_taints.clone(),
             );
         }
         Registered::Silent(why) => {
             return admit(
                 format!("the cluster does not tell about node `{name}`: {why}"),
                 wanted.labels.clone(),
-                true,
+                all_taints.clone(),
             );
         }
     };
@@ -151,11 +152,11 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
             missing.insert(key.clone(), value.clone());
         }
     }
-    let has_taint = (wish.node.startup_taint.as_ref())
-        .is_some_and(|startup| node.taints.iter().any(|taint| taint.key == startup.key));
-    if has_taint {
-        whys.push("the startup taint is still there".to_owned());
-    }
+    let taints: Vec<Taint> = (all_taints.iter())
+        .filter(|startup| node.taints.iter().any(|taint| taint.key == startup.key))
+        .cloned()
+        .collect();
+    whys.extend((taints.iter()).map(|taint| format!("startup taint {} is still there", taint.key)));
     if let (true, Some(file)) = (whys.is_empty(), &file) {
         return Assessment::needs(
             format!("`{FEATURES_FILE}` is missing or another one"),
@@ -165,7 +166,7 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
     if whys.is_empty() {
         return Assessment::satisfied(format!("node `{name}` is Ready and has its labels"));
     }
-    admit(whys.join("; "), missing, has_taint)
+    admit(whys.join("; "), missing, taints)
 }
 
 #[async_trait]
@@ -239,7 +240,11 @@ mod tests {
             ..good.clone()
         };
         let (why, admission_) = admission(&joined(Registered::Node(Box::new(starting))));
-        assert!(why.contains("startup taint") && admission_.startup_taint.is_some());
+        assert!(
+            why.contains("startup taint starting is still there"),
+            "{why}"
+        );
+        assert_eq!(admission_.startup_taints.len(), 1);
         let not_ready = Node {
             ready: false,
             why: Some("KubeletNotReady: no network".to_owned()),
@@ -251,7 +256,7 @@ mod tests {
             why.contains("no network") && why.contains("label team is missing"),
             "{why}"
         );
-        assert!(admission_.startup_taint.is_none() && admission_.labels.len() == 1);
+        assert!(admission_.startup_taints.is_empty() && admission_.labels.len() == 1);
     }
 
     /// Node Feature Discovery labels the node by it.
@@ -294,7 +299,7 @@ mod tests {
         ] {
             let (why, admission) = admission(&joined(says));
             assert!(
-                why.contains("gpu-1") && admission.startup_taint.is_some(),
+                why.contains("gpu-1") && admission.startup_taints.len() == 1,
                 "{why}"
             );
         }

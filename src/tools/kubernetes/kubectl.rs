@@ -147,11 +147,12 @@ impl Kubectl {
             .stdin(Secret::new(node))
     }
 
-    /// Removes a taint.
+    /// Removes taints.
     #[must_use]
-    pub fn untaint(self, kubeconfig: &Utf8Path, name: &NodeName, taint: &Taint) -> Cmd {
-        let taint = format!("{}:{}-", taint.key, taint.effect.name());
-        let args = self.args(kubeconfig, &["taint", "node"], [name.to_string(), taint]);
+    pub fn untaint(self, kubeconfig: &Utf8Path, name: &NodeName, taints: &[&Taint]) -> Cmd {
+        let taints = (taints.iter()).map(|taint| format!("{}:{}-", taint.key, taint.effect.name()));
+        let values = std::iter::once(name.to_string()).chain(taints);
+        let args = self.args(kubeconfig, &["taint", "node"], values);
         Cmd::new(self.program, args).deadline(DEADLINE)
     }
 
