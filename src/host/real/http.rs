@@ -454,7 +454,8 @@ mod tests {
                 assert!(count > 0, "the connection ended");
                 request.extend_from_slice(&buffer[..count]);
             }
-            let answer = "HTTP/1.1 307 Go\r\nLocation: /b\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+            let answer =
+                "HTTP/1.1 307 Go\r\nLocation: /b\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
             connection.write_all(answer.as_bytes()).unwrap();
             String::from_utf8(request).unwrap()
         });
