@@ -931,7 +931,7 @@ mod tests {
             unsigned.contains("is not signed: the artifact has no `"),
             "{unsigned}"
         );
-        let key = PrivateKey::read(PRIVATE).ok().expect("a key");
+        let key = PrivateKey::read(PRIVATE).expect("a key");
         let other = key.sign(b"other", &name, host.clock.now());
         assert_eq!(put(Some(&other)).await, Ok(()));
         let refused = why(&[ITS_PUBLIC]).await;

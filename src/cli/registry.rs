@@ -138,7 +138,8 @@ impl<'h> Registry<'h> {
         }
         let place = answer.header("location").next().unwrap_or_default();
         let place = (self.address).upload(place, &oci::digest(content));
-        let place = place.ok_or("the registry wants it at another address than its own, or without HTTPS")?;
+        let place = place
+            .ok_or("the registry wants it at another address than its own, or without HTTPS")?;
         let kind = vec![("content-type", Secret::new("application/octet-stream"))];
         let stored = Method::Store(content.to_vec());
         let answer = self.ask(stored, &place, kind, SMALL).await?;
@@ -479,9 +480,8 @@ mod tests {
         assert_eq!(of(&host).push("t", &[FILE]).await, Ok(()));
         let key = oci::digest(FILE.content);
         for content in ["Content", "content "] {
-            let mut blobs = registry.blobs.lock().expect("a lock");
-            blobs.insert(key.clone(), content.as_bytes().to_vec());
-            drop(blobs);
+            let content = content.as_bytes().to_vec();
+            (registry.blobs.lock().expect("a lock")).insert(key.clone(), content);
             let why = brought(&host, 100).await.expect_err("another content");
             assert!(why.ends_with("its digest or size is another one"), "{why}");
         }
@@ -491,9 +491,8 @@ mod tests {
             why.ends_with("the registry answered 404 (BLOB_UNKNOWN)"),
             "{why}"
         );
-        let mut tags = registry.tags.lock().expect("a lock");
-        tags.insert("t".to_owned(), b"<html>".to_vec());
-        drop(tags);
+        let page = b"<html>".to_vec();
+        (registry.tags.lock().expect("a lock")).insert("t".to_owned(), page);
         let why = brought(&host, 100).await.expect_err("no manifest");
         assert!(
             why.contains("manifests/t`: it is no manifest of files"),
