@@ -422,8 +422,7 @@ pub enum ModulesCommand {
 /// `modules export`.
 #[derive(Debug, Args)]
 pub struct Export {
-    /// Folder for the archives, or the repository of a registry, to which `docker login` of root has
-    /// a login
+    /// Folder for the archives, or repository of a registry
     #[arg(
         long,
         value_name = "DIR|oci://REGISTRY/REPOSITORY",
