@@ -15,6 +15,7 @@ use crate::{
         pci::{NVIDIA, PciError, PciId},
         version::{CudaVersion, CudnnVersion, DriverVersion, KernelVersion},
     },
+    tools::oci::{Address, SCHEME},
 };
 
 /// Turns a bare Linux VM with NVIDIA GPUs into a pinned, validated, audited node.
@@ -421,12 +422,40 @@ pub enum ModulesCommand {
 /// `modules export`.
 #[derive(Debug, Args)]
 pub struct Export {
-    /// Folder for the archives
-    #[arg(long, value_name = "DIR", default_value = ".")]
-    pub to: Utf8PathBuf,
+    /// Folder for the archives, or repository of a registry
+    #[arg(
+        long,
+        value_name = "DIR|oci://REGISTRY/REPOSITORY",
+        default_value = "."
+    )]
+    pub to: ExportTo,
     /// Only those for this kernel [default: all]
     #[arg(long, value_name = "V")]
     pub kernel: Option<KernelVersion>,
+    /// Sign them with this private key of minisign's, which has no password; root alone may read it
+    #[arg(long, value_name = "FILE")]
+    pub sign_key: Option<Utf8PathBuf>,
+}
+
+/// Where archives go.
+#[derive(Debug, Clone)]
+pub enum ExportTo {
+    /// A folder.
+    Folder(Utf8PathBuf),
+    /// A repository of a registry.
+    Registry(Address),
+}
+
+impl FromStr for ExportTo {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if !text.starts_with(SCHEME) {
+            return Ok(Self::Folder(text.into()));
+        }
+        let address = Address::parse(text).map(Self::Registry);
+        address.ok_or("not `oci://REGISTRY/REPOSITORY`, in small letters and without a tag")
+    }
 }
 
 /// `modules take`.

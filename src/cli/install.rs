@@ -15,7 +15,7 @@ use nix::{
     sys::stat::Mode,
 };
 
-use super::{Failure, args, prepare, print, status, world::World};
+use super::{Failure, args, modules, prepare, print, status, world::World};
 use crate::{
     config::layers,
     engine::{self, Cancel, EngineError, REBOOT_STOPPED, RunFile, RunReport, StatusFile, Tools},
@@ -88,6 +88,9 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
     } else {
         None
     };
+    if exit == Exit::Ok {
+        publish(world, &target, &cancel).await;
+    }
     if cancel.hung_up() && matches!(exit, Exit::Terminated | Exit::RebootRequired) {
         // The terminal is gone, the machine is not.
         match engine::hand_over(target.host()).await {
@@ -101,6 +104,32 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
         // It was told.
         Some(error) if error.reason == REBOOT_STOPPED => Ok(error.exit),
         Some(error) => Err(error.into()),
+    }
+}
+
+/// Publishes the modules that were compiled here, on a machine that is proven with them. A failure costs other machines the time
+/// of a compilation, and this one nothing.
+async fn publish(world: &mut World<'_>, target: &prepare::Target, cancel: &Cancel) {
+    let desired = &target.resolution.desired;
+    let Some((driver, wish)) = (desired.driver.as_ref())
+        .filter(|_| !desired.image)
+        .and_then(|driver| Some((driver, driver.publish.as_ref()?)))
+    else {
+        return;
+    };
+    let published = tokio::select! {
+        published = modules::publish(target.host(), target.facts(), driver, wish) => published,
+        _ = cancel.cancelled() => Err("it was stopped by a signal".to_owned()),
+    };
+    match published {
+        Ok(None) => {}
+        Ok(Some(what)) => say(world, &format!("published {what}")),
+        Err(why) => {
+            let to = &wish.to;
+            let warning =
+                format!("the modules that were compiled here are not published to `{to}`: {why}");
+            prepare::warn(world, &[warning]);
+        }
     }
 }
 

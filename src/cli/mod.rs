@@ -16,6 +16,7 @@ mod prepare;
 mod print;
 mod probe;
 mod prove;
+mod registry;
 mod status;
 mod trial;
 mod uninstall;

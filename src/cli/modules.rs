@@ -1,5 +1,5 @@
-//! `modules`: kernel modules that are compiled once for many machines. `export` packs what DKMS has compiled here. `take` is
-//! what DKMS calls before it compiles (`steps/prebuilt.rs`): it brings the modules from the first source that has fitting ones,
+//! `modules`: kernel modules that are compiled once for many machines. `export` packs what DKMS has compiled here, and so does
+//! `install` with `driver.prebuilt.publish`. `take` is what DKMS calls before it compiles (`steps/prebuilt.rs`): it brings the modules from the first source that has fitting ones,
 //! or fails, and DKMS compiles. Whatever is wrong with a source costs the compilation that it would have saved, and no more.
 
 use std::{
@@ -10,12 +10,23 @@ use std::{
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::Serialize;
 
-use super::{Failure, args, machine, prepare, print, world::World};
+use super::{
+    Failure,
+    args::{self, ExportTo},
+    machine, prepare, print,
+    registry::Registry,
+    world::World,
+};
 use crate::{
+    config::desired::{DriverWish, Publish},
     error::one_line,
     exit::Exit,
-    facts::gather,
-    host::{Files, FilesError, Host, ReadFiles, digest::sha256, trusted::refuse_foreign},
+    facts::{Facts, gather},
+    host::{
+        Files, FilesError, Host, ReadFiles,
+        digest::sha256,
+        trusted::{refuse_foreign, unusable_secret},
+    },
     model::{
         paths,
         version::{DriverVersion, KernelVersion},
@@ -24,12 +35,16 @@ use crate::{
     tools::{
         dkms, kmod,
         module_file::{flavour_of_license, modinfo},
-        prebuilt::{self, Kernel, LIMIT, Modules, Purpose, SAYS, SIGNATURE, TOOK},
+        oci::{self, Address},
+        prebuilt::{self, Kernel, LIMIT, Modules, PrivateKey, Purpose, SAYS, SIGNATURE, TOOK},
     },
 };
 
 /// How long one source may take. Compiling takes 80 to 275 s.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long an archive may take to a registry where somebody waits for it.
+const EXPORT_PATIENCE: Duration = Duration::from_secs(600);
 
 /// The bytes that a signature may have: minisign's has some 300.
 const SIGNATURE_LIMIT: u64 = 16 << 10;
@@ -81,6 +96,63 @@ fn built(files: &dyn ReadFiles) -> Result<Vec<Built>, FilesError> {
     Ok(found)
 }
 
+/// An archive that is ready for other machines.
+struct Packed {
+    name: String,
+    content: Vec<u8>,
+    /// As minisign writes it.
+    signature: Option<String>,
+}
+
+impl Packed {
+    /// Signs it, if there is a key.
+    fn new((name, content): (String, Vec<u8>), key: Option<&PrivateKey>, host: &Host) -> Self {
+        let signature = key.map(|key| key.sign(&content, &name, host.clock.now()));
+        Self {
+            name,
+            content,
+            signature,
+        }
+    }
+
+    /// Writes it into a folder. Where the archive is, its signature is already.
+    fn write(&self, files: &dyn Files, folder: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
+        let path = folder.join(&self.name);
+        if let Some(signature) = &self.signature {
+            let beside = folder.join(format!("{}{SIGNATURE}", self.name));
+            files.write(&beside, signature.as_bytes(), 0o644)?;
+        }
+        files.write(&path, &self.content, 0o644)?;
+        Ok(path)
+    }
+
+    /// Puts it into a repository.
+    async fn push(&self, registry: &mut Registry<'_>) -> Result<(), String> {
+        let name = format!("{}{SIGNATURE}", self.name);
+        let mut files = vec![oci::File {
+            name: &self.name,
+            media_type: "application/gzip",
+            content: &self.content,
+        }];
+        files.extend(self.signature.as_ref().map(|signature| oci::File {
+            name: &name,
+            media_type: "text/plain",
+            content: signature.as_bytes(),
+        }));
+        registry.push(&oci::tag(&self.name), &files).await
+    }
+}
+
+/// Reads the private key that signs archives.
+fn private_key(files: &dyn ReadFiles, path: &Utf8Path) -> Result<PrivateKey, String> {
+    let plain = |error: FilesError| one_line(&error);
+    if let Some(why) = unusable_secret(files, path).map_err(plain)? {
+        return Err(format!("the private key `{path}` is not used: {why}"));
+    }
+    let text = files.read_lossy(path).map_err(plain)?.unwrap_or_default();
+    PrivateKey::read(&text).map_err(|why| format!("the private key `{path}` is not used: {why}"))
+}
+
 fn unreadable(error: FilesError) -> Failure {
     let hint = error.hint();
     Failure::caused(
@@ -124,7 +196,6 @@ fn list(world: &mut World<'_>, output: &args::Output) -> Result<Exit, Failure> {
 
 async fn export(world: &mut World<'_>, args: &args::Export) -> Result<Exit, Failure> {
     prepare::root(world, "export modules")?;
-    let to = prepare::absolute(&args.to)?;
     let failed = |message: String, error: FilesError| {
         let (reason, hint) = (
             error.reason().unwrap_or("modules-not-exported"),
@@ -132,13 +203,29 @@ async fn export(world: &mut World<'_>, args: &args::Export) -> Result<Exit, Fail
         );
         Failure::caused(Exit::StepFailed, reason, &message, error, hint.as_deref())
     };
-    refuse_foreign(&*world.host.files, &to)
-        .map_err(|error| failed(format!("failed to write to `{to}`"), error))?;
+    let not_exported =
+        |why: &str| Failure::new(Exit::StepFailed, "modules-not-exported", why, None);
+    let to = match &args.to {
+        ExportTo::Folder(folder) => ExportTo::Folder(prepare::absolute(folder)?),
+        registry @ ExportTo::Registry(_) => registry.clone(),
+    };
+    match &to {
+        ExportTo::Folder(folder) => refuse_foreign(&*world.host.files, folder)
+            .map_err(|error| failed(format!("failed to write to `{folder}`"), error))?,
+        ExportTo::Registry(_) => through_proxy(world),
+    }
+    let key = match &args.sign_key {
+        Some(path) => {
+            let key = private_key(&*world.host.files, &prepare::absolute(path)?);
+            Some(key.map_err(|why| not_exported(&format!("failed to export modules: {why}")))?)
+        }
+        None => None,
+    };
     let facts = gather(world.host.reader(), None, machine::scope(None));
     let distribution = facts.os.map(|os| os.id).ok_or_else(|| {
-        let message =
-            "failed to export modules: `/etc/os-release` does not tell which system this is";
-        Failure::new(Exit::StepFailed, "modules-not-exported", message, None)
+        not_exported(
+            "failed to export modules: `/etc/os-release` does not tell which system this is",
+        )
     })?;
     let mut found = built(&*world.host.files).map_err(unreadable)?;
     found.retain(|one| {
@@ -166,32 +253,115 @@ async fn export(world: &mut World<'_>, args: &args::Export) -> Result<Exit, Fail
             "failed to export the modules of {} for {}",
             one.driver, one.kernel
         );
-        let packed = pack(&world.host, &one, &distribution)
-            .await
-            .map_err(|why| {
-                Failure::new(
-                    Exit::StepFailed,
-                    "modules-not-exported",
-                    &format!("{what}: {why}"),
-                    None,
-                )
-            })?;
-        let path = to.join(packed.0);
-        world
-            .host
-            .files
-            .write(&path, &packed.1, 0o644)
-            .map_err(|error| failed(what, error))?;
-        print::show(&mut world.out, |out| writeln!(out, "{path}"))?;
-        tell(
-            world,
-            &format!(
-                "sign it where your private key is: minisign -S -m {}",
-                path.file_name().unwrap_or_default()
+        let packed = pack(&world.host, &one, &distribution).await;
+        let packed = packed.map_err(|why| not_exported(&format!("{what}: {why}")))?;
+        let packed = Packed::new(packed, key.as_ref(), &world.host);
+        let place = match &to {
+            ExportTo::Folder(folder) => packed
+                .write(&*world.host.files, folder)
+                .map_err(|error| failed(what, error))?
+                .into_string(),
+            ExportTo::Registry(address) => {
+                let mut registry = Registry::new(&world.host, address.clone(), EXPORT_PATIENCE);
+                let pushed = packed.push(&mut registry).await;
+                pushed.map_err(|why| not_exported(&format!("{what}: {why}")))?;
+                format!("{address}:{}", oci::tag(&packed.name))
+            }
+        };
+        print::show(&mut world.out, |out| writeln!(out, "{place}"))?;
+        match &to {
+            _ if packed.signature.is_some() => {}
+            ExportTo::Folder(_) => tell(
+                world,
+                &format!(
+                    "sign it where your private key is: minisign -S -m {}",
+                    packed.name
+                ),
             ),
-        );
+            ExportTo::Registry(_) => tell(
+                world,
+                "it has no signature: only machines with `driver.prebuilt.unsigned = true` take it",
+            ),
+        }
     }
     Ok(Exit::Ok)
+}
+
+/// From here on the network is asked through the proxy of the settings.
+fn through_proxy(world: &mut World<'_>) {
+    if let (Some(proxy), direct) = prepare::proxy(world) {
+        world.host.http = (world.proxied)(&proxy, direct.as_deref());
+    }
+}
+
+/// Publishes what DKMS has compiled here for the running kernel, unless other machines have it there already. Returns where it
+/// is now.
+pub(super) async fn publish(
+    host: &Host,
+    facts: &Facts,
+    driver: &DriverWish,
+    wish: &Publish,
+) -> Result<Option<String>, String> {
+    let (Some(module), Some(kernel), Some(os)) = (&driver.dkms, &facts.kernel.running, &facts.os)
+    else {
+        return Ok(None);
+    };
+    let all = built(&*host.files).map_err(|error| one_line(&error))?;
+    let compiled = |one: &Built| {
+        let taken = one
+            .origin
+            .as_ref()
+            .is_some_and(|said| said.starts_with(TOOK));
+        one.name == *module && one.kernel == *kernel && !taken
+    };
+    let Some(one) = all.into_iter().find(compiled) else {
+        return Ok(None);
+    };
+    let purpose = Purpose {
+        distribution: os.id.clone(),
+        kernel: kernel.clone(),
+        architecture: one.architecture.clone(),
+        driver: one.driver.clone(),
+        flavour: driver.flavour,
+    };
+    let name = purpose.archive();
+    let folder = Utf8Path::new(&wish.to);
+    let registry = || Address::parse(&wish.to).map(|to| Registry::new(host, to, PATIENCE));
+    let is_there = match registry() {
+        Some(mut registry) => registry.layers(&oci::tag(&name)).await?.is_some(),
+        None => refuse_foreign(&*host.files, folder)
+            .and_then(|()| host.files.exists(&folder.join(&name)))
+            .map_err(|error| one_line(&error))?,
+    };
+    if is_there {
+        return Ok(None);
+    }
+    let key = match &wish.key {
+        Some(path) => Some(private_key(&*host.files, path)?),
+        None => None,
+    };
+    let packed = Packed::new(pack(host, &one, &os.id).await?, key.as_ref(), host);
+    if packed.name != name {
+        return Err(format!("they are `{}`, not `{name}`", packed.name));
+    }
+    let keys = driver
+        .prebuilt
+        .iter()
+        .flat_map(|prebuilt| &prebuilt.public_keys);
+    let keys: Vec<String> = keys.cloned().collect();
+    if let (Some(signature), false) = (&packed.signature, keys.is_empty()) {
+        prebuilt::verify(&packed.content, signature.as_bytes(), &keys).map_err(|_| {
+            "`driver.prebuilt.sign-key` is the private key of none of `driver.prebuilt.public-keys`"
+        })?;
+    }
+    match registry() {
+        Some(mut registry) => packed.push(&mut registry).await?,
+        None => {
+            let written = packed.write(&*host.files, folder);
+            written.map_err(|error| one_line(&error))?;
+        }
+    }
+    Ok(Some(format!("`{name}` to {}", wish.to)))
 }
 
 /// Tells a person; where standard error is closed, nobody is there.
@@ -276,10 +446,7 @@ fn compiler(files: &dyn ReadFiles, kernel: &str) -> Result<Option<String>, Files
 
 async fn take(world: &mut World<'_>, args: &args::Take) -> Result<Exit, Failure> {
     prepare::root(world, "take modules")?;
-    let proxy = prepare::proxy(world);
-    if let (Some(proxy), direct) = &proxy {
-        world.host.http = (world.proxied)(proxy, direct.as_deref());
-    }
+    through_proxy(world);
     let facts = gather(world.host.reader(), None, machine::scope(None));
     let (took, said) = match facts.os.zip(facts.kernel.arch) {
         Some((os, architecture)) => {
@@ -385,11 +552,12 @@ impl Wish {
     /// Returns the modules from a source: what is judged here is what is written later, byte for byte.
     async fn from(&self, host: &Host, source: &str) -> Result<Taken, String> {
         let name = self.purpose.archive();
-        let place = format!("{}/{name}", source.trim_end_matches('/'));
-        let archive = fetch(host, &place, LIMIT, self.keys.is_empty()).await?;
-        if !self.keys.is_empty() {
-            let signature =
-                fetch(host, &format!("{place}{SIGNATURE}"), SIGNATURE_LIMIT, false).await;
+        let unsigned = self.keys.is_empty();
+        let mut source = Source::of(host, source, &name).await?;
+        let archive = source.bring(&name, LIMIT, unsigned).await?;
+        if !unsigned {
+            let signature = format!("{name}{SIGNATURE}");
+            let signature = source.bring(&signature, SIGNATURE_LIMIT, false).await;
             let signature = signature.map_err(|why| format!("`{name}` is not signed: {why}"))?;
             prebuilt::verify(&archive, &signature, &self.keys)
                 .map_err(|why| format!("`{name}`: {why}"))?;
@@ -408,6 +576,41 @@ impl Wish {
             modules,
             digest: format!("sha256:{}", sha256(&archive)),
         })
+    }
+}
+
+/// Where files are brought from.
+enum Source<'h> {
+    /// A folder or a web server.
+    Place(&'h Host, String),
+    /// A tag of a registry, with its files.
+    Tag(Registry<'h>, Vec<oci::Layer>),
+}
+
+impl<'h> Source<'h> {
+    async fn of(host: &'h Host, source: &str, archive: &str) -> Result<Self, String> {
+        let Some(address) = Address::parse(source) else {
+            let place = source.trim_end_matches('/').to_owned();
+            return Ok(Self::Place(host, place));
+        };
+        let mut registry = Registry::new(host, address, PATIENCE);
+        let tag = oci::tag(archive);
+        match registry.layers(&tag).await? {
+            Some(layers) => Ok(Self::Tag(registry, layers)),
+            None => Err(format!("it has no `{tag}`")),
+        }
+    }
+
+    async fn bring(&mut self, name: &str, limit: u64, unsigned: bool) -> Result<Vec<u8>, String> {
+        match self {
+            Self::Place(host, place) => {
+                fetch(host, &format!("{place}/{name}"), limit, unsigned).await
+            }
+            Self::Tag(registry, layers) => match layers.iter().find(|layer| layer.is(name)) {
+                Some(layer) => registry.blob(layer, limit).await,
+                None => Err(format!("the artifact has no `{name}`")),
+            },
+        }
     }
 }
 
@@ -491,11 +694,23 @@ async fn magic(host: &Host, release: &str) -> Result<Option<String>, FilesError>
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::{
+        cli::registry::{
+            self,
+            fake::{FakeRegistry, SOURCE as OF_REGISTRY},
+        },
+        config::desired::Prebuilt,
+        facts::Os,
         host::{HttpError, fake},
         model::gpu::Flavour,
-        tools::module_file::{versions, with_sections},
+        steps::fixtures,
+        tools::{
+            module_file::{versions, with_sections},
+            prebuilt::keys::{ITS_PUBLIC, OTHER_KEY, PRIVATE},
+        },
     };
 
     const KERNEL: &str = "6.1.0-44-amd64";
@@ -677,6 +892,184 @@ mod tests {
         );
     }
 
+    /// A machine with the modules beside an empty registry, to which root has logged in.
+    fn beside_a_registry() -> (Host, fake::Fakes, Arc<FakeRegistry>) {
+        let (mut host, fakes) = machine();
+        let registry = Arc::new(FakeRegistry::default());
+        host.http = registry.clone();
+        registry::fake::log_in(&host);
+        (host, fakes, registry)
+    }
+
+    #[tokio::test]
+    async fn a_registry_is_a_source() {
+        let (host, _, registry) = beside_a_registry();
+        let (name, content) = archive(&host).await;
+        let tag = oci::tag(&name);
+        let why = async |keys: &[&str]| {
+            let wish = wish(&host, keys).await;
+            (wish.from(&host, OF_REGISTRY).await)
+                .err()
+                .unwrap_or_default()
+        };
+        assert_eq!(why(&[]).await, format!("it has no `{tag}`"));
+        let put = async |signature: Option<&str>| {
+            let packed = Packed {
+                name: name.clone(),
+                content: content.clone(),
+                signature: signature.map(str::to_owned),
+            };
+            let address = Address::parse(OF_REGISTRY).expect("an address");
+            packed
+                .push(&mut Registry::new(&host, address, PATIENCE))
+                .await
+        };
+        assert_eq!(put(None).await, Ok(()));
+        assert_eq!(why(&[]).await, "");
+        let unsigned = why(&[ITS_PUBLIC]).await;
+        assert!(
+            unsigned.contains("is not signed: the artifact has no `"),
+            "{unsigned}"
+        );
+        let key = PrivateKey::read(PRIVATE).expect("a key");
+        let other = key.sign(b"other", &name, host.clock.now());
+        assert_eq!(put(Some(&other)).await, Ok(()));
+        let refused = why(&[ITS_PUBLIC]).await;
+        assert!(
+            refused.contains("none of the public keys has signed it"),
+            "{refused}"
+        );
+        let good = key.sign(&content, &name, host.clock.now());
+        assert_eq!(put(Some(&good)).await, Ok(()));
+        assert_eq!(why(&[ITS_PUBLIC]).await, "");
+        // What is judged is the archive, whatever the tag is.
+        let manifest = registry.tags.lock().expect("a lock")[&tag].clone();
+        let mut other = wish(&host, &[ITS_PUBLIC]).await;
+        other.purpose.driver = "535.261.04".parse().expect("a version");
+        let other_tag = oci::tag(&other.purpose.archive());
+        registry
+            .tags
+            .lock()
+            .expect("a lock")
+            .insert(other_tag, manifest);
+        let refused = other
+            .from(&host, OF_REGISTRY)
+            .await
+            .err()
+            .unwrap_or_default();
+        assert!(
+            refused.contains("the artifact has no `nvidia-535.261.04"),
+            "{refused}"
+        );
+    }
+
+    /// What the settings want of the driver that [`machine`] has compiled.
+    fn wanted() -> DriverWish {
+        let mut driver = fixtures::desired().driver.expect("a driver");
+        driver.dkms = Some("nvidia-current".to_owned());
+        driver.flavour = Flavour::Proprietary;
+        driver
+    }
+
+    fn running() -> Facts {
+        let mut facts = fixtures::facts();
+        facts.kernel.running = Some(KERNEL.parse().expect("a kernel"));
+        facts.os = Some(Os {
+            id: "debian".to_owned(),
+            version_id: Some("12".to_owned()),
+            id_like: Vec::new(),
+            version_codename: None,
+            pretty_name: None,
+        });
+        facts
+    }
+
+    const KEY: &str = "/etc/gpu-bootstrap/fleet.key";
+
+    #[tokio::test]
+    async fn what_was_compiled_here_is_published_once() {
+        let (host, _, registry) = beside_a_registry();
+        host.files
+            .write(KEY.into(), PRIVATE.as_bytes(), 0o600)
+            .expect("written");
+        let wish = Publish {
+            to: OF_REGISTRY.to_owned(),
+            key: Some(KEY.into()),
+        };
+        let publish =
+            async |driver: &DriverWish, to: &Publish| publish(&host, &running(), driver, to).await;
+        let mut driver = wanted();
+        driver.prebuilt = Some(Prebuilt {
+            sources: Vec::new(),
+            public_keys: vec![OTHER_KEY.to_owned()],
+        });
+        let refused = publish(&driver, &wish).await.expect_err("another key");
+        assert!(refused.contains("driver.prebuilt.sign-key"), "{refused}");
+        driver.prebuilt = None;
+        let published = publish(&driver, &wish)
+            .await
+            .expect("published")
+            .expect("new");
+        assert!(
+            published.ends_with(&format!(".tar.gz` to {OF_REGISTRY}")),
+            "{published}"
+        );
+        let stored = *registry.stored.lock().expect("a lock");
+        assert_eq!(publish(&driver, &wish).await, Ok(None));
+        assert_eq!(*registry.stored.lock().expect("a lock"), stored);
+        let taker = self::wish(&host, &[ITS_PUBLIC]).await;
+        assert!(taker.from(&host, OF_REGISTRY).await.is_ok());
+        // The same into a folder, which root alone may write.
+        let folder = Publish {
+            to: "/srv/modules".to_owned(),
+            ..wish
+        };
+        assert!(
+            publish(&driver, &folder)
+                .await
+                .is_ok_and(|place| place.is_some())
+        );
+        assert_eq!(
+            host.files.list("/srv/modules".into()).expect("read").len(),
+            2
+        );
+        assert_eq!(publish(&driver, &folder).await, Ok(None));
+    }
+
+    #[tokio::test]
+    async fn what_another_machine_has_compiled_is_not_published() {
+        let (host, fakes, registry) = beside_a_registry();
+        let log = format!("{SAYS}{TOOK}nvidia-current from /srv (sha256:0)\n");
+        fakes.files.put(&format!("{BUILT}/log/make.log"), log);
+        let wish = Publish {
+            to: OF_REGISTRY.to_owned(),
+            key: None,
+        };
+        assert_eq!(publish(&host, &running(), &wanted(), &wish).await, Ok(None));
+        assert_eq!(*registry.stored.lock().expect("a lock"), 0);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_published_without_the_key_or_of_another_flavour() {
+        let (host, _, registry) = beside_a_registry();
+        host.files
+            .write(KEY.into(), PRIVATE.as_bytes(), 0o644)
+            .expect("written");
+        let wish = |key: Option<&str>| Publish {
+            to: OF_REGISTRY.to_owned(),
+            key: key.map(Into::into),
+        };
+        let open = publish(&host, &running(), &wanted(), &wish(Some(KEY))).await;
+        assert!(open.is_err_and(|why| why.contains("others than root may use it")));
+        let none = publish(&host, &running(), &wanted(), &wish(Some("/none"))).await;
+        assert!(none.is_err_and(|why| why.contains("it is missing")));
+        let mut driver = wanted();
+        driver.flavour = Flavour::Open;
+        let other = publish(&host, &running(), &driver, &wish(None)).await;
+        assert!(other.is_err_and(|why| why.contains("-proprietary-")));
+        assert_eq!(*registry.stored.lock().expect("a lock"), 0);
+    }
+
     /// A server that takes the connection and says nothing.
     #[tokio::test]
     async fn a_source_that_never_answers_costs_its_time_and_no_more() {
@@ -692,9 +1085,11 @@ mod tests {
         }
         let (mut host, _) = machine();
         let purpose = wish(&host, &[]).await.purpose;
-        host.http = std::sync::Arc::new(Silent);
-        let (took, said) =
-            taken(&host, &asked(&[SOURCE]), purpose, Duration::from_millis(20)).await;
-        assert!(!took && said.contains("it took more than"), "{said}");
+        host.http = Arc::new(Silent);
+        for source in [SOURCE, OF_REGISTRY] {
+            let (short, purpose) = (Duration::from_millis(20), purpose.clone());
+            let (took, said) = taken(&host, &asked(&[source]), purpose, short).await;
+            assert!(!took && said.contains("it took more than"), "{said}");
+        }
     }
 }

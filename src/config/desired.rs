@@ -264,6 +264,9 @@ pub struct DriverWish {
     /// Where modules come from that were compiled on another machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prebuilt: Option<Prebuilt>,
+    /// Where modules go that were compiled on this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub publish: Option<Publish>,
     /// Options that its modules need on this machine.
     pub options: Vec<ModuleOption>,
     /// How that service is set up; `None` where nothing is needed, or the source does not have it.
@@ -307,10 +310,20 @@ pub struct SigningKey {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Prebuilt {
-    /// Folders and addresses.
+    /// Folders, addresses, and repositories of registries.
     pub sources: Vec<String>,
     /// Public keys of minisign's; none where unsigned archives are accepted.
     pub public_keys: Vec<String>,
+}
+
+/// Where modules go that were compiled on this machine, once it is proven with them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Publish {
+    /// A folder, or a repository of a registry.
+    pub to: String,
+    /// The private key that signs them; none where unsigned archives are accepted.
+    pub key: Option<Utf8PathBuf>,
 }
 
 /// An option of a kernel module.

@@ -9,7 +9,9 @@ use crate::{
         switches::switches,
     },
     config::{
-        desired::{DriverWish, ModuleOption, ModuleWay, PackageWish, Pin, Prebuilt, SigningKey},
+        desired::{
+            DriverWish, ModuleOption, ModuleWay, PackageWish, Pin, Prebuilt, Publish, SigningKey,
+        },
         error::{Refusal, ResolveError, or_noted},
         fabric,
         file::DriverConfig,
@@ -62,13 +64,14 @@ impl<'a> DriverInputs<'a> {
         or_noted(self.released_cuda(), wrong);
         let signing = or_noted(self.signing(), wrong);
         let prebuilt = or_noted(self.prebuilt(), wrong);
+        let publish = or_noted(self.publish(), wrong);
         let picked = self.rows().and_then(|rows| {
             let pick = self.pick(&rows)?;
             Ok((rows, pick))
         });
         let picked = or_noted(picked, wrong);
-        let (Some(signing), Some(prebuilt), Some((rows, pick)), true) =
-            (signing, prebuilt, picked, wrong.is_empty())
+        let (Some(signing), Some(prebuilt), Some(publish), Some((rows, pick)), true) =
+            (signing, prebuilt, publish, picked, wrong.is_empty())
         else {
             return Err(ResolveError::all(std::mem::take(wrong)));
         };
@@ -168,6 +171,7 @@ impl<'a> DriverInputs<'a> {
                 options: self.options(row, pick.branch, pick.flavour),
                 signing,
                 prebuilt,
+                publish,
                 fabric_service: beside
                     .map(|beside| fabric::service(beside, self.terms, pick.branch)),
             },
@@ -291,6 +295,29 @@ impl<'a> DriverInputs<'a> {
             sources,
             public_keys: keys,
         }))
+    }
+
+    /// Where modules go that were compiled here. Other machines take them only if they are signed, or need no signature.
+    fn publish(&self) -> Result<Option<Publish>, ResolveError> {
+        let config = &self.config.prebuilt;
+        let key = config.sign_key.clone().map(|key| key.into_inner());
+        let wrong =
+            |name: &str, why: &str| Err(self.layers.wrong(name, why.to_owned(), None).into());
+        match (&config.publish, &key) {
+            (None, None) => Ok(None),
+            (None, Some(_)) => wrong(
+                "driver.prebuilt.sign-key",
+                "it needs `driver.prebuilt.publish`, too",
+            ),
+            (Some(_), None) if config.unsigned != Some(true) => wrong(
+                "driver.prebuilt.publish",
+                "it needs `driver.prebuilt.sign-key`, the private key that signs, or `driver.prebuilt.unsigned = true`",
+            ),
+            (Some(to), _) => Ok(Some(Publish {
+                to: to.to_string(),
+                key,
+            })),
+        }
     }
 
     /// The options of the modules that the boards or the instance type need.

@@ -12,8 +12,8 @@ use crate::{
         desired::{ConditionMeaning, Existing, JoinKind, Restart, RuntimeKind},
         values::{
             AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, GpuNeed, Holding,
-            MinisignKey, ModuleSource, PackagePattern, Proxy, Size, TimeLimit, Url, VersionPattern,
-            Word,
+            MinisignKey, ModuleSource, ModuleTarget, PackagePattern, Proxy, Size, TimeLimit, Url,
+            VersionPattern, Word,
         },
     },
     model::{
@@ -114,12 +114,17 @@ pub struct SecureBootConfig {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct PrebuiltConfig {
-    /// Folders and addresses that have archives of `gpu-bootstrap modules export`, in the order in which they are asked.
+    /// Folders, addresses and repositories of registries that have archives of `gpu-bootstrap modules export`, in the order in
+    /// which they are asked.
     pub sources: Option<Vec<ModuleSource>>,
     /// Public keys of minisign's: one of them must have signed an archive.
     pub public_keys: Option<Vec<MinisignKey>>,
     /// Also use archives that nobody has signed.
     pub unsigned: Option<bool>,
+    /// Where `install` puts the modules that were compiled here: a folder, or a repository of a registry.
+    pub publish: Option<ModuleTarget>,
+    /// The private key of minisign's that signs them.
+    pub sign_key: Option<AbsolutePath>,
 }
 
 /// Container runtimes.

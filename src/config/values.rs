@@ -10,9 +10,15 @@ use jiff::SignedDuration;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use crate::model::{
-    kubernetes::check_key, packages::KEY_FILE, secret::without_logins, text::as_text,
-    version::Branch,
+use crate::{
+    model::{
+        kubernetes::check_key,
+        packages::KEY_FILE,
+        secret::without_logins,
+        text::as_text,
+        version::Branch,
+    },
+    tools::oci::Address,
 };
 
 /// The keyword by which a key's schema says that its value is secret. Everything that leaves the
@@ -130,16 +136,25 @@ checked_text!(
 );
 
 checked_text!(
-    /// A folder or an address that has archives of kernel modules. It stands in a file that the shell of DKMS reads, and that
+    /// A folder, an address or a repository of a registry that has archives of kernel modules. It stands in a file that the shell of DKMS reads, and that
     /// everybody may read: so it has no login, no query and no character that a shell knows.
     ModuleSource,
     |text| {
-        let is_address = text.parse::<Url>().is_ok();
+        let is_address = text.parse::<Url>().is_ok() || Address::parse(text).is_some();
         let safe = |c: char| c.is_ascii_alphanumeric() || "/.:_~%+,=-[]".contains(c);
         (is_address || from_root(text)) && text.chars().all(safe)
     },
-    "a folder, or an address that starts with `https://` or `http://`, without a login and without `?`, `*` and spaces",
-    "^(https?:/)?/[A-Za-z0-9/.:_~%+,=\\[\\]-]+$"
+    "a folder, an address that starts with `https://` or `http://`, without a login and without `?`, `*` and spaces, or \
+     `oci://REGISTRY/REPOSITORY` in small letters and without a tag",
+    "^((https?|oci):/)?/[A-Za-z0-9/.:_~%+,=\\[\\]-]+$"
+);
+
+checked_text!(
+    /// Where archives of kernel modules go: a folder, or a repository of a registry.
+    ModuleTarget,
+    |text| from_root(text) || Address::parse(text).is_some(),
+    "a folder, or `oci://REGISTRY/REPOSITORY` in small letters and without a tag",
+    "^(oci:/)?/[^\\s]+$"
 );
 
 checked_text!(
@@ -501,6 +516,7 @@ mod tests {
         }
         for good in [
             "/srv/modules",
+            "oci://m.example:5000/team/gpu",
             "https://m.example/a%20b/",
             "http://[fd00::1]:8080/m",
         ] {
@@ -512,11 +528,19 @@ mod tests {
             "/srv/../x",
             "https://a:b@m.example/",
             "https://m.example/?key=x",
+            "oci://a:b@m.example/gpu",
+            "oci://m.example/gpu:tag",
             "/srv/$(id)",
             "/a;b",
             "file:///x",
         ] {
             assert!(bad.parse::<ModuleSource>().is_err(), "{bad}");
+        }
+        for good in ["/srv/modules", "oci://m.example/gpu"] {
+            assert!(good.parse::<ModuleTarget>().is_ok(), "{good}");
+        }
+        for bad in ["srv", "https://m.example/gpu", "oci://m.example"] {
+            assert!(bad.parse::<ModuleTarget>().is_err(), "{bad}");
         }
         let key = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
         assert!(key.parse::<MinisignKey>().is_ok());

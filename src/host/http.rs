@@ -64,6 +64,8 @@ pub enum Method {
     Put,
     /// It sends this document.
     Post(String),
+    /// It stores this content.
+    Store(Vec<u8>),
 }
 
 /// How a request reaches its service.
@@ -99,6 +101,8 @@ pub struct Answer {
     pub status: u16,
     /// The content, which may be secret.
     pub body: Vec<u8>,
+    /// The headers, by their names in small letters.
+    pub headers: Vec<(String, String)>,
 }
 
 impl std::fmt::Debug for Answer {
@@ -108,6 +112,12 @@ impl std::fmt::Debug for Answer {
 }
 
 impl Answer {
+    /// The values of a header, by its name in small letters.
+    pub fn header(&self, name: &str) -> impl Iterator<Item = &str> {
+        let named = self.headers.iter().filter(move |(one, _)| one == name);
+        named.map(|(_, value)| value.as_str())
+    }
+
     /// The content, if the status is one of success.
     ///
     /// # Errors

@@ -219,6 +219,7 @@ pub(crate) fn desired() -> Desired {
             options: vec![],
             signing: None,
             prebuilt: None,
+            publish: None,
         }),
         runtimes: vec![RuntimeWish {
             kind: RuntimeKind::Docker,

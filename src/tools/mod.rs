@@ -25,6 +25,7 @@ pub mod kubernetes;
 pub mod lspci;
 pub mod module_file;
 pub mod mounts;
+pub mod oci;
 pub mod openpgp;
 pub mod packages;
 pub mod podman;

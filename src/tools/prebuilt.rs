@@ -6,9 +6,12 @@ use std::{
     io::{self, Read as _},
 };
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use blake2::{Blake2b512, Digest as _};
 use camino::Utf8Path;
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use minisign_verify::{Error, PublicKey, Signature};
+use ring::signature::Ed25519KeyPair;
 use serde::{Deserialize, Serialize};
 
 use super::module_file::{flavour_of_license, modinfo, needed_symbols};
@@ -184,6 +187,52 @@ pub fn verify(archive: &[u8], signature: &[u8], keys: &[String]) -> Result<(), U
         }
     }
     Err(why)
+}
+
+/// A private key that signs archives.
+pub struct PrivateKey {
+    /// The number by which a signature names it.
+    number: [u8; 8],
+    pair: Ed25519KeyPair,
+}
+
+impl PrivateKey {
+    /// Reads the file of a private key without a password. Source: the documentation of minisign, "Secret key format": in
+    /// Base64 three algorithms of two bytes, 48 bytes of a password's, the number, the key with its public one, and a checksum.
+    ///
+    /// # Errors
+    /// Why it is none. The key itself is not in it.
+    pub fn read(text: &str) -> Result<Self, &'static str> {
+        const NONE: &str = "it is no private key of minisign's";
+        let line = text.lines().nth(1).ok_or(NONE)?;
+        let bytes = STANDARD.decode(line.trim()).map_err(|_| NONE)?;
+        let (Some(b"Ed"), 158) = (bytes.first_chunk(), bytes.len()) else {
+            return Err(NONE);
+        };
+        if bytes[2..4] != [0, 0] {
+            return Err(
+                "it has a password, which nobody can enter here: make one with `minisign -G -W`",
+            );
+        }
+        let number = bytes[54..62].try_into().map_err(|_| NONE)?;
+        let pair = Ed25519KeyPair::from_seed_and_public_key(&bytes[62..94], &bytes[94..126]);
+        let pair = pair.map_err(|_| NONE)?;
+        Ok(Self { number, pair })
+    }
+
+    /// Signs the digest of an archive. Source: the same, "Signature format".
+    #[must_use]
+    pub fn sign(&self, archive: &[u8], name: &str, at: jiff::Timestamp) -> String {
+        let signature = self.pair.sign(&Blake2b512::digest(archive));
+        let signature = signature.as_ref();
+        let comment = format!("timestamp:{}\tfile:{name}\thashed", at.as_second());
+        let of_both = self.pair.sign(&[signature, comment.as_bytes()].concat());
+        format!(
+            "untrusted comment: signature of gpu-bootstrap\n{}\ntrusted comment: {comment}\n{}\n",
+            STANDARD.encode([b"ED", &self.number[..], signature].concat()),
+            STANDARD.encode(of_both),
+        )
+    }
 }
 
 /// Unpacks the modules that are wanted, in memory: no name in an archive decides where something is written.
@@ -397,14 +446,26 @@ pub fn said(log: &str) -> impl Iterator<Item = &str> {
 }
 
 #[cfg(test)]
+pub mod keys {
+    /// `minisign -G -W`, made for tests.
+    pub const PRIVATE: &str = "untrusted comment: minisign encrypted secret key\n\
+        RWQAAEIyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA3V8rGcTGVBIz/P/h/sJ/PwGyQngo95H1ds7dTuaUvVRVew8/\
+        aWD3PZPU2wIr7l73gRxI7dPezRzABMXB6i0haZy6OVIoP0e0AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n";
+    pub const ITS_PUBLIC: &str = "RWTdXysZxMZUEpPU2wIr7l73gRxI7dPezRzABMXB6i0haZy6OVIoP0e0";
+    /// Another one, made for tests.
+    pub const OTHER_KEY: &str = "RWSPFEMrZHmxOkVSFudkzYFoM8f9ICLa39c/jQrsh0yyfEVEseQbbZF2";
+}
+
+#[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        keys::{ITS_PUBLIC, OTHER_KEY, PRIVATE},
+        *,
+    };
     use crate::tools::module_file::{versions, with_sections};
 
-    /// A public key of minisign's, and its signature of the four bytes `test` (documentation of minisign-verify 0.3.0); another
-    /// key, made for this test.
+    /// A public key of minisign's, and its signature of the four bytes `test` (documentation of minisign-verify 0.3.0).
     const KEY: &str = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
-    const OTHER_KEY: &str = "RWSPFEMrZHmxOkVSFudkzYFoM8f9ICLa39c/jQrsh0yyfEVEseQbbZF2";
     const SIGNED: &str = "untrusted comment: signature from minisign secret key\n\
         RUQf6LRCGA9i559r3g7V1qNyJDApGip8MfqcadIgT9CuhV3EMhHoN1mGTkUidF/z7SrlQgXdy8ofjb7bNJJylDOocrCo8KLzZwo=\n\
         trusted comment: timestamp:1633700835\tfile:test\tprehashed\n\
@@ -582,6 +643,45 @@ mod tests {
             verify(b"test", "<html>", &[KEY]),
             Err(Unfit::Signature { .. })
         ));
+    }
+
+    #[test]
+    fn what_a_private_key_signs_its_public_key_accepts() {
+        let key = PrivateKey::read(PRIVATE).expect("a key");
+        let signature = key.sign(b"test", "a.tar.gz", jiff::Timestamp::UNIX_EPOCH);
+        let verify = |archive: &[u8], signature: &str, key: &str| {
+            verify(archive, signature.as_bytes(), &[key.to_owned()])
+        };
+        assert_eq!(verify(b"test", &signature, ITS_PUBLIC), Ok(()));
+        assert_eq!(verify(b"Test", &signature, ITS_PUBLIC), Err(Unfit::Signer));
+        assert_eq!(verify(b"test", &signature, KEY), Err(Unfit::Signer));
+        let comment = signature.replace("a.tar.gz", "b.tar.gz");
+        assert_eq!(verify(b"test", &comment, ITS_PUBLIC), Err(Unfit::Signer));
+    }
+
+    #[test]
+    fn a_private_key_with_a_password_or_a_damage_is_refused() {
+        let why = |text: &str| PrivateKey::read(text).err().unwrap_or_default();
+        let line = PRIVATE.lines().nth(1).expect("a line");
+        let changed = |at: usize, to: &[u8]| {
+            let mut bytes = STANDARD.decode(line).expect("Base64");
+            bytes[at..at + to.len()].copy_from_slice(to);
+            why(&format!(
+                "untrusted comment: x\n{}\n",
+                STANDARD.encode(bytes)
+            ))
+        };
+        assert_eq!(changed(4, b"B2"), "");
+        assert!(changed(2, b"Sc").contains("minisign -G -W"));
+        for damaged in [
+            changed(0, b"ED"),
+            changed(100, b"x"),
+            why(line),
+            why(""),
+            why(&PRIVATE.replace("RWQA", "RW")),
+        ] {
+            assert!(damaged.contains("no private key"), "{damaged}");
+        }
     }
 
     #[test]

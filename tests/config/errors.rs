@@ -316,3 +316,25 @@ fn all_that_is_wrong_is_told_at_once() {
     assert_eq!(shown.matches("error: failed to ").count(), all.len());
     assert!(shown.matches("\nhint: ").count() >= 8, "{shown}");
 }
+
+#[test]
+fn modules_are_published_with_a_signature_unless_none_is_needed() {
+    let to = "driver.prebuilt.publish=oci://registry.example/gpu";
+    let key = "driver.prebuilt.sign-key=/etc/gpu-bootstrap/fleet.key";
+    let unsigned = "driver.prebuilt.unsigned=true";
+    for (setting, needed) in [
+        (to, "it needs `driver.prebuilt.sign-key`"),
+        (key, "it needs `driver.prebuilt.publish`"),
+    ] {
+        let error = refused(&Machine::debian().set(setting));
+        assert!(shown(&error).contains(needed), "{}", shown(&error));
+    }
+    for other in [key, unsigned] {
+        let driver = (Machine::debian().set(to).set(other).resolution().desired).driver;
+        let driver = driver.expect("a driver");
+        assert!(driver.prebuilt.is_none(), "nothing is asked");
+        let publish = driver.publish.expect("a place");
+        assert_eq!(publish.to, "oci://registry.example/gpu");
+        assert_eq!(publish.key.is_some(), other == key);
+    }
+}

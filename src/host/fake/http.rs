@@ -77,10 +77,15 @@ impl Http for FakeHttp {
 
     async fn ask(&self, request: &Ask) -> Result<Answer, HttpError> {
         match self.get(&request.url, request.limit).await {
-            Ok(body) => Ok(Answer { status: 200, body }),
+            Ok(body) => Ok(Answer {
+                status: 200,
+                body,
+                headers: Vec::new(),
+            }),
             Err(HttpError::Status { status, .. }) => Ok(Answer {
                 status,
                 body: Vec::new(),
+                headers: Vec::new(),
             }),
             Err(error) => Err(error),
         }

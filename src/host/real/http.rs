@@ -252,6 +252,7 @@ impl Http for RealHttp {
             Method::Get => client.get(url),
             Method::Put => client.put(url),
             Method::Post(document) => client.post(url).body(document.clone()),
+            Method::Store(content) => client.put(url).body(content.clone()),
         };
         // It ends the reading of the answer, too.
         let asked = (request.headers.iter())
@@ -259,8 +260,12 @@ impl Http for RealHttp {
                 asked.header(header.0, header.1.expose())
             });
         let response = asked.send().await.map_err(|error| broken(url, error))?;
+        // No header that this program reads has other characters.
+        let headers = (response.headers().iter())
+            .filter_map(|(name, value)| Some((name.to_string(), value.to_str().ok()?.to_owned())));
         Ok(Answer {
             status: response.status().as_u16(),
+            headers: headers.collect(),
             body: body(url, response, request.limit).await?,
         })
     }
@@ -434,6 +439,43 @@ mod tests {
         // Longer than announced: only what was announced counts.
         let body = http.get("http://mirror.example/key", 100).await.unwrap();
         assert!("GET http://mirror.example/key".starts_with(std::str::from_utf8(&body).unwrap()));
+    }
+
+    #[tokio::test]
+    async fn what_is_stored_arrives_and_an_answer_has_its_headers() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/a", listener.local_addr().unwrap());
+        let server = std::thread::spawn(move || {
+            let (mut connection, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            let mut buffer = [0; 1024];
+            while !request.ends_with(b"\r\n\r\ncontent") {
+                let count = connection.read(&mut buffer).unwrap();
+                assert!(count > 0, "the connection ended");
+                request.extend_from_slice(&buffer[..count]);
+            }
+            let answer =
+                "HTTP/1.1 307 Go\r\nLocation: /b\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+            connection.write_all(answer.as_bytes()).unwrap();
+            String::from_utf8(request).unwrap()
+        });
+        let (http, _) = http();
+        let ask = Ask {
+            method: Method::Store(b"content".to_vec()),
+            route: Route::Direct,
+            url,
+            headers: vec![("content-type", Secret::new("text/plain"))],
+            within: Duration::from_secs(10),
+            limit: 10,
+        };
+        let answer = http.ask(&ask).await.unwrap();
+        assert_eq!(answer.status, 307);
+        assert_eq!(answer.header("location").collect::<Vec<_>>(), ["/b"]);
+        let request = server.join().unwrap();
+        assert!(
+            request.starts_with("PUT /a ") && request.contains("content-type: text/plain"),
+            "{request}"
+        );
     }
 
     #[tokio::test]

@@ -1,0 +1,454 @@
+//! Registries of images as places of kernel modules: an archive and its signature are the layers of an artifact, and its tag is
+//! the name of the archive. Here are addresses, tags, manifests, and how a registry wants a login.
+//!
+//! Sources: OCI Distribution Specification 1.1 (names, tags, "Pull", "Push"); OCI Image Specification 1.1 ("Guidelines for
+//! Artifact Usage", `org.opencontainers.image.title` of its annotations, by which `oras` names files); Distribution, "Token
+//! Authentication Specification"; Docker, "docker login" (`auths`, `credsStore`, `credHelpers`).
+
+use std::{collections::BTreeMap, fmt};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{host::digest::sha256, model::secret::Secret};
+
+/// What an address of a repository begins with.
+pub const SCHEME: &str = "oci://";
+
+/// The type of a manifest.
+pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
+/// What an artifact with modules calls itself.
+const ARTIFACT: &str = "application/vnd.gpu-bootstrap.modules.v1";
+
+/// The configuration of an artifact that has none.
+pub const EMPTY: &[u8] = b"{}";
+
+/// The annotation of a layer that has the name of its file.
+const TITLE: &str = "org.opencontainers.image.title";
+
+/// Where `docker login` of root keeps logins.
+pub const LOGINS: &str = "/root/.docker/config.json";
+
+/// A repository of a registry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// Host, and port.
+    pub registry: String,
+    pub repository: String,
+}
+
+impl Address {
+    /// Reads `oci://REGISTRY/REPOSITORY`; `None` if it is not this.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (registry, repository) = text.strip_prefix(SCHEME)?.split_once('/')?;
+        let is_host = |c: char| c.is_ascii_alphanumeric() || ".:-[]".contains(c);
+        let is_end =
+            |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+        let is_part = |part: &str| {
+            let mut chars = part.chars();
+            is_end(chars.clone().next())
+                && is_end(chars.clone().next_back())
+                && chars.all(|c| is_end(Some(c)) || "._-".contains(c))
+        };
+        let valid = registry.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[')
+            && registry.chars().all(is_host)
+            && repository.split('/').all(is_part);
+        valid.then(|| Self {
+            registry: registry.to_owned(),
+            repository: repository.to_owned(),
+        })
+    }
+
+    /// Returns the address of something in the repository. Registries are asked by HTTPS alone.
+    #[must_use]
+    pub fn at(&self, what: &str) -> String {
+        let Self {
+            registry,
+            repository,
+        } = self;
+        format!("https://{registry}/v2/{repository}/{what}")
+    }
+
+    /// Returns where the registry wants an upload, by what its answer names as `Location`. Another host gets nothing.
+    #[must_use]
+    pub fn upload(&self, location: &str, digest: &str) -> Option<String> {
+        let own = format!("https://{}", self.registry);
+        let path = location.strip_prefix(&own).unwrap_or(location);
+        let between = if path.contains('?') { '&' } else { '?' };
+        (path.starts_with('/') && !path.starts_with("//"))
+            .then(|| format!("{own}{path}{between}digest={digest}"))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{SCHEME}{}/{}", self.registry, self.repository)
+    }
+}
+
+/// Returns the tag for an archive. A tag has letters, digits, `_`, `.` and `-` alone; releases of kernels also have `+`.
+#[must_use]
+pub fn tag(archive: &str) -> String {
+    let name = archive.strip_suffix(".tar.gz").unwrap_or(archive);
+    name.replace(
+        |c: char| !(c.is_ascii_alphanumeric() || "_.-".contains(c)),
+        "_",
+    )
+}
+
+/// Returns the digest of a blob.
+#[must_use]
+pub fn digest(content: &[u8]) -> String {
+    format!("sha256:{}", sha256(content))
+}
+
+/// A file of an artifact.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Layer {
+    /// As [`digest`] writes it.
+    pub digest: String,
+    pub size: u64,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+impl Layer {
+    /// Tells whether it is the file of this name.
+    #[must_use]
+    pub fn is(&self, name: &str) -> bool {
+        self.annotations.get(TITLE).map(String::as_str) == Some(name)
+    }
+
+    /// Tells whether this is its content.
+    #[must_use]
+    pub fn has(&self, content: &[u8]) -> bool {
+        self.size == content.len() as u64 && self.digest == digest(content)
+    }
+
+    /// Tells whether its digest is one that this program knows, and that can stand in an address.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        let hex = self.digest.strip_prefix("sha256:");
+        hex.is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    }
+}
+
+/// Reads the layers of a manifest.
+///
+/// # Errors
+/// It is none, or that of another kind.
+pub fn layers(manifest: &[u8]) -> Result<Vec<Layer>, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct Manifest {
+        layers: Vec<Layer>,
+    }
+    serde_json::from_slice::<Manifest>(manifest).map(|manifest| manifest.layers)
+}
+
+/// A file, as it gets into an artifact.
+#[derive(Debug, Clone, Copy)]
+pub struct File<'f> {
+    pub name: &'f str,
+    pub media_type: &'f str,
+    pub content: &'f [u8],
+}
+
+/// Writes the manifest of an artifact with these files.
+#[must_use]
+pub fn manifest(files: &[File<'_>]) -> Value {
+    let layers = files.iter().map(|file| {
+        json!({
+            "mediaType": file.media_type,
+            "digest": digest(file.content),
+            "size": file.content.len(),
+            "annotations": { TITLE: file.name },
+        })
+    });
+    json!({
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "artifactType": ARTIFACT,
+        "config": {
+            "mediaType": "application/vnd.oci.empty.v1+json",
+            "digest": digest(EMPTY),
+            "size": EMPTY.len(),
+        },
+        "layers": layers.collect::<Vec<_>>(),
+    })
+}
+
+/// How a registry wants a login.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Challenge {
+    /// With each request.
+    Basic,
+    /// For a token, from this address.
+    Token(String),
+}
+
+/// Reads a header `WWW-Authenticate`; `None` for a way that this program does not know, and for a token without HTTPS.
+#[must_use]
+pub fn challenge(header: &str) -> Option<Challenge> {
+    let (way, rest) = header.trim().split_once(' ').unwrap_or((header.trim(), ""));
+    if way.eq_ignore_ascii_case("basic") {
+        return Some(Challenge::Basic);
+    }
+    if !way.eq_ignore_ascii_case("bearer") {
+        return None;
+    }
+    let mut quoted = false;
+    // A scope has commas between its quotes.
+    let ends = |c: char| {
+        quoted ^= c == '"';
+        c == ',' && !quoted
+    };
+    let parameters: BTreeMap<&str, &str> = (rest.split(ends))
+        .filter_map(|parameter| parameter.split_once('='))
+        .map(|(name, value)| (name.trim(), value.trim().trim_matches('"')))
+        .collect();
+    let mut address = (*parameters.get("realm")?).to_owned();
+    for name in ["service", "scope"] {
+        if let Some(value) = parameters.get(name) {
+            address.push(if address.contains('?') { '&' } else { '?' });
+            address.push_str(&format!(
+                "{name}={}",
+                utf8_percent_encode(value, NON_ALPHANUMERIC)
+            ));
+        }
+    }
+    address
+        .starts_with("https://")
+        .then_some(Challenge::Token(address))
+}
+
+/// Reads the answer of a service that gives out tokens.
+#[must_use]
+pub fn token(answer: &[u8]) -> Option<Secret> {
+    let answer: Value = serde_json::from_slice(answer).ok()?;
+    let token = (answer.get("token")).or_else(|| answer.get("access_token"));
+    Some(Secret::new(format!("Bearer {}", token?.as_str()?)))
+}
+
+/// Returns the word by which a registry says why it refuses, such as `DENIED` or `MANIFEST_UNKNOWN`.
+#[must_use]
+pub fn refusal(answer: &[u8]) -> Option<String> {
+    let answer: Value = serde_json::from_slice(answer).ok()?;
+    let word = answer.pointer("/errors/0/code")?.as_str()?;
+    let is_word = !word.is_empty() && word.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
+    is_word.then(|| word.to_owned())
+}
+
+/// Where the login for a registry is.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Login {
+    /// The header `Authorization`.
+    Basic(Secret),
+    /// The program `docker-credential-NAME` of this name says it.
+    Helper(String),
+}
+
+/// Finds the login for a registry in [`LOGINS`].
+///
+/// # Errors
+/// The file is not JSON.
+pub fn login(config: &str, registry: &str) -> Result<Option<Login>, serde_json::Error> {
+    let config: Value = serde_json::from_str(config)?;
+    let text = |value: &Value| {
+        value
+            .as_str()
+            .filter(|text| !text.is_empty())
+            .map(str::to_owned)
+    };
+    let of = |table: &str| {
+        let table = config.get(table)?;
+        (table.get(registry)).or_else(|| table.get(format!("https://{registry}")))
+    };
+    if let Some(basic) = of("auths").and_then(|login| text(login.get("auth")?)) {
+        return Ok(Some(Login::Basic(Secret::new(format!("Basic {basic}")))));
+    }
+    let helper = of("credHelpers").or_else(|| config.get("credsStore"));
+    let is_name = |name: &String| {
+        name.chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
+    };
+    Ok(helper.and_then(text).filter(is_name).map(Login::Helper))
+}
+
+/// Reads what a helper says; `None` for a token that takes the place of a password, which has another way to be used.
+#[must_use]
+pub fn helped(answer: &str) -> Option<Secret> {
+    let answer: Value = serde_json::from_str(answer).ok()?;
+    let user = answer.get("Username")?.as_str()?;
+    let password = answer.get("Secret")?.as_str()?;
+    (user != "<token>").then(|| {
+        let both = STANDARD.encode(format!("{user}:{password}"));
+        Secret::new(format!("Basic {both}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_registry_and_a_repository() {
+        for (text, registry, repository) in [
+            (
+                "oci://ghcr.io/team/gpu-modules",
+                "ghcr.io",
+                "team/gpu-modules",
+            ),
+            ("oci://[fd00::1]:5000/a", "[fd00::1]:5000", "a"),
+        ] {
+            let address = Address::parse(text).expect(text);
+            assert_eq!(
+                (&*address.registry, &*address.repository),
+                (registry, repository)
+            );
+        }
+        for bad in [
+            "oci://ghcr.io",
+            "oci://ghcr.io/",
+            "oci:///a",
+            "oci://joe:word@ghcr.io/a",
+            "oci://ghcr.io/a:tag",
+            "oci://ghcr.io/a@sha256:0",
+            "oci://ghcr.io/a/../b",
+            "oci://ghcr.io/A",
+            "oci://ghcr.io/a//b",
+            "oci://ghcr.io/a?b",
+            "https://ghcr.io/a",
+        ] {
+            assert_eq!(Address::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_upload_goes_to_the_registry_alone() {
+        let address = Address::parse("oci://a.example:5000/b").expect("an address");
+        let whole = "https://a.example:5000/v2/b/uploads/1";
+        let upload = |location: &str| address.upload(location, "sha256:0");
+        assert_eq!(
+            upload("/v2/b/uploads/1?state=x").expect("a path"),
+            format!("{whole}?state=x&digest=sha256:0")
+        );
+        assert_eq!(
+            upload(whole).expect("whole"),
+            format!("{whole}?digest=sha256:0")
+        );
+        for other in [
+            "http://a.example:5000/x",
+            "https://a.example:5000.evil/x",
+            "https://evil/x",
+            "//evil/x",
+            "x",
+        ] {
+            assert_eq!(upload(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_tag_has_the_letters_of_tags_alone() {
+        let archive = "nvidia-535.261.03-open-debian-6.12.9+bpo-amd64-x86_64.tar.gz";
+        assert_eq!(
+            tag(archive),
+            "nvidia-535.261.03-open-debian-6.12.9_bpo-amd64-x86_64"
+        );
+    }
+
+    #[test]
+    fn the_files_of_a_manifest_are_found_by_their_names() {
+        let file = File {
+            name: "a.tar.gz",
+            media_type: "application/gzip",
+            content: b"content",
+        };
+        let text = manifest(&[file]).to_string();
+        let layers = layers(text.as_bytes()).expect("a manifest");
+        assert!(layers[0].is("a.tar.gz") && !layers[0].is("a.tar.gz.minisig"));
+        assert!(layers[0].is_known() && layers[0].has(b"content"));
+        assert!(!layers[0].has(b"Content") && !layers[0].has(b"content "));
+        for bad in [
+            "",
+            "<html>",
+            "[]",
+            r#"{"manifests":[]}"#,
+            r#"{"layers":[{"digest":"a"}]}"#,
+        ] {
+            assert!(super::layers(bad.as_bytes()).is_err(), "{bad}");
+        }
+        // As `oras push` writes it; a digest of another kind.
+        let text = r#"{"schemaVersion":2,"layers":[{"mediaType":"x","digest":"sha512:../a","size":1,
+            "annotations":{"org.opencontainers.image.title":"b"}},{"digest":"sha256:..","size":2}]}"#;
+        let layers = super::layers(text.as_bytes()).expect("a manifest");
+        assert!(layers[0].is("b") && !layers.iter().any(Layer::is_known));
+    }
+
+    #[test]
+    fn a_registry_says_where_tokens_are() {
+        let header = r#"Bearer realm="https://auth.example/token",service="registry.example",scope="repository:a/b:pull,push""#;
+        let address = "https://auth.example/token?service=registry%2Eexample&scope=repository%3Aa%2Fb%3Apull%2Cpush";
+        assert_eq!(
+            challenge(header),
+            Some(Challenge::Token(address.to_owned()))
+        );
+        let header = r#"bearer realm="https://auth.example/token?a=b", scope="x""#;
+        let address = "https://auth.example/token?a=b&scope=x";
+        assert_eq!(
+            challenge(header),
+            Some(Challenge::Token(address.to_owned()))
+        );
+        assert_eq!(challenge(r#"Basic realm="r""#), Some(Challenge::Basic));
+        for bad in [
+            "",
+            "Negotiate",
+            "Bearer",
+            r#"Bearer realm="http://auth.example/""#,
+        ] {
+            assert_eq!(challenge(bad), None, "{bad}");
+        }
+        let bearer = |answer: &str| token(answer.as_bytes()).map(|token| token.expose().to_owned());
+        for answer in [r#"{"token":"t"}"#, r#"{"access_token":"t"}"#] {
+            assert_eq!(bearer(answer).as_deref(), Some("Bearer t"));
+        }
+        assert_eq!(bearer("<html>"), None);
+        let refused = r#"{"errors":[{"code":"NAME_UNKNOWN","message":"x"}]}"#;
+        assert_eq!(refusal(refused.as_bytes()).as_deref(), Some("NAME_UNKNOWN"));
+        assert_eq!(refusal(br#"{"errors":[{"code":"a\nb"}]}"#), None);
+    }
+
+    #[test]
+    fn a_login_is_that_of_dockers_client() {
+        let config = r#"{
+            "auths": { "a.example:5000": { "auth": "am9lOndvcmQ=" }, "https://b.example": { "auth": "Yg==" }, "c.example": {} },
+            "credHelpers": { "d.example": "ecr-login", "e.example": "../x" }
+        }"#;
+        let basic = |text: &str| Some(Login::Basic(Secret::new(text)));
+        let helper = |text: &str| Some(Login::Helper(text.to_owned()));
+        for (registry, expected) in [
+            ("a.example:5000", basic("Basic am9lOndvcmQ=")),
+            ("b.example", basic("Basic Yg==")),
+            ("a.example", None),
+            ("c.example", None),
+            ("d.example", helper("ecr-login")),
+            ("e.example", None),
+        ] {
+            assert_eq!(
+                login(config, registry).expect("JSON"),
+                expected,
+                "{registry}"
+            );
+        }
+        let store = r#"{"auths":{"c.example":{}},"credsStore":"pass"}"#;
+        assert_eq!(login(store, "c.example").expect("JSON"), helper("pass"));
+        assert!(login("{", "c.example").is_err());
+        let said = helped(r#"{"ServerURL":"d.example","Username":"AWS","Secret":"word"}"#);
+        assert_eq!(said, Some(Secret::new("Basic QVdTOndvcmQ=")));
+        assert_eq!(helped(r#"{"Username":"<token>","Secret":"word"}"#), None);
+        assert_eq!(helped("credentials not found"), None);
+    }
+}
