@@ -203,9 +203,7 @@ impl Applier {
                 }
             }
             Change::AddRepository { repository } => self.capture_repository(repository),
-            Change::RefreshRepositories => Ok(Undo::Nothing {
-                why: "package lists are a cache".to_owned(),
-            }),
+            Change::RefreshRepositories => Ok(Undo::nothing("package lists are a cache")),
             Change::EnableStream { module, stream } => self.capture_stream(module, stream),
             Change::InstallPackages { .. } | Change::RepairPackages => self.capture_packages(),
             Change::HoldPackages { patterns } => self.capture_hold(patterns).await,
@@ -229,9 +227,7 @@ impl Applier {
             }),
             Change::JoinCluster { join } => self.capture_join(join),
             Change::AdmitNode { admission } => self.capture_admission(admission).await,
-            Change::Reboot { .. } => Ok(Undo::Nothing {
-                why: "a reboot leaves nothing to undo".to_owned(),
-            }),
+            Change::Reboot { .. } => Ok(Undo::nothing("a reboot leaves nothing to undo")),
         }
     }
 
@@ -359,9 +355,9 @@ impl Applier {
             && !self.differ(files)?
         {
             self.remove_created(created_folders)?;
-            return Ok(Undo::Nothing {
-                why: "the files of the container runtime are as they were".to_owned(),
-            });
+            return Ok(Undo::nothing(
+                "the files of the container runtime are as they were",
+            ));
         }
         self.refine(undo.clone()).await
     }
@@ -380,11 +376,8 @@ impl Applier {
 
     async fn undo(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {
         match undo {
-            Undo::Nothing { why } => Ok(Reverted::Nothing { why: why.clone() }),
-            Undo::Impossible { what, why } => Ok(Reverted::Left {
-                what: what.clone(),
-                why: why.clone(),
-            }),
+            Undo::Nothing { why } => Ok(Reverted::nothing(why.clone())),
+            Undo::Impossible { what, why } => Ok(Reverted::left(what.clone(), why.clone())),
             Undo::RestoreFiles {
                 files,
                 created_folders,

@@ -286,6 +286,11 @@ pub enum Reverted {
 }
 
 impl Undo {
+    /// Nothing must be undone, for this reason.
+    pub fn nothing(why: impl Into<String>) -> Self {
+        Self::Nothing { why: why.into() }
+    }
+
     /// Whether there is nothing to undo.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
@@ -385,6 +390,24 @@ impl FileAfter {
 }
 
 impl Reverted {
+    /// The change is undone: this was done.
+    pub fn done(what: impl Into<String>) -> Self {
+        Self::Done { what: what.into() }
+    }
+
+    /// There was nothing to undo, for this reason.
+    pub fn nothing(why: impl Into<String>) -> Self {
+        Self::Nothing { why: why.into() }
+    }
+
+    /// This stays, for this reason.
+    pub fn left(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::Left {
+            what: what.into(),
+            why: why.into(),
+        }
+    }
+
     /// Combines results: `Left` outweighs `Done`, and `Done` outweighs `Nothing`.
     #[must_use]
     pub fn of(endings: Vec<Self>) -> Self {
@@ -401,19 +424,12 @@ impl Reverted {
         }
         if !left.is_empty() {
             whys.dedup();
-            Self::Left {
-                what: left.join("; "),
-                why: whys.join("; "),
-            }
+            Self::left(left.join("; "), whys.join("; "))
         } else if !done.is_empty() {
-            Self::Done {
-                what: done.join("; "),
-            }
+            Self::done(done.join("; "))
         } else {
             nothing.dedup();
-            Self::Nothing {
-                why: nothing.join("; "),
-            }
+            Self::nothing(nothing.join("; "))
         }
     }
 }

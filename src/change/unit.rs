@@ -202,14 +202,12 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
         let Some(now) = self.unit_state_if_any(unit).await? else {
-            return Ok(Reverted::Nothing {
-                why: "systemd is not running".to_owned(),
-            });
+            return Ok(Reverted::nothing("systemd is not running"));
         };
         if !now.exists() {
-            return Ok(Reverted::Nothing {
-                why: format!("`{unit}` is not installed any more"),
-            });
+            return Ok(Reverted::nothing(format!(
+                "`{unit}` is not installed any more"
+            )));
         }
         let mut done = Vec::new();
         let verbs = [
@@ -234,13 +232,9 @@ impl Applier {
             }
         }
         Ok(if done.is_empty() {
-            Reverted::Nothing {
-                why: format!("`{unit}` is as it was"),
-            }
+            Reverted::nothing(format!("`{unit}` is as it was"))
         } else {
-            Reverted::Done {
-                what: done.join(", "),
-            }
+            Reverted::done(done.join(", "))
         })
     }
 
@@ -262,15 +256,11 @@ impl Applier {
                         .stat(&initramfs::of(&*self.host.files)?.image(kernel))?
                         .is_none()
                     {
-                        Reverted::Nothing {
-                            why: format!("kernel {kernel} is not installed any more"),
-                        }
+                        Reverted::nothing(format!("kernel {kernel} is not installed any more"))
                     } else {
                         self.rebuild_initramfs(std::slice::from_ref(kernel), sink)
                             .await?;
-                        Reverted::Done {
-                            what: format!("rebuilt the initramfs of {kernel}"),
-                        }
+                        Reverted::done(format!("rebuilt the initramfs of {kernel}"))
                     }
                 }
             });
@@ -288,19 +278,15 @@ impl Applier {
             .await?
             .is_some_and(|state| state.is_active());
         if !running {
-            return Ok(Reverted::Nothing {
-                why: format!("`{unit}` is not running"),
-            });
+            return Ok(Reverted::nothing(format!("`{unit}` is not running")));
         }
         Ok(match self.restart_unit(unit, sink).await {
-            Ok(()) => Reverted::Done {
-                what: format!("restarted `{unit}`"),
-            },
+            Ok(()) => Reverted::done(format!("restarted `{unit}`")),
             // The files are restored in any case.
-            Err(error) => Reverted::Left {
-                what: format!("`{unit}`, which still uses the configuration from before the undo"),
-                why: error.to_string(),
-            },
+            Err(error) => Reverted::left(
+                format!("`{unit}`, which still uses the configuration from before the undo"),
+                error.to_string(),
+            ),
         })
     }
 }

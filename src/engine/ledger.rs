@@ -122,14 +122,14 @@ impl Ledger {
         match self.verbs.revert(undo, &sink).await {
             Ok(reverted) => Some(reverted),
             Err(failure) if failure.reason == STOPPED => None,
-            Err(failure) => Some(Reverted::Left {
-                what: standing
+            Err(failure) => Some(Reverted::left(
+                standing
                     .iter()
                     .map(|standing| standing.change.summary())
                     .collect::<Vec<_>>()
                     .join("; "),
-                why: one_line(&failure),
-            }),
+                one_line(&failure),
+            )),
         }
     }
 
@@ -147,10 +147,8 @@ impl Ledger {
         let holds = ours(&self.journal.receipt().standing).held;
         let withdrawn = self.verbs.withdraw(&standing.undo, wanted, &holds, &sink);
         withdrawn.await.map_err(|failure| {
-            (failure.reason != STOPPED).then(|| Reverted::Left {
-                what: standing.change.summary(),
-                why: one_line(&failure),
-            })
+            (failure.reason != STOPPED)
+                .then(|| Reverted::left(standing.change.summary(), one_line(&failure)))
         })
     }
 

@@ -180,9 +180,7 @@ impl Applier {
             Leave::Nodeadm => false,
         };
         if cluster.is_none() && !begun {
-            return Ok(Undo::Nothing {
-                why: "the machine has joined no cluster".to_owned(),
-            });
+            return Ok(Undo::nothing("the machine has joined no cluster"));
         }
         Ok(Undo::LeaveCluster {
             way,
@@ -301,10 +299,10 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
         let stays = |why: String| {
-            Ok(Reverted::Left {
-                what: format!("the membership of `{node}` in a cluster"),
+            Ok(Reverted::left(
+                format!("the membership of `{node}` in a cluster"),
                 why,
-            })
+            ))
         };
         if let (Leave::Never { method }, false) = (way, way.is_by_nodeadm()) {
             return stays(format!(
@@ -359,13 +357,10 @@ impl Applier {
             }
         }
         let deleted = match (now, clone) {
-            (None, _) => Reverted::Nothing {
-                why: "the machine is no node any more".to_owned(),
-            },
-            (Some(_), Some(why)) => Reverted::Left {
-                what: format!("the node `{node}` in the cluster"),
-                why,
-            },
+            (None, _) => Reverted::nothing("the machine is no node any more"),
+            (Some(_), Some(why)) => {
+                Reverted::left(format!("the node `{node}` in the cluster"), why)
+            }
             (Some(now), None) => match self.delete_node(node, access, &now, sink).await? {
                 Deleted::Refused(why) => return stays(why),
                 Deleted::Ended(ended) => ended,

@@ -77,9 +77,7 @@ impl Applier {
         admission: &Admission,
     ) -> Result<Undo, Problem> {
         if admission.labels.is_empty() {
-            return Ok(Undo::Nothing {
-                why: "a node that is Ready is nothing to undo".to_owned(),
-            });
+            return Ok(Undo::nothing("a node that is Ready is nothing to undo"));
         }
         // A node that has just joined may not be there yet.
         let now = match self
@@ -213,11 +211,7 @@ impl Applier {
         ours: &BTreeMap<String, String>,
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
-        let nothing = |why: &str| {
-            Ok(Reverted::Nothing {
-                why: why.to_owned(),
-            })
-        };
+        let nothing = |why: &str| Ok(Reverted::nothing(why));
         if self.joined_cluster()?.is_none() || kubectl::find(&*self.host.files)?.is_none() {
             return nothing("the machine is no node any more");
         }
@@ -226,10 +220,10 @@ impl Applier {
             Registered::Unknown => return nothing("the cluster does not know the node any more"),
             Registered::Silent(why) => {
                 let keys: Vec<&str> = labels.keys().map(String::as_str).collect();
-                return Ok(Reverted::Left {
-                    what: format!("the labels {} of node `{name}`", keys.join(", ")),
-                    why: format!("{SILENT}{why}"),
-                });
+                return Ok(Reverted::left(
+                    format!("the labels {} of node `{name}`", keys.join(", ")),
+                    format!("{SILENT}{why}"),
+                ));
             }
         };
         let not_ours = match self.is_clone_of(machine)? {
@@ -237,10 +231,7 @@ impl Applier {
             clone => clone,
         };
         if let Some(why) = not_ours {
-            return Ok(Reverted::Left {
-                what: format!("the labels of node `{name}`"),
-                why,
-            });
+            return Ok(Reverted::left(format!("the labels of node `{name}`"), why));
         }
         // One that somebody else has given another value since is theirs.
         let before: Vec<(&str, Option<&str>)> = (labels.iter())
@@ -257,7 +248,7 @@ impl Applier {
         let cmd = kubectl.label(&kubeconfig, name, before.into_iter());
         let what = format!("give node `{name}` its former labels");
         self.tool(&what, &cmd, sink).await?;
-        Ok(Reverted::Done { what })
+        Ok(Reverted::done(what))
     }
 
     /// Drains and deletes the node where a kubeconfig allows it. A cluster that cannot be reached does not keep the
@@ -271,10 +262,10 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Deleted, Problem> {
         let left = |why: String| {
-            Ok(Deleted::Ended(Reverted::Left {
-                what: format!("the node `{name}` in the cluster (`kubectl delete node {name}`)"),
+            Ok(Deleted::Ended(Reverted::left(
+                format!("the node `{name}` in the cluster (`kubectl delete node {name}`)"),
                 why,
-            }))
+            )))
         };
         let Some(access) = access else {
             return left("no `cluster.kubeconfig-file` was given that may delete it".to_owned());
@@ -299,9 +290,9 @@ impl Applier {
                 }
             }
             Ok(Registered::Unknown) => {
-                return Ok(Deleted::Ended(Reverted::Nothing {
-                    why: format!("the cluster does not know the node `{name}` any more"),
-                }));
+                return Ok(Deleted::Ended(Reverted::nothing(format!(
+                    "the cluster does not know the node `{name}` any more"
+                ))));
             }
             Ok(Registered::Silent(why)) => {
                 return left(format!("{SILENT}{why}"));
@@ -320,9 +311,9 @@ impl Applier {
         if let Err(error) = ran.and_then(|output| output.success(&delete)) {
             return left(format!("`kubectl delete` failed: {error}"));
         }
-        Ok(Deleted::Ended(Reverted::Done {
-            what: format!("the node `{name}` is drained and deleted"),
-        }))
+        Ok(Deleted::Ended(Reverted::done(format!(
+            "the node `{name}` is drained and deleted"
+        ))))
     }
 }
 

@@ -129,9 +129,7 @@ impl Applier {
                     entries,
                     record: None,
                 },
-                None => Undo::Nothing {
-                    why: "no package was held".to_owned(),
-                },
+                None => Undo::nothing("no package was held"),
             }),
             // An earlier version had no record.
             Undo::Unhold {
@@ -254,9 +252,7 @@ impl Applier {
                 ..
             } => self.remove_entries(&entries, sink).await,
             Undo::Unhold { before, held, .. } => self.unhold(&before, held.as_deref(), sink).await,
-            _ => Ok(Reverted::Nothing {
-                why: "no package was held".to_owned(),
-            }),
+            _ => Ok(Reverted::nothing("no package was held")),
         }
     }
 
@@ -267,9 +263,7 @@ impl Applier {
         entries: &[String],
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
-        let nothing = || Reverted::Nothing {
-            why: "no hold of this program is left".to_owned(),
-        };
+        let nothing = || Reverted::nothing("no hold of this program is left");
         let Some(list) = self.backend.hold_list() else {
             return Ok(nothing());
         };
@@ -288,9 +282,7 @@ impl Applier {
             self.restore_labels(&[list.path()], sink).await
         })
         .await?;
-        Ok(Reverted::Done {
-            what: format!("released {} holds", entries.len()),
-        })
+        Ok(Reverted::done(format!("released {} holds", entries.len())))
     }
 
     pub(super) async fn unhold(
@@ -312,14 +304,13 @@ impl Applier {
                 .collect(),
         };
         if names.is_empty() {
-            return Ok(Reverted::Nothing {
-                why: "no hold of this program is left".to_owned(),
-            });
+            return Ok(Reverted::nothing("no hold of this program is left"));
         }
         self.exclusively(sink, self.mark(Mark::Unhold, &names, sink))
             .await?;
-        Ok(Reverted::Done {
-            what: format!("released the hold on {} packages", names.len()),
-        })
+        Ok(Reverted::done(format!(
+            "released the hold on {} packages",
+            names.len()
+        )))
     }
 }

@@ -100,9 +100,9 @@ impl Applier {
         }
         self.exclusively(sink, self.move_stream(module, Some(before), sink))
             .await?;
-        Ok(Undo::Nothing {
-            why: format!("stream {before} of module {module} is enabled again"),
-        })
+        Ok(Undo::nothing(format!(
+            "stream {before} of module {module} is enabled again"
+        )))
     }
 
     /// The file that is there while an undo moves a module from one stream to another. The name of a module
@@ -128,9 +128,9 @@ impl Applier {
         let is_between = now.is_none() && before.is_some() && files.exists(&marker)?;
         if !(is_between || now.as_deref() == Some(stream)) || before == Some(stream) {
             files.remove(&marker)?;
-            return Ok(Reverted::Nothing {
-                why: format!("stream {stream} of module {module} is not enabled by this program"),
-            });
+            return Ok(Reverted::nothing(format!(
+                "stream {stream} of module {module} is not enabled by this program"
+            )));
         }
         files.write(&marker, format!("{module}:{stream}\n").as_bytes(), 0o600)?;
         self.exclusively(sink, self.move_stream(module, before, sink))
@@ -141,11 +141,9 @@ impl Applier {
         if before.is_none() && !existed {
             self.host.files.remove(&path)?;
         }
-        Ok(Reverted::Done {
-            what: match before {
-                Some(before) => format!("enabled stream {before} of module {module} again"),
-                None => format!("reset module {module}"),
-            },
-        })
+        Ok(Reverted::done(match before {
+            Some(before) => format!("enabled stream {before} of module {module} again"),
+            None => format!("reset module {module}"),
+        }))
     }
 }

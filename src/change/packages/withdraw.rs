@@ -119,9 +119,7 @@ impl Applier {
         let is_whole = stays(effects, &going).is_empty();
         let (part, mut rest) = split(effects, &going);
         let reverted = if going.is_empty() {
-            Reverted::Nothing {
-                why: "others need its packages".to_owned(),
-            }
+            Reverted::nothing("others need its packages")
         } else if is_whole {
             self.revert_packages(transaction, Some(effects), sink)
                 .await?
@@ -156,9 +154,7 @@ impl Applier {
 }
 
 fn nothing() -> Undo {
-    Undo::Nothing {
-        why: "it was undone".to_owned(),
-    }
+    Undo::nothing("it was undone")
 }
 
 /// The packages of a transaction that stay.
