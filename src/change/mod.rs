@@ -44,7 +44,6 @@ mod unit;
 use std::collections::BTreeMap;
 
 use camino::Utf8PathBuf;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use applier::Applier;
@@ -59,7 +58,7 @@ pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, RuntimeDaemon, Saved
 use crate::config::desired::{PackageWish, Repository};
 
 /// One change, as data.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "kind",
     rename_all = "kebab-case",
@@ -69,7 +68,6 @@ pub enum Change {
     /// Write a file atomically.
     WriteFile {
         /// Its path.
-        #[schemars(with = "String")]
         path: Utf8PathBuf,
         /// The whole content.
         content: String,
@@ -151,7 +149,6 @@ pub enum Change {
         /// Program and arguments.
         command: Vec<String>,
         /// The files it writes; they are backed up first and restored by undo.
-        #[schemars(with = "Vec<String>")]
         writes: Vec<Utf8PathBuf>,
         /// A unit of this program runs the tool again at each boot, so the files have another content
         /// later and are this program's all the same.
@@ -173,7 +170,6 @@ pub enum Change {
         /// The probe.
         probe: Probe,
         /// Where success is recorded, below the state folder.
-        #[schemars(with = "String")]
         record: Utf8PathBuf,
         /// What the probe depends on (versions, devices), one `name=value` per line; it is written
         /// to `record` as it is, with the boot and the result behind it.
@@ -210,7 +206,7 @@ pub enum Change {
 }
 
 /// A run that proves function.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "probe",
     rename_all = "kebab-case",
@@ -270,9 +266,7 @@ impl Change {
 }
 
 /// A lock that the engine holds while it applies a change.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lock {
     /// The package manager.

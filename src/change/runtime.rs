@@ -13,7 +13,6 @@ use std::{
 };
 
 use camino::Utf8PathBuf;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -30,7 +29,7 @@ use crate::{
 };
 
 /// What a container runtime has to be configured with.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RuntimeSettings {
     /// Which one.

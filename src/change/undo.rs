@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use camino::Utf8PathBuf;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{edits::Edit, packages::Effects};
@@ -16,7 +15,7 @@ use crate::{
 };
 
 /// How one change is undone.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "undo",
     rename_all = "kebab-case",
@@ -40,7 +39,6 @@ pub enum Undo {
         /// All files that the change writes or removes.
         files: Vec<FileBefore>,
         /// Folders that the change created, outermost first; removed if they are empty.
-        #[schemars(with = "Vec<String>")]
         created_folders: Vec<Utf8PathBuf>,
         /// The daemon of a container runtime that takes up what is restored.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -126,7 +124,6 @@ pub enum Undo {
         /// The node's name.
         node: NodeName,
         /// A kubeconfig that may drain and delete the node.
-        #[schemars(with = "Option<String>")]
         access: Option<Utf8PathBuf>,
         /// The id of the machine that joined; a clone has another one. `None` where a machine has none.
         machine: Option<Box<str>>,
@@ -166,7 +163,7 @@ pub enum Undo {
 }
 
 /// The daemon of a container runtime in whose files a change has set keys.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RuntimeDaemon {
     /// Which one.
@@ -178,7 +175,7 @@ pub struct RuntimeDaemon {
 }
 
 /// What follows after files were restored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     tag = "then",
     rename_all = "kebab-case",
@@ -198,11 +195,10 @@ pub enum Afterwards {
 }
 
 /// A file before and after a change.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct FileBefore {
     /// Its path.
-    #[schemars(with = "String")]
     pub path: Utf8PathBuf,
     /// The file before the change; `None` if there was none.
     pub before: Option<Saved>,
@@ -212,7 +208,7 @@ pub struct FileBefore {
 }
 
 /// The state of a file after a change.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     tag = "is",
     rename_all = "kebab-case",
@@ -241,13 +237,12 @@ pub enum FileAfter {
     /// A symbolic link.
     Link {
         /// The target of the link.
-        #[schemars(with = "String")]
         target: Utf8PathBuf,
     },
 }
 
 /// A backed up file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Saved {
     /// SHA-256 of the content, which is the name of the backup; for a link, of its target.
@@ -259,7 +254,6 @@ pub struct Saved {
     /// Group.
     pub gid: u32,
     /// The target if it was a symbolic link; then there is no backup.
-    #[schemars(with = "Option<String>")]
     pub link: Option<Utf8PathBuf>,
 }
 

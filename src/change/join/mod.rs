@@ -15,7 +15,6 @@ mod token;
 use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use node::Admission;
@@ -43,7 +42,7 @@ use crate::{
 const DRAIN: Duration = Duration::from_secs(300);
 
 /// What a machine joins, and with what it is registered.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Join {
     /// How.
@@ -55,14 +54,13 @@ pub struct Join {
     /// Its taints.
     pub taints: Vec<Taint>,
     /// A kubeconfig that may drain and delete the node when the machine leaves.
-    #[schemars(with = "Option<String>")]
     pub access: Option<Utf8PathBuf>,
     /// Seconds for each part of the join.
     pub timeout_seconds: u64,
 }
 
 /// How a machine leaves a cluster.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum Leave {
     /// `kubeadm reset`.
@@ -70,7 +68,6 @@ pub enum Leave {
         /// The address of the container runtime's socket.
         socket: String,
         /// Folders that were not there before; removed if they are empty.
-        #[schemars(with = "Vec<String>")]
         created_folders: Vec<Utf8PathBuf>,
     },
     /// The agent of k3s stops.
@@ -84,10 +81,8 @@ pub enum Leave {
         /// Program and arguments.
         command: Vec<String>,
         /// The file with its environment.
-        #[schemars(with = "Option<String>")]
         environment_file: Option<Utf8PathBuf>,
         /// The file that exists while the machine is a node.
-        #[schemars(with = "String")]
         joined_file: Utf8PathBuf,
         /// Seconds for the command.
         timeout_seconds: u64,

@@ -4,7 +4,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::DRAIN;
@@ -21,7 +20,7 @@ use crate::{
 };
 
 /// What a node needs before pods may come.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Admission {
     /// The node's name.
@@ -31,7 +30,6 @@ pub struct Admission {
     /// The startup taint, which goes at last.
     pub startup_taint: Option<Taint>,
     /// A kubeconfig that may remove it.
-    #[schemars(with = "Option<String>")]
     pub access: Option<Utf8PathBuf>,
     /// Seconds until the node must be Ready.
     pub ready_timeout_seconds: u64,
