@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 use tokio_util::sync::CancellationToken;
 
@@ -18,8 +19,9 @@ use super::{
     backup::Backups,
     file,
     labels::written,
-    packages::{Holds, Lists, Wanted},
+    packages::{Holds, Lists, Wanted, Withdrawn},
     probe::Proving,
+    verbs::Verbs,
 };
 use crate::{
     config::desired::{Daemon, PackagePolicy},
@@ -142,236 +144,6 @@ impl Applier {
             }
             self.pause_for(POLL, what).await?;
         }
-    }
-
-    /// A unified diff of files, or the package manager's simulation; changes nothing.
-    ///
-    /// # Errors
-    /// When the machine could not be read, or when applying would be refused.
-    pub async fn preview(&self, change: &Change) -> Result<Option<String>, Problem> {
-        let files: &dyn ReadFiles = &*self.host.files;
-        let text = |path: &Utf8Path| -> Result<Option<String>, Problem> {
-            Ok(files
-                .read(path)?
-                .map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
-        };
-        Ok(match change {
-            Change::WriteFile { path, content, .. } => {
-                Some(file::diff(path, text(path)?.as_deref(), content))
-            }
-            Change::AddRepository { repository } => Some(self.preview_repository(repository)?),
-            Change::InstallPackages {
-                packages, removing, ..
-            } => Some(self.preview_install(packages, removing).await?),
-            Change::RefreshRepositories => self.preview_refresh()?,
-            Change::HoldPackages { patterns } => Some(self.preview_hold(patterns).await?),
-            Change::RepairPackages => Some(self.preview_repair().await?),
-            Change::ConfigureRuntime { settings } => self.preview_runtime(settings)?,
-            _ => None,
-        })
-    }
-
-    /// Reports what would certainly make the change fail, before the first change of a run is made;
-    /// changes nothing.
-    ///
-    /// # Errors
-    /// The refusal.
-    pub async fn rehearse(&self, change: &Change) -> Result<(), Problem> {
-        match change {
-            Change::AddRepository { repository } => self.rehearse_repository(repository).await,
-            Change::InstallPackages {
-                packages, removing, ..
-            } => self.rehearse_install(packages, removing).await,
-            _ => Ok(()),
-        }
-    }
-
-    /// How the change will be undone, as far as that is known before it; may store backups.
-    ///
-    /// # Errors
-    /// When the machine could not be read.
-    pub async fn capture(&self, change: &Change) -> Result<Undo, Problem> {
-        match change {
-            Change::WriteFile { path, content, .. } => {
-                let sha256 = sha256(content.as_bytes());
-                let files = self.capture_files([(path.clone(), FileAfter::File { sha256 })])?;
-                self.keep_ours(&files, content)?;
-                if path.parent() == Some(kmod::AT_BOOT.into()) {
-                    self.capture_autoload(content, files)
-                } else {
-                    Ok(files)
-                }
-            }
-            Change::AddRepository { repository } => self.capture_repository(repository),
-            Change::RefreshRepositories => Ok(Undo::nothing("package lists are a cache")),
-            Change::EnableStream { module, stream } => self.capture_stream(module, stream),
-            Change::InstallPackages { .. } | Change::RepairPackages => self.capture_packages(),
-            Change::HoldPackages { patterns } => self.capture_hold(patterns).await,
-            Change::EnableUnit { unit, start } => self.capture_unit(unit, *start).await,
-            Change::RestartUnit { unit } => Ok(Self::capture_restart(unit)),
-            Change::ConfigureRuntime { settings } => self.capture_runtime(settings),
-            Change::LoadModule { module } => self.capture_load(module),
-            Change::RebuildInitramfs { kernels } => Ok(Self::capture_initramfs(kernels)),
-            Change::BuildModule { module, kernel } => self.capture_build(module, kernel).await,
-            Change::RunTool {
-                purpose,
-                writes,
-                repeated,
-                ..
-            } => self.capture_tool(purpose, writes, *repeated),
-            Change::PullImage { runtime, image, .. } => self.capture_image(*runtime, image).await,
-            Change::RunProbe { probe, record, .. } => self.capture_probe(probe, record).await,
-            Change::SetSysctls { values } => self.capture_sysctls(values),
-            Change::TurnOffSwap { areas } => Ok(Undo::TurnOnSwap {
-                areas: areas.clone(),
-            }),
-            Change::JoinCluster { join } => self.capture_join(join),
-            Change::AdmitNode { admission } => self.capture_admission(admission).await,
-            Change::Reboot { .. } => Ok(Undo::nothing("a reboot leaves nothing to undo")),
-        }
-    }
-
-    /// Applies the change; returns its exact undo.
-    ///
-    /// # Errors
-    /// When it failed, even if it did a part; [`Applier::reconcile`] finds out what it did.
-    pub async fn apply(
-        &self,
-        change: &Change,
-        undo: Undo,
-        sink: &dyn Sink,
-    ) -> Result<Undo, Problem> {
-        match change {
-            Change::WriteFile {
-                path,
-                content,
-                mode,
-            } => self.host.files.write(path, content.as_bytes(), *mode)?,
-            Change::AddRepository { repository } => self.add_repository(repository).await?,
-            Change::RefreshRepositories => self.refresh(sink).await?,
-            Change::EnableStream { module, stream } => {
-                self.enable_stream(module, stream, sink).await?;
-            }
-            Change::InstallPackages {
-                packages,
-                removing,
-                later,
-            } => {
-                self.install(packages, removing, *later, &undo, sink)
-                    .await?;
-            }
-            Change::RepairPackages => self.repair(&undo, sink).await?,
-            Change::HoldPackages { patterns } => self.hold(patterns, &undo, sink).await?,
-            Change::EnableUnit { unit, start } => self.enable_unit(unit, *start, sink).await?,
-            Change::RestartUnit { unit } => self.restart_unit(unit, sink).await?,
-            Change::ConfigureRuntime { settings } => {
-                self.configure_runtime(settings, &undo, sink).await?;
-            }
-            Change::LoadModule { module } => self.load_module(module, sink).await?,
-            Change::RebuildInitramfs { kernels } => self.rebuild_initramfs(kernels, sink).await?,
-            Change::BuildModule { module, kernel } => {
-                let built = self.build_module(module, kernel, sink).await;
-                if self.module_is_due.swap(false, Ordering::AcqRel) {
-                    self.resume_paused(sink).await;
-                }
-                built?;
-            }
-            Change::RunTool {
-                purpose,
-                command,
-                writes,
-                repeated: _,
-            } => self.run_tool(purpose, command, writes, sink).await?,
-            Change::PullImage {
-                runtime,
-                image,
-                timeout_seconds,
-            } => {
-                let limit = Duration::from_secs(*timeout_seconds);
-                self.pull_image(*runtime, image, limit, sink).await?;
-            }
-            Change::RunProbe {
-                probe,
-                record,
-                inputs,
-                again: _,
-            } => {
-                self.run_probe(probe, record, inputs, Proving::Install, sink)
-                    .await?;
-            }
-            Change::SetSysctls { values } => self.set_sysctls(values, sink).await?,
-            Change::TurnOffSwap { areas } => self.turn_off_swap(areas, sink).await?,
-            Change::JoinCluster { join } => self.join_cluster(join, sink).await?,
-            Change::AdmitNode { admission } => self.admit_node(admission, sink).await?,
-            Change::Reboot { why } => self.reboot(why, sink).await?,
-        }
-        let undo = self.refine(undo).await?;
-        self.restore_labels(&written(&undo), sink).await?;
-        // What is recorded as made must survive a power cut.
-        if is_written_by_tools(change) {
-            self.sync_system().await?;
-        }
-        Ok(match change {
-            Change::RunProbe { .. } => Self::undo_of_successful_probe(undo),
-            _ => undo,
-        })
-    }
-
-    /// The exact undo of a change that was interrupted or failed: the state before is compared with
-    /// the state now. A file that it left empty is restored first, so that the next run starts from
-    /// the same content as the interrupted one.
-    ///
-    /// # Errors
-    /// When the machine could not be read.
-    pub async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
-        // The tool that wrote files may have been interrupted before the sync.
-        if undo_writes_by_tools(undo) || !written(undo).is_empty() {
-            self.sync_system().await?;
-        }
-        if let Undo::Packages {
-            transaction,
-            effects: None,
-        } = undo
-        {
-            return Ok(Undo::Packages {
-                transaction: transaction.clone(),
-                effects: Some(Box::new(
-                    self.effects_of_interrupted(transaction, sink).await?,
-                )),
-            });
-        }
-        if let Undo::RestoreStream { .. } = undo {
-            return self.reconcile_stream(undo, sink).await;
-        }
-        if let Undo::LeaveCluster { way, .. } = undo {
-            self.clear_interrupted_join(way, sink).await?;
-        }
-        self.restore_emptied_files(undo)?;
-        if let Undo::RestoreFiles {
-            files,
-            created_folders,
-            daemon: Some(_),
-        } = undo
-            && !self.differ(files)?
-        {
-            self.remove_created(created_folders)?;
-            return Ok(Undo::nothing(
-                "the files of the container runtime are as they were",
-            ));
-        }
-        self.refine(undo.clone()).await
-    }
-
-    /// Undoes a change.
-    ///
-    /// # Errors
-    /// When it failed; the change is still in effect then.
-    pub async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {
-        let reverted = self.undo(undo, sink).await?;
-        if undo_writes_by_tools(undo) {
-            self.sync_system().await?;
-        }
-        Ok(reverted)
     }
 
     async fn undo(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {
@@ -507,6 +279,221 @@ impl Applier {
             .await
             .and_then(|output| output.success(cmd))
             .map_err(|source| Problem::tool(what, source))
+    }
+}
+
+#[async_trait]
+impl Verbs for Applier {
+    async fn resume_paused(&self, sink: &dyn Sink) {
+        Self::resume_paused(self, sink).await;
+    }
+
+    async fn preview(&self, change: &Change) -> Result<Option<String>, Problem> {
+        let files: &dyn ReadFiles = &*self.host.files;
+        let text = |path: &Utf8Path| -> Result<Option<String>, Problem> {
+            Ok(files
+                .read(path)?
+                .map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+        };
+        Ok(match change {
+            Change::WriteFile { path, content, .. } => {
+                Some(file::diff(path, text(path)?.as_deref(), content))
+            }
+            Change::AddRepository { repository } => Some(self.preview_repository(repository)?),
+            Change::InstallPackages {
+                packages, removing, ..
+            } => Some(self.preview_install(packages, removing).await?),
+            Change::RefreshRepositories => self.preview_refresh()?,
+            Change::HoldPackages { patterns } => Some(self.preview_hold(patterns).await?),
+            Change::RepairPackages => Some(self.preview_repair().await?),
+            Change::ConfigureRuntime { settings } => self.preview_runtime(settings)?,
+            _ => None,
+        })
+    }
+
+    async fn rehearse(&self, change: &Change) -> Result<(), Problem> {
+        match change {
+            Change::AddRepository { repository } => self.rehearse_repository(repository).await,
+            Change::InstallPackages {
+                packages, removing, ..
+            } => self.rehearse_install(packages, removing).await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn capture(&self, change: &Change) -> Result<Undo, Problem> {
+        match change {
+            Change::WriteFile { path, content, .. } => {
+                let sha256 = sha256(content.as_bytes());
+                let files = self.capture_files([(path.clone(), FileAfter::File { sha256 })])?;
+                self.keep_ours(&files, content)?;
+                if path.parent() == Some(kmod::AT_BOOT.into()) {
+                    self.capture_autoload(content, files)
+                } else {
+                    Ok(files)
+                }
+            }
+            Change::AddRepository { repository } => self.capture_repository(repository),
+            Change::RefreshRepositories => Ok(Undo::nothing("package lists are a cache")),
+            Change::EnableStream { module, stream } => self.capture_stream(module, stream),
+            Change::InstallPackages { .. } | Change::RepairPackages => self.capture_packages(),
+            Change::HoldPackages { patterns } => self.capture_hold(patterns).await,
+            Change::EnableUnit { unit, start } => self.capture_unit(unit, *start).await,
+            Change::RestartUnit { unit } => Ok(Self::capture_restart(unit)),
+            Change::ConfigureRuntime { settings } => self.capture_runtime(settings),
+            Change::LoadModule { module } => self.capture_load(module),
+            Change::RebuildInitramfs { kernels } => Ok(Self::capture_initramfs(kernels)),
+            Change::BuildModule { module, kernel } => self.capture_build(module, kernel).await,
+            Change::RunTool {
+                purpose,
+                writes,
+                repeated,
+                ..
+            } => self.capture_tool(purpose, writes, *repeated),
+            Change::PullImage { runtime, image, .. } => self.capture_image(*runtime, image).await,
+            Change::RunProbe { probe, record, .. } => self.capture_probe(probe, record).await,
+            Change::SetSysctls { values } => self.capture_sysctls(values),
+            Change::TurnOffSwap { areas } => Ok(Undo::TurnOnSwap {
+                areas: areas.clone(),
+            }),
+            Change::JoinCluster { join } => self.capture_join(join),
+            Change::AdmitNode { admission } => self.capture_admission(admission).await,
+            Change::Reboot { .. } => Ok(Undo::nothing("a reboot leaves nothing to undo")),
+        }
+    }
+
+    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
+        match change {
+            Change::WriteFile {
+                path,
+                content,
+                mode,
+            } => self.host.files.write(path, content.as_bytes(), *mode)?,
+            Change::AddRepository { repository } => self.add_repository(repository).await?,
+            Change::RefreshRepositories => self.refresh(sink).await?,
+            Change::EnableStream { module, stream } => {
+                self.enable_stream(module, stream, sink).await?;
+            }
+            Change::InstallPackages {
+                packages,
+                removing,
+                later,
+            } => {
+                self.install(packages, removing, *later, &undo, sink)
+                    .await?;
+            }
+            Change::RepairPackages => self.repair(&undo, sink).await?,
+            Change::HoldPackages { patterns } => self.hold(patterns, &undo, sink).await?,
+            Change::EnableUnit { unit, start } => self.enable_unit(unit, *start, sink).await?,
+            Change::RestartUnit { unit } => self.restart_unit(unit, sink).await?,
+            Change::ConfigureRuntime { settings } => {
+                self.configure_runtime(settings, &undo, sink).await?;
+            }
+            Change::LoadModule { module } => self.load_module(module, sink).await?,
+            Change::RebuildInitramfs { kernels } => self.rebuild_initramfs(kernels, sink).await?,
+            Change::BuildModule { module, kernel } => {
+                let built = self.build_module(module, kernel, sink).await;
+                if self.module_is_due.swap(false, Ordering::AcqRel) {
+                    self.resume_paused(sink).await;
+                }
+                built?;
+            }
+            Change::RunTool {
+                purpose,
+                command,
+                writes,
+                repeated: _,
+            } => self.run_tool(purpose, command, writes, sink).await?,
+            Change::PullImage {
+                runtime,
+                image,
+                timeout_seconds,
+            } => {
+                let limit = Duration::from_secs(*timeout_seconds);
+                self.pull_image(*runtime, image, limit, sink).await?;
+            }
+            Change::RunProbe {
+                probe,
+                record,
+                inputs,
+                again: _,
+            } => {
+                self.run_probe(probe, record, inputs, Proving::Install, sink)
+                    .await?;
+            }
+            Change::SetSysctls { values } => self.set_sysctls(values, sink).await?,
+            Change::TurnOffSwap { areas } => self.turn_off_swap(areas, sink).await?,
+            Change::JoinCluster { join } => self.join_cluster(join, sink).await?,
+            Change::AdmitNode { admission } => self.admit_node(admission, sink).await?,
+            Change::Reboot { why } => self.reboot(why, sink).await?,
+        }
+        let undo = self.refine(undo).await?;
+        self.restore_labels(&written(&undo), sink).await?;
+        // What is recorded as made must survive a power cut.
+        if is_written_by_tools(change) {
+            self.sync_system().await?;
+        }
+        Ok(match change {
+            Change::RunProbe { .. } => Self::undo_of_successful_probe(undo),
+            _ => undo,
+        })
+    }
+
+    async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
+        // The tool that wrote files may have been interrupted before the sync.
+        if undo_writes_by_tools(undo) || !written(undo).is_empty() {
+            self.sync_system().await?;
+        }
+        if let Undo::Packages {
+            transaction,
+            effects: None,
+        } = undo
+        {
+            return Ok(Undo::Packages {
+                transaction: transaction.clone(),
+                effects: Some(Box::new(
+                    self.effects_of_interrupted(transaction, sink).await?,
+                )),
+            });
+        }
+        if let Undo::RestoreStream { .. } = undo {
+            return self.reconcile_stream(undo, sink).await;
+        }
+        if let Undo::LeaveCluster { way, .. } = undo {
+            self.clear_interrupted_join(way, sink).await?;
+        }
+        self.restore_emptied_files(undo)?;
+        if let Undo::RestoreFiles {
+            files,
+            created_folders,
+            daemon: Some(_),
+        } = undo
+            && !self.differ(files)?
+        {
+            self.remove_created(created_folders)?;
+            return Ok(Undo::nothing(
+                "the files of the container runtime are as they were",
+            ));
+        }
+        self.refine(undo.clone()).await
+    }
+
+    async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {
+        let reverted = self.undo(undo, sink).await?;
+        if undo_writes_by_tools(undo) {
+            self.sync_system().await?;
+        }
+        Ok(reverted)
+    }
+
+    async fn withdraw(
+        &self,
+        undo: &Undo,
+        wanted: &BTreeSet<String>,
+        holds: &BTreeSet<String>,
+        sink: &dyn Sink,
+    ) -> Result<Withdrawn, Problem> {
+        Self::withdraw(self, undo, wanted, holds, sink).await
     }
 }
 

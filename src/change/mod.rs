@@ -40,6 +40,7 @@ mod tests;
 mod tool;
 pub mod undo;
 mod unit;
+mod verbs;
 
 use std::collections::BTreeMap;
 
@@ -54,6 +55,7 @@ pub use probe::{ProofRecord, Proving};
 pub use problem::{Class, Problem, STOPPED};
 pub use runtime::RuntimeSettings;
 pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, RuntimeDaemon, Saved, Undo};
+pub use verbs::{NoVerbs, Verbs};
 
 use crate::config::desired::{PackageWish, Repository};
 

@@ -5,10 +5,9 @@ use std::{collections::BTreeSet, sync::Arc};
 use super::{
     events::{Events, Said},
     ours::ours,
-    verbs::Verbs,
 };
 use crate::{
-    change::{Change, Problem, Reverted, STOPPED, Sink, Undo, packages::Withdrawn},
+    change::{Change, Problem, Reverted, STOPPED, Sink, Undo, Verbs, packages::Withdrawn},
     error::{causes, one_line},
     event::Event,
     journal::{Journal, JournalError, Record, Standing},

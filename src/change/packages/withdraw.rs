@@ -9,7 +9,7 @@ use super::{
     inventory::held,
 };
 use crate::{
-    change::{Applier, Problem, Reverted, Sink, Undo},
+    change::{Applier, Problem, Reverted, Sink, Undo, Verbs},
     error::one_line,
     tools::packages::Mark,
 };

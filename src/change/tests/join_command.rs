@@ -5,7 +5,7 @@ use super::{
     kit::TestMachine,
 };
 use crate::{
-    change::{Change, Reverted, Undo},
+    change::{Change, Reverted, Undo, Verbs},
     error::Report,
     host::fake::{failed, ok},
     model::cluster::JoinMethod,

@@ -13,14 +13,14 @@ pub use super::reading::{blocked, outcome, outcomes, satisfied, why};
 pub use super::small::{Small, exists, file, fixed, install, needs, packages, step, wishes, write};
 use crate::{
     change::{
-        Afterwards, Change, FileAfter, FileBefore, Problem, Reverted, Saved, Sink, Undo,
+        Afterwards, Change, FileAfter, FileBefore, Problem, Reverted, Saved, Sink, Undo, Verbs,
         packages::{Effects, Withdrawn},
     },
     check::Check,
     config::desired::Desired,
     engine::{
-        Audit, Cancel, EngineError, Options, RunReport, Session, Tools, Unresolvable, Verbs,
-        events, uninstall,
+        Audit, Cancel, EngineError, Options, RunReport, Session, Tools, Unresolvable, events,
+        uninstall,
     },
     event::{Envelope, Event, Subscriber},
     facts::Facts,
