@@ -171,25 +171,9 @@ impl Applier {
                 self.revert_packages(transaction, effects.as_deref(), sink)
                     .await
             }
-            Undo::RestoreStream {
-                module,
-                stream,
-                before,
-                existed,
-            } => {
-                self.restore_stream(module, stream, before.as_deref(), *existed, sink)
-                    .await
-            }
-            Undo::Unhold { .. } => self.revert_hold(undo, sink).await,
-            Undo::RestoreUnit {
-                unit,
-                enabled,
-                masked,
-                active,
-            } => {
-                self.restore_unit(unit, *enabled, *masked, *active, sink)
-                    .await
-            }
+            Undo::RestoreStream(undo) => self.restore_stream(undo, sink).await,
+            Undo::Unhold(undo) => self.revert_hold(undo, sink).await,
+            Undo::RestoreUnit(undo) => self.restore_unit(undo, sink).await,
             Undo::Afterwards { then } => self.afterwards(then, sink).await,
             Undo::UnloadModule { module } => self.revert_load(module, sink).await,
             Undo::RemoveModuleBuild {
@@ -198,26 +182,8 @@ impl Applier {
                 kernel,
             } => self.revert_build(module, version, kernel, sink).await,
             Undo::RemoveImage { runtime, image } => self.remove_image(*runtime, image, sink).await,
-            Undo::LeaveCluster {
-                way,
-                node,
-                access,
-                machine,
-                cluster,
-            } => {
-                let joined = (node, machine.as_deref());
-                self.leave_cluster((way, cluster.as_ref()), joined, access.as_deref(), sink)
-                    .await
-            }
-            Undo::RestoreLabels {
-                node,
-                machine,
-                labels,
-                ours,
-            } => {
-                let node = (node, machine.as_deref());
-                self.restore_node(node, labels, ours, sink).await
-            }
+            Undo::LeaveCluster(undo) => self.leave_cluster(undo, sink).await,
+            Undo::RestoreLabels(undo) => self.restore_node(undo, sink).await,
             Undo::RestoreSysctls { values, ours } => self.restore_sysctls(values, ours, sink).await,
             Undo::TurnOnSwap { areas } => self.turn_on_swap(areas, sink).await,
             Undo::Several { undos } => {
@@ -234,8 +200,8 @@ impl Applier {
         match undo {
             Undo::RestoreFiles { .. } => self.refine_files(undo),
             Undo::Packages { .. } => self.refine_packages(undo).await,
-            Undo::Unhold { .. } => self.refine_hold(undo).await,
-            Undo::LeaveCluster { .. } => self.refine_join(undo).await,
+            Undo::Unhold(undo) => self.refine_hold(undo),
+            Undo::LeaveCluster(undo) => self.refine_join(undo).await,
             Undo::Several { undos } => {
                 let mut refined = Vec::new();
                 for undo in undos {
@@ -456,11 +422,11 @@ impl Verbs for Applier {
                 )),
             });
         }
-        if let Undo::RestoreStream { .. } = undo {
+        if let Undo::RestoreStream(undo) = undo {
             return self.reconcile_stream(undo, sink).await;
         }
-        if let Undo::LeaveCluster { way, .. } = undo {
-            self.clear_interrupted_join(way, sink).await?;
+        if let Undo::LeaveCluster(undo) = undo {
+            self.clear_interrupted_join(&undo.way, sink).await?;
         }
         self.restore_emptied_files(undo)?;
         if let Undo::RestoreFiles {
@@ -529,10 +495,10 @@ fn is_written_by_tools(change: &Change) -> bool {
 fn undo_writes_by_tools(undo: &Undo) -> bool {
     match undo {
         Undo::Packages { .. }
-        | Undo::RestoreStream { .. }
-        | Undo::Unhold { .. }
-        | Undo::RestoreUnit { .. }
-        | Undo::LeaveCluster { .. }
+        | Undo::RestoreStream(_)
+        | Undo::Unhold(_)
+        | Undo::RestoreUnit(_)
+        | Undo::LeaveCluster(_)
         | Undo::RemoveModuleBuild { .. } => true,
         Undo::Afterwards { then } => (then.iter()).any(|one| match one {
             Afterwards::RebuildInitramfs { .. } => true,
@@ -543,7 +509,7 @@ fn undo_writes_by_tools(undo: &Undo) -> bool {
         | Undo::Impossible { .. }
         | Undo::RestoreFiles { .. }
         | Undo::UnloadModule { .. }
-        | Undo::RestoreLabels { .. }
+        | Undo::RestoreLabels(_)
         | Undo::RestoreSysctls { .. }
         | Undo::TurnOnSwap { .. }
         | Undo::RemoveImage { .. } => false,

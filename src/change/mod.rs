@@ -50,11 +50,12 @@ use serde::{Deserialize, Serialize};
 pub use applier::Applier;
 pub use edits::Edit;
 pub use image::has_image;
-pub use join::{Admission, Join, Leave};
+pub use join::{Admission, Join, Leave, LeaveCluster, RestoreLabels};
 pub use probe::{ProofRecord, Proving};
 pub use problem::{Class, Problem, STOPPED};
 pub use runtime::RuntimeSettings;
 pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, RuntimeDaemon, Saved, Undo};
+pub use unit::RestoreUnit;
 pub use verbs::{NoVerbs, Verbs};
 
 use crate::config::desired::{PackageWish, Repository};

@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
-use super::{edits::Edit, packages::Effects};
-use crate::{
-    change::join::Leave,
-    config::desired::{Daemon, RuntimeKind},
-    model::kubernetes::NodeName,
-    tools::kubernetes::membership::Membership,
+use super::{
+    edits::Edit,
+    join::{LeaveCluster, RestoreLabels},
+    packages::{Effects, RestoreStream, Unhold},
+    unit::RestoreUnit,
 };
+use crate::config::desired::{Daemon, RuntimeKind};
 
 /// How one change is undone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,43 +54,11 @@ pub enum Undo {
         effects: Option<Box<Effects>>,
     },
     /// Enable the stream of a module that was enabled before, or none.
-    RestoreStream {
-        /// The module.
-        module: String,
-        /// The stream that the change enables.
-        stream: String,
-        /// The stream before.
-        before: Option<String>,
-        /// Whether the file that remembers it existed.
-        existed: bool,
-    },
+    RestoreStream(RestoreStream),
     /// Release holds that the change set.
-    Unhold {
-        /// Packages held before the change; these stay held.
-        before: Vec<String>,
-        /// Packages that the change holds; `None` in journals of earlier versions while it has not ended.
-        held: Option<Vec<String>>,
-        /// The entries that the change adds where holds are a list; `None` in journals of earlier
-        /// versions, and where they are marks.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        entries: Option<Vec<String>>,
-        /// The name of the record of what is really held, which exists from the moment on in which it is
-        /// known; `None` once this undo is exact, and in journals of earlier versions.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        record: Option<String>,
-    },
+    Unhold(Unhold),
     /// Restore the state of a unit.
-    RestoreUnit {
-        /// The unit.
-        unit: String,
-        /// Whether it was enabled.
-        enabled: bool,
-        /// Whether it was masked.
-        masked: bool,
-        /// Whether it was running. `None`: the change neither started nor stopped it, nor does its
-        /// undo, because the unit that resumes a run after a reboot runs this undo itself.
-        active: Option<bool>,
-    },
+    RestoreUnit(RestoreUnit),
     /// Make services read again what earlier undos restored.
     Afterwards {
         /// What follows, in order.
@@ -118,30 +86,9 @@ pub enum Undo {
         image: String,
     },
     /// Leave a cluster that the change joined.
-    LeaveCluster {
-        /// How a machine leaves that has joined in this way.
-        way: Leave,
-        /// The node's name.
-        node: NodeName,
-        /// A kubeconfig that may drain and delete the node.
-        access: Option<Utf8PathBuf>,
-        /// The id of the machine that joined; a clone has another one. `None` where a machine has none.
-        machine: Option<Box<str>>,
-        /// The cluster that it joined; `None` while that is not certain.
-        cluster: Option<Membership>,
-    },
-    /// Give a node the labels that it had; its cluster may not be reached any more.
-    RestoreLabels {
-        /// The node's name.
-        node: NodeName,
-        /// The id of the machine whose node it is, as for [`Undo::LeaveCluster`].
-        machine: Option<Box<str>>,
-        /// The labels that the change sets, with their values before.
-        labels: BTreeMap<String, Option<String>>,
-        /// The values that it sets: one with another value by then is somebody else's.
-        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-        ours: BTreeMap<String, String>,
-    },
+    LeaveCluster(LeaveCluster),
+    /// Give a node the labels that it had.
+    RestoreLabels(RestoreLabels),
     /// Set kernel parameters to their values before.
     RestoreSysctls {
         /// The values before, by name.
@@ -294,10 +241,8 @@ impl Undo {
                 effects: Some(effects),
                 ..
             } => effects.is_empty(),
-            Self::Unhold {
-                held: Some(held), ..
-            } => held.is_empty(),
-            Self::RestoreStream { stream, before, .. } => before.as_ref() == Some(stream),
+            Self::Unhold(undo) => undo.held.is_empty(),
+            Self::RestoreStream(undo) => undo.before.as_ref() == Some(&undo.stream),
             Self::Several { undos } => undos.iter().all(Self::is_nothing),
             _ => false,
         }

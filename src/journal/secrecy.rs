@@ -165,7 +165,10 @@ fn hide_free_text<T: Serialize + DeserializeOwned>(
 mod tests {
     use super::*;
     use crate::{
-        change::{Change, FileAfter, FileBefore, Leave, Probe, Undo, packages::Effects},
+        change::{
+            Change, FileAfter, FileBefore, Leave, LeaveCluster, Probe, Undo,
+            packages::{Effects, Unhold},
+        },
         config::desired::RuntimeKind,
         error::Report,
         exit::Exit,
@@ -358,17 +361,19 @@ mod tests {
             created_folders: Vec::new(),
             daemon: None,
         };
-        let leave = |word: &str, joined: &str| Undo::LeaveCluster {
-            way: Leave::Command {
-                command: vec!["/usr/local/sbin/leave".to_owned(), word.to_owned()],
-                environment_file: None,
-                joined_file: joined.into(),
-                timeout_seconds: 5,
-            },
-            node: "gpu-1".parse().expect("a name"),
-            access: None,
-            machine: None,
-            cluster: None,
+        let leave = |word: &str, joined: &str| {
+            Undo::LeaveCluster(LeaveCluster {
+                way: Leave::Command {
+                    command: vec!["/usr/local/sbin/leave".to_owned(), word.to_owned()],
+                    environment_file: None,
+                    joined_file: joined.into(),
+                    timeout_seconds: 5,
+                },
+                node: "gpu-1".parse().expect("a name"),
+                access: None,
+                machine: None,
+                cluster: None,
+            })
         };
         for record in [
             intent(write("/etc/docker/a", ""), nothing()),
@@ -392,12 +397,11 @@ mod tests {
             intent(Change::RepairPackages, file("/etc/a", Some("/docker"))),
             intent(
                 Change::RepairPackages,
-                Undo::Unhold {
-                    before: vec!["docker.io".to_owned()],
-                    held: None,
+                Undo::Unhold(Unhold {
+                    held: vec!["docker.io".to_owned()],
                     entries: None,
                     record: None,
-                },
+                }),
             ),
             intent(
                 Change::RepairPackages,

@@ -17,8 +17,8 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-pub use node::Admission;
 use node::Deleted;
+pub use node::{Admission, RestoreLabels};
 
 use super::{Applier, Problem, Reverted, Sink, Undo};
 use crate::{
@@ -94,11 +94,20 @@ pub enum Leave {
     },
 }
 
-impl Leave {
-    /// Earlier versions of this program left a node of EKS alone.
-    fn is_by_nodeadm(&self) -> bool {
-        matches!(self, Self::Nodeadm) || matches!(self, Self::Never { method } if method == "eks")
-    }
+/// The undo of a join.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct LeaveCluster {
+    /// How a machine leaves that has joined in this way.
+    pub way: Leave,
+    /// The node's name.
+    pub node: NodeName,
+    /// A kubeconfig that may drain and delete the node.
+    pub access: Option<Utf8PathBuf>,
+    /// The id of the machine that joined; a clone has another one. `None` where a machine has none.
+    pub machine: Option<Box<str>>,
+    /// The cluster that it joined; `None` while that is not certain.
+    pub cluster: Option<Membership>,
 }
 
 impl Join {
@@ -142,48 +151,31 @@ impl Applier {
                 method: join.method.name().to_owned(),
             },
         };
-        Ok(Undo::LeaveCluster {
+        Ok(Undo::LeaveCluster(LeaveCluster {
             way,
             node: join.node.clone(),
             access: join.access.clone(),
             machine: self.machine_id()?.map(|(_, id)| id.into()),
             cluster: None,
-        })
+        }))
     }
 
     /// Which cluster it joined; nothing is left to undo where it joined none.
-    pub(super) async fn refine_join(&self, undo: Undo) -> Result<Undo, Problem> {
-        let Undo::LeaveCluster {
-            way,
-            node,
-            access,
-            machine,
-            ..
-        } = undo
-        else {
-            return Ok(undo);
-        };
-        let cluster = self.joined_by(&way).await?;
-        let begun = match &way {
+    pub(super) async fn refine_join(&self, mut undo: LeaveCluster) -> Result<Undo, Problem> {
+        undo.cluster = self.joined_by(&undo.way).await?;
+        let begun = match undo.way {
             Leave::Kubeadm { .. } => self.has_begun()?,
             // What a command has done is not known.
-            Leave::Command { .. } => true,
-            Leave::Never { .. } => !way.is_by_nodeadm(),
+            Leave::Command { .. } | Leave::Never { .. } => true,
             // Its unit starts at the next boot, and joins as our configuration says.
             Leave::K3s => self.may_join(&agents::K3S)?,
             Leave::Rke2 => self.may_join(&agents::RKE2)?,
             Leave::Nodeadm => false,
         };
-        if cluster.is_none() && !begun {
+        if undo.cluster.is_none() && !begun {
             return Ok(Undo::nothing("the machine has joined no cluster"));
         }
-        Ok(Undo::LeaveCluster {
-            way,
-            node,
-            access,
-            machine,
-            cluster,
-        })
+        Ok(Undo::LeaveCluster(undo))
     }
 
     /// Whether an agent has a configuration of ours, by which it joins whenever it starts.
@@ -195,11 +187,12 @@ impl Applier {
     /// anything may join; so does that of hybrid nodes, which a command starts.
     async fn joined_by(&self, way: &Leave) -> Result<Option<Membership>, Problem> {
         let found = self.joined_cluster()?;
-        let is_early = if way.is_by_nodeadm() {
-            !self.host.files.exists(nodeadm::MAY_JOIN.into())?
-        } else {
-            matches!(way, Leave::Command { .. })
-                && (found.as_ref()).is_some_and(|found| found.kubeconfig == nodeadm::KUBECONFIG)
+        let is_early = match way {
+            Leave::Nodeadm => !self.host.files.exists(nodeadm::MAY_JOIN.into())?,
+            Leave::Command { .. } => {
+                (found.as_ref()).is_some_and(|found| found.kubeconfig == nodeadm::KUBECONFIG)
+            }
+            _ => false,
         };
         if is_early && !self.unit_state(KUBELET).await?.is_active() {
             return Ok(None);
@@ -225,7 +218,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
         let files = &self.host.files;
-        if way.is_by_nodeadm()
+        if *way == Leave::Nodeadm
             && files.exists(nodeadm::MAY_JOIN.into())?
             && !self.unit_state(KUBELET).await?.is_active()
         {
@@ -288,18 +281,17 @@ impl Applier {
     /// machine forgets the cluster. A machine that is a node of another cluster by now stays there.
     pub(super) async fn leave_cluster(
         &self,
-        (way, joined): (&Leave, Option<&Membership>),
-        (node, machine): (&NodeName, Option<&str>),
-        access: Option<&Utf8Path>,
+        undo: &LeaveCluster,
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
+        let (way, node, joined) = (&undo.way, &undo.node, &undo.cluster);
         let stays = |why: String| {
             Ok(Reverted::left(
                 format!("the membership of `{node}` in a cluster"),
                 why,
             ))
         };
-        if let (Leave::Never { method }, false) = (way, way.is_by_nodeadm()) {
+        if let Leave::Never { method } = way {
             return stays(format!(
                 "nothing undoes what `cluster.join = \"{method}\"` has done"
             ));
@@ -325,7 +317,7 @@ impl Applier {
             _ => {}
         }
         let is_member = now.is_some();
-        let clone = self.is_clone_of(machine)?;
+        let clone = self.is_clone_of(undo.machine.as_deref())?;
         if let (Leave::Command { .. }, Some(why)) = (way, &clone) {
             return stays(why.clone());
         }
@@ -356,7 +348,10 @@ impl Applier {
             (Some(_), Some(why)) => {
                 Reverted::left(format!("the node `{node}` in the cluster"), why)
             }
-            (Some(now), None) => match self.delete_node(node, access, &now, sink).await? {
+            (Some(now), None) => match self
+                .delete_node(node, undo.access.as_deref(), &now, sink)
+                .await?
+            {
                 Deleted::Refused(why) => return stays(why),
                 Deleted::Ended(ended) => ended,
             },
@@ -382,6 +377,7 @@ impl Applier {
                 self.leave_by_command((command, timeout), files, is_member, sink)
                     .await?
             }
+            // Of what nothing undoes, nothing is left to do here: it has stayed.
             Leave::Nodeadm | Leave::Never { .. } => self.leave_by_nodeadm(sink).await?,
         };
         Ok(Reverted::of(vec![deleted, left]))

@@ -35,6 +35,21 @@ pub struct Admission {
     pub ready_timeout_seconds: u64,
 }
 
+/// Gives a node the labels that it had; its cluster may not be reached any more.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RestoreLabels {
+    /// The node's name.
+    pub node: NodeName,
+    /// The id of the machine whose node it is, as for [`LeaveCluster`](super::LeaveCluster).
+    pub machine: Option<Box<str>>,
+    /// The labels that the change sets, with their values before.
+    pub labels: BTreeMap<String, Option<String>>,
+    /// The values that it sets: one with another value by then is somebody else's.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub ours: BTreeMap<String, String>,
+}
+
 /// What stands before the reason why a cluster says nothing.
 const SILENT: &str = "the cluster cannot be asked: ";
 
@@ -86,14 +101,14 @@ impl Applier {
             Registered::Unknown => Labels::new(),
             Registered::Silent(why) => return Err(admission.not_ready(format!("{SILENT}{why}"))),
         };
-        Ok(Undo::RestoreLabels {
+        Ok(Undo::RestoreLabels(RestoreLabels {
             node: admission.node.clone(),
             machine: self.machine_id()?.map(|(_, id)| id.into()),
             labels: (admission.labels.keys())
                 .map(|key| (key.clone(), now.get(key).cloned()))
                 .collect(),
             ours: admission.labels.clone(),
-        })
+        }))
     }
 
     /// What the cluster says about the node. An API server that is away for a moment is waited for; what it says after the
@@ -204,11 +219,10 @@ impl Applier {
 
     pub(in crate::change) async fn restore_node(
         &self,
-        (name, machine): (&NodeName, Option<&str>),
-        labels: &BTreeMap<String, Option<String>>,
-        ours: &BTreeMap<String, String>,
+        undo: &RestoreLabels,
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
+        let (name, labels) = (&undo.node, &undo.labels);
         let nothing = |why: &str| Ok(Reverted::nothing(why));
         if self.joined_cluster()?.is_none() || kubectl::find(&*self.host.files)?.is_none() {
             return nothing("the machine is no node any more");
@@ -224,7 +238,7 @@ impl Applier {
                 ));
             }
         };
-        let not_ours = match self.is_clone_of(machine)? {
+        let not_ours = match self.is_clone_of(undo.machine.as_deref())? {
             None => self.is_another(&node)?,
             clone => clone,
         };
@@ -235,7 +249,7 @@ impl Applier {
         let before: Vec<(&str, Option<&str>)> = (labels.iter())
             .filter(|(key, before)| {
                 let now = node.labels.get(*key);
-                now != before.as_ref() && ours.get(*key).is_none_or(|ours| now == Some(ours))
+                now != before.as_ref() && undo.ours.get(*key).is_none_or(|ours| now == Some(ours))
             })
             .map(|(key, value)| (key.as_str(), value.as_deref()))
             .collect();

@@ -62,7 +62,7 @@ impl Applier {
         // What goes is only known once the holds are released.
         let withdrawn = async {
             if !held.is_empty() {
-                self.unhold(&[], Some(&held), sink).await?;
+                self.unhold(&held, sink).await?;
             }
             self.withdraw_packages(transaction, effects, candidates, &inventory, sink)
                 .await
