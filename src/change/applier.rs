@@ -391,7 +391,8 @@ impl Verbs for Applier {
             Change::TurnOffSwap { areas } => self.turn_off_swap(areas, sink).await?,
             Change::JoinCluster { join } => self.join_cluster(join, sink).await?,
             Change::AdmitNode { admission } => self.admit_node(admission, sink).await?,
-            Change::Reboot { why } => self.reboot(why, sink).await?,
+            // The engine ends its run before it, and reboots afterwards.
+            Change::Reboot { .. } => return Err(Problem::bug("reboot in the middle of a run")),
         }
         let undo = self.refine(undo).await?;
         self.restore_labels(&written(&undo), sink).await?;
@@ -465,30 +466,19 @@ impl Verbs for Applier {
 
 /// Whether a change runs tools that write files without a sync. This program syncs what it writes itself,
 /// and caches, images and the state of daemons are made again.
-fn is_written_by_tools(change: &Change) -> bool {
-    match change {
+const fn is_written_by_tools(change: &Change) -> bool {
+    matches!(
+        change,
         Change::EnableStream { .. }
-        | Change::InstallPackages { .. }
-        | Change::RepairPackages
-        | Change::HoldPackages { .. }
-        | Change::EnableUnit { .. }
-        | Change::RebuildInitramfs { .. }
-        | Change::BuildModule { .. }
-        | Change::JoinCluster { .. }
-        | Change::RunTool { .. } => true,
-        Change::WriteFile { .. }
-        | Change::AddRepository { .. }
-        | Change::RefreshRepositories
-        | Change::RestartUnit { .. }
-        | Change::ConfigureRuntime { .. }
-        | Change::LoadModule { .. }
-        | Change::PullImage { .. }
-        | Change::RunProbe { .. }
-        | Change::SetSysctls { .. }
-        | Change::TurnOffSwap { .. }
-        | Change::AdmitNode { .. }
-        | Change::Reboot { .. } => false,
-    }
+            | Change::InstallPackages { .. }
+            | Change::RepairPackages
+            | Change::HoldPackages { .. }
+            | Change::EnableUnit { .. }
+            | Change::RebuildInitramfs { .. }
+            | Change::BuildModule { .. }
+            | Change::JoinCluster { .. }
+            | Change::RunTool { .. }
+    )
 }
 
 /// The same of an undo.
@@ -500,18 +490,10 @@ fn undo_writes_by_tools(undo: &Undo) -> bool {
         | Undo::RestoreUnit(_)
         | Undo::LeaveCluster(_)
         | Undo::RemoveModuleBuild { .. } => true,
-        Undo::Afterwards { then } => (then.iter()).any(|one| match one {
-            Afterwards::RebuildInitramfs { .. } => true,
-            Afterwards::RestartUnit { .. } => false,
-        }),
+        Undo::Afterwards { then } => {
+            (then.iter()).any(|one| matches!(one, Afterwards::RebuildInitramfs { .. }))
+        }
         Undo::Several { undos } => undos.iter().any(undo_writes_by_tools),
-        Undo::Nothing { .. }
-        | Undo::Impossible { .. }
-        | Undo::RestoreFiles { .. }
-        | Undo::UnloadModule { .. }
-        | Undo::RestoreLabels(_)
-        | Undo::RestoreSysctls { .. }
-        | Undo::TurnOnSwap { .. }
-        | Undo::RemoveImage { .. } => false,
+        _ => false,
     }
 }

@@ -7,16 +7,18 @@
 //! To add a verb, where no existing one will do:
 //!
 //! 1. Here a variant of [`Change`]. Its fields are in journals: they are only added.
-//! 2. `cargo check` names each `match` that lacks it: in `describe.rs`, `applier.rs` and
-//!    `journal/secrecy.rs` (names, and texts that may hold a secret). Add it to `preview` of `applier.rs`
-//!    if it has a diff, and to `rehearse` if a refusal can be known before.
+//! 2. `cargo check` names each `match` that lacks it: two in `describe.rs`, and `capture` and `apply` of
+//!    `applier.rs`. Add it to `preview` there if it has a diff, to `rehearse` if a refusal can be known
+//!    before, and to `is_written_by_tools` if programs write for it.
 //! 3. The work is a method of [`Applier`] in the file of its family, with its errors: a [`Problem`] is
 //!    made where it happens, and what a program says has a row in `tools/faults.toml`.
 //! 4. Its undo is a variant of [`Undo`] (`RestoreFiles` is enough for files). A new one goes into
-//!    `undo.rs`, and into `undo`, `refine` and `reconcile` of `applier.rs` as it needs them.
+//!    `undo.rs`, with more than two fields as a struct of the family's file, and into `undo`, `refine`,
+//!    `reconcile` and `undo_writes_by_tools` of `applier.rs` as it needs them.
 //! 5. In `tests/FAMILY.rs` `machine.apply_and_undo(&change)` applies, undoes, and compares the machine
 //!    with before. Test an interruption, too: `capture`, then `reconcile` and `revert`.
-//! 6. If it needs the lock of the package manager: `needs_package_lock` in `engine/apply.rs`.
+//! 6. If it needs the lock of the package manager: `needs_package_lock` in `engine/apply.rs`. If a field of
+//!    its is free text that may hold a secret: `meaning` in `journal/secrecy.rs`.
 //! 7. A new record is a line in a new file of `tests/journals`.
 
 mod agents;

@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use async_trait::async_trait;
 
 use super::{Change, Problem, Reverted, Sink, Undo, packages::Withdrawn};
-use crate::exit::Exit;
 
 /// Describes, applies and undoes changes.
 #[async_trait]
@@ -72,9 +71,7 @@ pub struct NoVerbs;
 
 /// A bug: `check` tried to change something.
 fn only_looks() -> Problem {
-    let what = "change the machine: `check` only looks";
-    let problem = Problem::new("bug", what).advice("this is a bug; please report it");
-    problem.exiting(Exit::Internal)
+    Problem::bug("change the machine: `check` only looks")
 }
 
 #[async_trait]
@@ -119,6 +116,7 @@ impl Verbs for NoVerbs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exit::Exit;
 
     struct Quiet;
 
