@@ -1,7 +1,6 @@
 //! Checks find problems that no change of this program can repair. They only read.
 
 use async_trait::async_trait;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -36,9 +35,7 @@ pub struct Subject<'a> {
 
 /// The verdict of a finding. A check that could not look returns an error, which never becomes
 /// `Skip`, and `Unknown` never becomes `Pass`.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// No problem.
@@ -56,7 +53,7 @@ pub enum Verdict {
 }
 
 /// One line of `check`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     /// Stable name.
     pub id: Id,
@@ -74,7 +71,6 @@ pub struct Finding {
     pub remedy: Option<String>,
     /// What kind of act the remedy is, where it is not that of the registry.
     #[serde(skip)]
-    #[schemars(skip)]
     pub remedy_class: Option<Remedy>,
     /// Links to documentation.
     pub links: Vec<String>,
@@ -83,7 +79,6 @@ pub struct Finding {
     pub because: Option<Id>,
     /// Whether `install` would change it: the machine may work without.
     #[serde(skip)]
-    #[schemars(skip)]
     pub would_change: bool,
 }
 

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use camino::Utf8Path;
 use gpu_bootstrap::{
-    change::{Leave, Undo},
+    change::{Leave, LeaveCluster, Undo},
     error::Report,
     journal::{History, JournalError, Receipt, Record, fold, parse},
 };
@@ -78,7 +78,7 @@ fn a_machine_that_has_joined_knows_how_it_leaves() {
     let ways: Vec<Leave> = (history.lines.iter())
         .filter_map(|line| match &line.record {
             Record::Applied {
-                undo: Undo::LeaveCluster { way, cluster, .. },
+                undo: Undo::LeaveCluster(LeaveCluster { way, cluster, .. }),
                 ..
             } => {
                 assert_eq!(cluster.as_ref().unwrap().server, "https://10.0.0.1:6443");

@@ -34,9 +34,9 @@ impl Applier {
     ) -> Result<Reverted, Problem> {
         let unit = agent.unit;
         if self.host.files.exists(toolkit::RUNTIME.into())? || !self.names_toolkit(agent)? {
-            return Ok(Reverted::Nothing {
-                why: format!("the containerd of `{unit}` names no program that has gone"),
-            });
+            return Ok(Reverted::nothing(format!(
+                "the containerd of `{unit}` names no program that has gone"
+            )));
         }
         let runs = (self.unit_state_if_any(unit).await?).is_some_and(|state| state.is_active());
         let query = systemctl::kill_mode(unit);
@@ -46,29 +46,29 @@ impl Applier {
         };
         let spares = mode.and_then(|said| systemctl::parse_spares_children(&said.stdout));
         if runs && spares != Some(true) {
-            return Ok(Reverted::Left {
-                what: format!(
+            return Ok(Reverted::left(
+                format!(
                     "`{unit}`, whose containerd still names `{}`",
                     toolkit::RUNTIME
                 ),
-                why: format!(
+                format!(
                     "only with `KillMode=process` would its containers go on; run `systemctl restart {unit}` when \
                      they may stop"
                 ),
-            });
+            ));
         }
         let ending = self.restart_again(unit, sink).await?;
         if matches!(ending, Reverted::Done { .. }) && self.names_toolkit(agent)? {
-            return Ok(Reverted::Left {
-                what: format!(
+            return Ok(Reverted::left(
+                format!(
                     "`{}` in the configuration of {}'s containerd",
                     toolkit::RUNTIME,
                     agent.name
                 ),
-                why: format!(
+                format!(
                     "somebody's template names it; take it out there, and run `systemctl restart {unit}`"
                 ),
-            });
+            ));
         }
         Ok(ending)
     }

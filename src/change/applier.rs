@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 use tokio_util::sync::CancellationToken;
 
@@ -18,8 +19,9 @@ use super::{
     backup::Backups,
     file,
     labels::written,
-    packages::{Holds, Lists, Wanted},
+    packages::{Holds, Lists, Wanted, Withdrawn},
     probe::Proving,
+    verbs::Verbs,
 };
 use crate::{
     config::desired::{Daemon, PackagePolicy},
@@ -144,11 +146,115 @@ impl Applier {
         }
     }
 
-    /// A unified diff of files, or the package manager's simulation; changes nothing.
-    ///
-    /// # Errors
-    /// When the machine could not be read, or when applying would be refused.
-    pub async fn preview(&self, change: &Change) -> Result<Option<String>, Problem> {
+    async fn undo(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {
+        match undo {
+            Undo::Nothing { why } => Ok(Reverted::nothing(why.clone())),
+            Undo::Impossible { what, why } => Ok(Reverted::left(what.clone(), why.clone())),
+            Undo::RestoreFiles {
+                files,
+                created_folders,
+                daemon,
+            } => match daemon {
+                Some(daemon) => {
+                    self.restore_runtime(daemon, files, created_folders, sink)
+                        .await
+                }
+                None => {
+                    let restored = self.restore_files(files, created_folders, sink).await?;
+                    Ok(restored.told(sink))
+                }
+            },
+            Undo::Packages {
+                transaction,
+                effects,
+            } => {
+                self.revert_packages(transaction, effects.as_deref(), sink)
+                    .await
+            }
+            Undo::RestoreStream(undo) => self.restore_stream(undo, sink).await,
+            Undo::Unhold(undo) => self.revert_hold(undo, sink).await,
+            Undo::RestoreUnit(undo) => self.restore_unit(undo, sink).await,
+            Undo::Afterwards { then } => self.afterwards(then, sink).await,
+            Undo::UnloadModule { module } => self.revert_load(module, sink).await,
+            Undo::RemoveModuleBuild {
+                module,
+                version,
+                kernel,
+            } => self.revert_build(module, version, kernel, sink).await,
+            Undo::RemoveImage { runtime, image } => self.remove_image(*runtime, image, sink).await,
+            Undo::LeaveCluster(undo) => self.leave_cluster(undo, sink).await,
+            Undo::RestoreLabels(undo) => self.restore_node(undo, sink).await,
+            Undo::RestoreSysctls { values, ours } => self.restore_sysctls(values, ours, sink).await,
+            Undo::TurnOnSwap { areas } => self.turn_on_swap(areas, sink).await,
+            Undo::Several { undos } => {
+                let mut endings = Vec::new();
+                for undo in undos {
+                    endings.push(Box::pin(self.undo(undo, sink)).await?);
+                }
+                Ok(Reverted::of(endings))
+            }
+        }
+    }
+
+    async fn refine(&self, undo: Undo) -> Result<Undo, Problem> {
+        match undo {
+            Undo::RestoreFiles { .. } => self.refine_files(undo),
+            Undo::Packages { .. } => self.refine_packages(undo).await,
+            Undo::Unhold(undo) => self.refine_hold(undo),
+            Undo::LeaveCluster(undo) => self.refine_join(undo).await,
+            Undo::Several { undos } => {
+                let mut refined = Vec::new();
+                for undo in undos {
+                    refined.push(Box::pin(self.refine(undo)).await?);
+                }
+                Ok(Undo::Several { undos: refined })
+            }
+            other => Ok(other),
+        }
+    }
+
+    /// Brings to the disk what other programs have written. That may take seconds, so other tasks go on
+    /// meanwhile.
+    pub(super) async fn sync_system(&self) -> Result<(), Problem> {
+        let files = Arc::clone(&self.host.files);
+        let synced = tokio::task::spawn_blocking(move || files.sync_system()).await;
+        Ok(synced.map_err(|ended| FilesError::Io {
+            verb: "sync",
+            path: "/".into(),
+            source: ended.into(),
+            disk: None,
+        })??)
+    }
+
+    /// Runs a command to its end and passes each output line to the sink.
+    pub(super) async fn exec(&self, cmd: &Cmd, sink: &dyn Sink) -> Result<Output, ExecError> {
+        self.host
+            .exec
+            .run(cmd, &mut |_, line| sink.line(line))
+            .await
+    }
+
+    /// Runs a command that must exit with 0.
+    pub(super) async fn tool(
+        &self,
+        what: &str,
+        cmd: &Cmd,
+        sink: &dyn Sink,
+    ) -> Result<Output, Problem> {
+        self.exec(cmd, sink)
+            .await
+            .and_then(|output| output.success(cmd))
+            .map_err(|source| Problem::tool(what, source))
+    }
+}
+
+#[async_trait]
+impl Verbs for Applier {
+    async fn resume_paused(&self, sink: &dyn Sink) {
+        Self::resume_paused(self, sink).await;
+    }
+
+    async fn preview(&self, change: &Change) -> Result<Option<String>, Problem> {
         let files: &dyn ReadFiles = &*self.host.files;
         let text = |path: &Utf8Path| -> Result<Option<String>, Problem> {
             Ok(files
@@ -171,12 +277,7 @@ impl Applier {
         })
     }
 
-    /// Reports what would certainly make the change fail, before the first change of a run is made;
-    /// changes nothing.
-    ///
-    /// # Errors
-    /// The refusal.
-    pub async fn rehearse(&self, change: &Change) -> Result<(), Problem> {
+    async fn rehearse(&self, change: &Change) -> Result<(), Problem> {
         match change {
             Change::AddRepository { repository } => self.rehearse_repository(repository).await,
             Change::InstallPackages {
@@ -186,11 +287,7 @@ impl Applier {
         }
     }
 
-    /// How the change will be undone, as far as that is known before it; may store backups.
-    ///
-    /// # Errors
-    /// When the machine could not be read.
-    pub async fn capture(&self, change: &Change) -> Result<Undo, Problem> {
+    async fn capture(&self, change: &Change) -> Result<Undo, Problem> {
         match change {
             Change::WriteFile { path, content, .. } => {
                 let sha256 = sha256(content.as_bytes());
@@ -203,9 +300,7 @@ impl Applier {
                 }
             }
             Change::AddRepository { repository } => self.capture_repository(repository),
-            Change::RefreshRepositories => Ok(Undo::Nothing {
-                why: "package lists are a cache".to_owned(),
-            }),
+            Change::RefreshRepositories => Ok(Undo::nothing("package lists are a cache")),
             Change::EnableStream { module, stream } => self.capture_stream(module, stream),
             Change::InstallPackages { .. } | Change::RepairPackages => self.capture_packages(),
             Change::HoldPackages { patterns } => self.capture_hold(patterns).await,
@@ -229,22 +324,11 @@ impl Applier {
             }),
             Change::JoinCluster { join } => self.capture_join(join),
             Change::AdmitNode { admission } => self.capture_admission(admission).await,
-            Change::Reboot { .. } => Ok(Undo::Nothing {
-                why: "a reboot leaves nothing to undo".to_owned(),
-            }),
+            Change::Reboot { .. } => Ok(Undo::nothing("a reboot leaves nothing to undo")),
         }
     }
 
-    /// Applies the change; returns its exact undo.
-    ///
-    /// # Errors
-    /// When it failed, even if it did a part; [`Applier::reconcile`] finds out what it did.
-    pub async fn apply(
-        &self,
-        change: &Change,
-        undo: Undo,
-        sink: &dyn Sink,
-    ) -> Result<Undo, Problem> {
+    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
         match change {
             Change::WriteFile {
                 path,
@@ -307,7 +391,8 @@ impl Applier {
             Change::TurnOffSwap { areas } => self.turn_off_swap(areas, sink).await?,
             Change::JoinCluster { join } => self.join_cluster(join, sink).await?,
             Change::AdmitNode { admission } => self.admit_node(admission, sink).await?,
-            Change::Reboot { why } => self.reboot(why, sink).await?,
+            // The engine ends its run before it, and reboots afterwards.
+            Change::Reboot { .. } => return Err(Problem::bug("reboot in the middle of a run")),
         }
         let undo = self.refine(undo).await?;
         self.restore_labels(&written(&undo), sink).await?;
@@ -321,13 +406,7 @@ impl Applier {
         })
     }
 
-    /// The exact undo of a change that was interrupted or failed: the state before is compared with
-    /// the state now. A file that it left empty is restored first, so that the next run starts from
-    /// the same content as the interrupted one.
-    ///
-    /// # Errors
-    /// When the machine could not be read.
-    pub async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
+    async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
         // The tool that wrote files may have been interrupted before the sync.
         if undo_writes_by_tools(undo) || !written(undo).is_empty() {
             self.sync_system().await?;
@@ -344,11 +423,11 @@ impl Applier {
                 )),
             });
         }
-        if let Undo::RestoreStream { .. } = undo {
+        if let Undo::RestoreStream(undo) = undo {
             return self.reconcile_stream(undo, sink).await;
         }
-        if let Undo::LeaveCluster { way, .. } = undo {
-            self.clear_interrupted_join(way, sink).await?;
+        if let Undo::LeaveCluster(undo) = undo {
+            self.clear_interrupted_join(&undo.way, sink).await?;
         }
         self.restore_emptied_files(undo)?;
         if let Undo::RestoreFiles {
@@ -359,18 +438,14 @@ impl Applier {
             && !self.differ(files)?
         {
             self.remove_created(created_folders)?;
-            return Ok(Undo::Nothing {
-                why: "the files of the container runtime are as they were".to_owned(),
-            });
+            return Ok(Undo::nothing(
+                "the files of the container runtime are as they were",
+            ));
         }
         self.refine(undo.clone()).await
     }
 
-    /// Undoes a change.
-    ///
-    /// # Errors
-    /// When it failed; the change is still in effect then.
-    pub async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {
+    async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {
         let reverted = self.undo(undo, sink).await?;
         if undo_writes_by_tools(undo) {
             self.sync_system().await?;
@@ -378,194 +453,47 @@ impl Applier {
         Ok(reverted)
     }
 
-    async fn undo(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {
-        match undo {
-            Undo::Nothing { why } => Ok(Reverted::Nothing { why: why.clone() }),
-            Undo::Impossible { what, why } => Ok(Reverted::Left {
-                what: what.clone(),
-                why: why.clone(),
-            }),
-            Undo::RestoreFiles {
-                files,
-                created_folders,
-                daemon,
-            } => match daemon {
-                Some(daemon) => {
-                    self.restore_runtime(daemon, files, created_folders, sink)
-                        .await
-                }
-                None => {
-                    let restored = self.restore_files(files, created_folders, sink).await?;
-                    Ok(restored.told(sink))
-                }
-            },
-            Undo::Packages {
-                transaction,
-                effects,
-            } => {
-                self.revert_packages(transaction, effects.as_deref(), sink)
-                    .await
-            }
-            Undo::RestoreStream {
-                module,
-                stream,
-                before,
-                existed,
-            } => {
-                self.restore_stream(module, stream, before.as_deref(), *existed, sink)
-                    .await
-            }
-            Undo::Unhold { .. } => self.revert_hold(undo, sink).await,
-            Undo::RestoreUnit {
-                unit,
-                enabled,
-                masked,
-                active,
-            } => {
-                self.restore_unit(unit, *enabled, *masked, *active, sink)
-                    .await
-            }
-            Undo::Afterwards { then } => self.afterwards(then, sink).await,
-            Undo::UnloadModule { module } => self.revert_load(module, sink).await,
-            Undo::RemoveModuleBuild {
-                module,
-                version,
-                kernel,
-            } => self.revert_build(module, version, kernel, sink).await,
-            Undo::RemoveImage { runtime, image } => self.remove_image(*runtime, image, sink).await,
-            Undo::LeaveCluster {
-                way,
-                node,
-                access,
-                machine,
-                cluster,
-            } => {
-                let joined = (node, machine.as_deref());
-                self.leave_cluster((way, cluster.as_ref()), joined, access.as_deref(), sink)
-                    .await
-            }
-            Undo::RestoreLabels {
-                node,
-                machine,
-                labels,
-                ours,
-            } => {
-                let node = (node, machine.as_deref());
-                self.restore_node(node, labels, ours, sink).await
-            }
-            Undo::RestoreSysctls { values, ours } => self.restore_sysctls(values, ours, sink).await,
-            Undo::TurnOnSwap { areas } => self.turn_on_swap(areas, sink).await,
-            Undo::Several { undos } => {
-                let mut endings = Vec::new();
-                for undo in undos {
-                    endings.push(Box::pin(self.undo(undo, sink)).await?);
-                }
-                Ok(Reverted::of(endings))
-            }
-        }
-    }
-
-    async fn refine(&self, undo: Undo) -> Result<Undo, Problem> {
-        match undo {
-            Undo::RestoreFiles { .. } => self.refine_files(undo),
-            Undo::Packages { .. } => self.refine_packages(undo).await,
-            Undo::Unhold { .. } => self.refine_hold(undo).await,
-            Undo::LeaveCluster { .. } => self.refine_join(undo).await,
-            Undo::Several { undos } => {
-                let mut refined = Vec::new();
-                for undo in undos {
-                    refined.push(Box::pin(self.refine(undo)).await?);
-                }
-                Ok(Undo::Several { undos: refined })
-            }
-            other => Ok(other),
-        }
-    }
-
-    /// Brings to the disk what other programs have written. That may take seconds, so other tasks go on
-    /// meanwhile.
-    pub(super) async fn sync_system(&self) -> Result<(), Problem> {
-        let files = Arc::clone(&self.host.files);
-        let synced = tokio::task::spawn_blocking(move || files.sync_system()).await;
-        Ok(synced.map_err(|ended| FilesError::Io {
-            verb: "sync",
-            path: "/".into(),
-            source: ended.into(),
-            disk: None,
-        })??)
-    }
-
-    /// Runs a command to its end and passes each output line to the sink.
-    pub(super) async fn exec(&self, cmd: &Cmd, sink: &dyn Sink) -> Result<Output, ExecError> {
-        self.host
-            .exec
-            .run(cmd, &mut |_, line| sink.line(line))
-            .await
-    }
-
-    /// Runs a command that must exit with 0.
-    pub(super) async fn tool(
+    async fn withdraw(
         &self,
-        what: &str,
-        cmd: &Cmd,
+        undo: &Undo,
+        wanted: &BTreeSet<String>,
+        holds: &BTreeSet<String>,
         sink: &dyn Sink,
-    ) -> Result<Output, Problem> {
-        self.exec(cmd, sink)
-            .await
-            .and_then(|output| output.success(cmd))
-            .map_err(|source| Problem::tool(what, source))
+    ) -> Result<Withdrawn, Problem> {
+        Self::withdraw(self, undo, wanted, holds, sink).await
     }
 }
 
 /// Whether a change runs tools that write files without a sync. This program syncs what it writes itself,
 /// and caches, images and the state of daemons are made again.
-fn is_written_by_tools(change: &Change) -> bool {
-    match change {
+const fn is_written_by_tools(change: &Change) -> bool {
+    matches!(
+        change,
         Change::EnableStream { .. }
-        | Change::InstallPackages { .. }
-        | Change::RepairPackages
-        | Change::HoldPackages { .. }
-        | Change::EnableUnit { .. }
-        | Change::RebuildInitramfs { .. }
-        | Change::BuildModule { .. }
-        | Change::JoinCluster { .. }
-        | Change::RunTool { .. } => true,
-        Change::WriteFile { .. }
-        | Change::AddRepository { .. }
-        | Change::RefreshRepositories
-        | Change::RestartUnit { .. }
-        | Change::ConfigureRuntime { .. }
-        | Change::LoadModule { .. }
-        | Change::PullImage { .. }
-        | Change::RunProbe { .. }
-        | Change::SetSysctls { .. }
-        | Change::TurnOffSwap { .. }
-        | Change::AdmitNode { .. }
-        | Change::Reboot { .. } => false,
-    }
+            | Change::InstallPackages { .. }
+            | Change::RepairPackages
+            | Change::HoldPackages { .. }
+            | Change::EnableUnit { .. }
+            | Change::RebuildInitramfs { .. }
+            | Change::BuildModule { .. }
+            | Change::JoinCluster { .. }
+            | Change::RunTool { .. }
+    )
 }
 
 /// The same of an undo.
 fn undo_writes_by_tools(undo: &Undo) -> bool {
     match undo {
         Undo::Packages { .. }
-        | Undo::RestoreStream { .. }
-        | Undo::Unhold { .. }
-        | Undo::RestoreUnit { .. }
-        | Undo::LeaveCluster { .. }
+        | Undo::RestoreStream(_)
+        | Undo::Unhold(_)
+        | Undo::RestoreUnit(_)
+        | Undo::LeaveCluster(_)
         | Undo::RemoveModuleBuild { .. } => true,
-        Undo::Afterwards { then } => (then.iter()).any(|one| match one {
-            Afterwards::RebuildInitramfs { .. } => true,
-            Afterwards::RestartUnit { .. } => false,
-        }),
+        Undo::Afterwards { then } => {
+            (then.iter()).any(|one| matches!(one, Afterwards::RebuildInitramfs { .. }))
+        }
         Undo::Several { undos } => undos.iter().any(undo_writes_by_tools),
-        Undo::Nothing { .. }
-        | Undo::Impossible { .. }
-        | Undo::RestoreFiles { .. }
-        | Undo::UnloadModule { .. }
-        | Undo::RestoreLabels { .. }
-        | Undo::RestoreSysctls { .. }
-        | Undo::TurnOnSwap { .. }
-        | Undo::RemoveImage { .. } => false,
+        _ => false,
     }
 }

@@ -124,10 +124,10 @@ impl Applier {
     ) -> Result<Option<Reverted>, Problem> {
         let RuntimeDaemon { unit, runtime, .. } = daemon;
         let left = |why: String, who: &str| {
-            Some(Reverted::Left {
-                what: format!("`{unit}`, which still uses the configuration from before the undo"),
-                why: format!("{why}; run `systemctl restart {unit}` when {who} may stop"),
-            })
+            Some(Reverted::left(
+                format!("`{unit}`, which still uses the configuration from before the undo"),
+                format!("{why}; run `systemctl restart {unit}` when {who} may stop"),
+            ))
         };
         let containers = match self.stopped_by_restart(unit).await {
             // The files are restored in any case.
@@ -149,12 +149,10 @@ impl Applier {
             let why = format!("a restart would stop the containers {containers}");
             return Ok(left(why, "they"));
         }
-        Ok(Some(Reverted::Done {
-            what: format!(
-                "reloaded `{unit}`; it lists the runtime {runtime} until its next restart, which \
+        Ok(Some(Reverted::done(format!(
+            "reloaded `{unit}`; it lists the runtime {runtime} until its next restart, which \
                  would stop the containers {containers}"
-            ),
-        }))
+        ))))
     }
 
     /// Has the daemon read its configuration again; whether systemd could.

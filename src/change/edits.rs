@@ -1,7 +1,6 @@
 //! What a change did to a JSON or TOML file, by key. So it can be undone after an administrator has
 //! edited the file, too, and the administrator's settings stay.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -11,7 +10,7 @@ use crate::{
 };
 
 /// A key of a JSON or TOML file that a change has added, changed or removed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Edit {
     /// The key: its name, after those of the objects or tables around it.

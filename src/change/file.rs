@@ -113,17 +113,15 @@ impl Applier {
             Ok(merged) if merged != now => merged,
             Err(_) if !is_back => return Ok(None),
             _ => {
-                return Ok(Some(Reverted::Nothing {
-                    why: format!("nothing of this program is in `{path}` any more"),
-                }));
+                return Ok(Some(Reverted::nothing(format!(
+                    "nothing of this program is in `{path}` any more"
+                ))));
             }
         };
         files.write(path, merged.as_bytes(), stat.mode)?;
-        Ok(Some(Reverted::Done {
-            what: format!(
-                "took the lines of this program back in `{path}`, which others have changed since"
-            ),
-        }))
+        Ok(Some(Reverted::done(format!(
+            "took the lines of this program back in `{path}`, which others have changed since"
+        ))))
     }
 
     /// Completes the undo of [`Applier::capture_files`] after the change.
@@ -169,13 +167,13 @@ impl Applier {
         let back = edits::take_back(&now, made, before.as_ref()).map_err(unreadable)?;
         let mut endings = Vec::new();
         if !back.left.is_empty() {
-            endings.push(Reverted::Left {
-                what: format!("{} in `{path}`", back.left.join(", ")),
-                why: format!(
+            endings.push(Reverted::left(
+                format!("{} in `{path}`", back.left.join(", ")),
+                format!(
                     "it was changed after this program wrote it; to finish, edit `{path}` and run \
                      the same command again"
                 ),
-            });
+            ));
         }
         let is_before = match before {
             Some(_) if file.before.is_none() => back.document.is_bare(),
@@ -189,22 +187,20 @@ impl Applier {
                 back.theirs.join(", ")
             );
             notes.push(what.clone());
-            endings.push(Reverted::Done { what });
+            endings.push(Reverted::done(what));
         }
         if back.left.is_empty() && is_before {
             endings.push(self.put_back(file)?);
         } else if back.taken.is_empty() {
-            endings.push(Reverted::Nothing {
-                why: format!("`{path}` has nothing of this program"),
-            });
+            endings.push(Reverted::nothing(format!(
+                "`{path}` has nothing of this program"
+            )));
         } else {
             files.write(path, back.document.text().as_bytes(), stat.mode)?;
-            endings.push(Reverted::Done {
-                what: format!(
-                    "took {} out of `{path}`, which somebody has edited since",
-                    back.taken.join(", ")
-                ),
-            });
+            endings.push(Reverted::done(format!(
+                "took {} out of `{path}`, which somebody has edited since",
+                back.taken.join(", ")
+            )));
         }
         Ok(Reverted::of(endings))
     }
@@ -238,13 +234,13 @@ impl Applier {
                 )
             }
         };
-        Reverted::Left {
-            what: format!("`{path}`"),
-            why: format!(
+        Reverted::left(
+            format!("`{path}`"),
+            format!(
                 "it was {how} after this program wrote it; to finish, {save}, run `{restore}`, run the same command \
                  again{then}"
             ),
-        }
+        )
     }
 
     /// Restores files that an interrupted tool left empty. Most tools truncate a file before they
@@ -361,9 +357,7 @@ impl Applier {
             if self.host.files.stat(folder)?.is_some()
                 && self.host.files.remove_empty_folder(folder)?
             {
-                endings.push(Reverted::Done {
-                    what: format!("removed `{folder}`"),
-                });
+                endings.push(Reverted::done(format!("removed `{folder}`")));
             }
         }
         Ok(endings)
@@ -375,9 +369,7 @@ impl Applier {
         self.remove_temporary_files(path)?;
         let now = self.file_now(path)?;
         if is_restored(&now, file.before.as_ref()) {
-            return Ok(Reverted::Nothing {
-                why: format!("`{path}` is as it was"),
-            });
+            return Ok(Reverted::nothing(format!("`{path}` is as it was")));
         }
         if file.after != FileAfter::Unknown && !file.after.is(&now.after) {
             return match (&file.after, &now.after) {
@@ -408,9 +400,7 @@ impl Applier {
         let (files, path) = (&self.host.files, &file.path);
         let Some(saved) = &file.before else {
             files.remove(path)?;
-            return Ok(Reverted::Done {
-                what: format!("removed `{path}`"),
-            });
+            return Ok(Reverted::done(format!("removed `{path}`")));
         };
         match &saved.link {
             Some(target) => {
@@ -423,9 +413,7 @@ impl Applier {
                 files.chown(path, saved.uid, saved.gid)?;
             }
         }
-        Ok(Reverted::Done {
-            what: format!("restored `{path}`"),
-        })
+        Ok(Reverted::done(format!("restored `{path}`")))
     }
 }
 

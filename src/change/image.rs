@@ -73,9 +73,7 @@ impl Applier {
         image: &str,
     ) -> Result<Undo, Problem> {
         Ok(match self.has_image(runtime, image).await? {
-            Some(true) => Undo::Nothing {
-                why: format!("the image `{image}` was there before"),
-            },
+            Some(true) => Undo::nothing(format!("the image `{image}` was there before")),
             _ => Undo::RemoveImage {
                 runtime,
                 image: image.to_owned(),
@@ -158,14 +156,12 @@ impl Applier {
     ) -> Result<Reverted, Problem> {
         match self.has_image(runtime, image).await? {
             None => {
-                return Ok(Reverted::Nothing {
-                    why: "the runtime is not installed any more".to_owned(),
-                });
+                return Ok(Reverted::nothing("the runtime is not installed any more"));
             }
             Some(false) => {
-                return Ok(Reverted::Nothing {
-                    why: format!("the image `{image}` is already gone"),
-                });
+                return Ok(Reverted::nothing(format!(
+                    "the image `{image}` is already gone"
+                )));
             }
             Some(true) => {}
         }
@@ -175,27 +171,20 @@ impl Applier {
             RuntimeKind::Containerd => ctr::remove(ctr::KUBERNETES, &name),
             RuntimeKind::Podman => podman::remove_image(&name),
             RuntimeKind::Crio => {
-                return Ok(Reverted::Nothing {
-                    why: "CRI-O got no image".to_owned(),
-                });
+                return Ok(Reverted::nothing("CRI-O got no image"));
             }
         };
         let what = format!("remove the image `{image}`");
         if let Err(error) = self.tool(&what, &cmd, sink).await {
             return match error.ended() {
                 // A container of somebody uses it.
-                Some(ended @ ExecError::Failed { .. }) if runtime == RuntimeKind::Podman => {
-                    Ok(Reverted::Left {
-                        what: format!("the image `{image}`"),
-                        why: one_line(ended),
-                    })
-                }
+                Some(ended @ ExecError::Failed { .. }) if runtime == RuntimeKind::Podman => Ok(
+                    Reverted::left(format!("the image `{image}`"), one_line(ended)),
+                ),
                 _ => Err(error),
             };
         }
-        Ok(Reverted::Done {
-            what: format!("removed the image `{image}`"),
-        })
+        Ok(Reverted::done(format!("removed the image `{image}`")))
     }
 }
 

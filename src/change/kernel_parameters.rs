@@ -77,21 +77,17 @@ impl Applier {
         }
         let mut endings = Vec::new();
         if !stay.is_empty() {
-            endings.push(Reverted::Left {
-                what: format!(
+            endings.push(Reverted::left(
+                format!(
                     "the kernel parameters {}, until the next boot",
                     stay.join(", ")
                 ),
-                why: needed_by(&bridges),
-            });
+                needed_by(&bridges),
+            ));
         }
         endings.push(match restored.is_empty() {
-            true => Reverted::Nothing {
-                why: "the kernel parameters are as they were".to_owned(),
-            },
-            false => Reverted::Done {
-                what: format!("set {}", restored.join(", ")),
-            },
+            true => Reverted::nothing("the kernel parameters are as they were"),
+            false => Reverted::done(format!("set {}", restored.join(", "))),
         });
         Ok(Reverted::of(endings))
     }
@@ -148,12 +144,8 @@ impl Applier {
             turned_on.push(what);
         }
         Ok(match turned_on.is_empty() {
-            true => Reverted::Nothing {
-                why: "the swap areas are in use".to_owned(),
-            },
-            false => Reverted::Done {
-                what: turned_on.join(", "),
-            },
+            true => Reverted::nothing("the swap areas are in use"),
+            false => Reverted::done(turned_on.join(", ")),
         })
     }
 }

@@ -7,16 +7,18 @@
 //! To add a verb, where no existing one will do:
 //!
 //! 1. Here a variant of [`Change`]. Its fields are in journals: they are only added.
-//! 2. `cargo check` names each `match` that lacks it: in `describe.rs`, `applier.rs` and
-//!    `journal/secrecy.rs` (names, and texts that may hold a secret). Add it to `preview` of `applier.rs`
-//!    if it has a diff, and to `rehearse` if a refusal can be known before.
+//! 2. `cargo check` names each `match` that lacks it: two in `describe.rs`, and `capture` and `apply` of
+//!    `applier.rs`. Add it to `preview` there if it has a diff, to `rehearse` if a refusal can be known
+//!    before, and to `is_written_by_tools` if programs write for it.
 //! 3. The work is a method of [`Applier`] in the file of its family, with its errors: a [`Problem`] is
 //!    made where it happens, and what a program says has a row in `tools/faults.toml`.
 //! 4. Its undo is a variant of [`Undo`] (`RestoreFiles` is enough for files). A new one goes into
-//!    `undo.rs`, and into `undo`, `refine` and `reconcile` of `applier.rs` as it needs them.
+//!    `undo.rs`, with more than two fields as a struct of the family's file, and into `undo`, `refine`,
+//!    `reconcile` and `undo_writes_by_tools` of `applier.rs` as it needs them.
 //! 5. In `tests/FAMILY.rs` `machine.apply_and_undo(&change)` applies, undoes, and compares the machine
 //!    with before. Test an interruption, too: `capture`, then `reconcile` and `revert`.
-//! 6. If it needs the lock of the package manager: `needs_package_lock` in `engine/apply.rs`.
+//! 6. If it needs the lock of the package manager: `needs_package_lock` in `engine/apply.rs`. If a field of
+//!    its is free text that may hold a secret: `meaning` in `journal/secrecy.rs`.
 //! 7. A new record is a line in a new file of `tests/journals`.
 
 mod agents;
@@ -40,26 +42,28 @@ mod tests;
 mod tool;
 pub mod undo;
 mod unit;
+mod verbs;
 
 use std::collections::BTreeMap;
 
 use camino::Utf8PathBuf;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use applier::Applier;
 pub use edits::Edit;
 pub use image::has_image;
-pub use join::{Admission, Join, Leave};
+pub use join::{Admission, Join, Leave, LeaveCluster, RestoreLabels};
 pub use probe::{ProofRecord, Proving};
 pub use problem::{Class, Problem, STOPPED};
 pub use runtime::RuntimeSettings;
 pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, RuntimeDaemon, Saved, Undo};
+pub use unit::RestoreUnit;
+pub use verbs::{NoVerbs, Verbs};
 
 use crate::config::desired::{PackageWish, Repository};
 
 /// One change, as data.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "kind",
     rename_all = "kebab-case",
@@ -69,7 +73,6 @@ pub enum Change {
     /// Write a file atomically.
     WriteFile {
         /// Its path.
-        #[schemars(with = "String")]
         path: Utf8PathBuf,
         /// The whole content.
         content: String,
@@ -151,7 +154,6 @@ pub enum Change {
         /// Program and arguments.
         command: Vec<String>,
         /// The files it writes; they are backed up first and restored by undo.
-        #[schemars(with = "Vec<String>")]
         writes: Vec<Utf8PathBuf>,
         /// A unit of this program runs the tool again at each boot, so the files have another content
         /// later and are this program's all the same.
@@ -173,7 +175,6 @@ pub enum Change {
         /// The probe.
         probe: Probe,
         /// Where success is recorded, below the state folder.
-        #[schemars(with = "String")]
         record: Utf8PathBuf,
         /// What the probe depends on (versions, devices), one `name=value` per line; it is written
         /// to `record` as it is, with the boot and the result behind it.
@@ -210,7 +211,7 @@ pub enum Change {
 }
 
 /// A run that proves function.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "probe",
     rename_all = "kebab-case",
@@ -270,9 +271,7 @@ impl Change {
 }
 
 /// A lock that the engine holds while it applies a change.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lock {
     /// The package manager.

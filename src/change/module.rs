@@ -17,9 +17,7 @@ impl Applier {
 
     pub(super) fn capture_load(&self, module: &str) -> Result<Undo, Problem> {
         Ok(if self.is_loaded(module)? {
-            Undo::Nothing {
-                why: format!("`{module}` was loaded before"),
-            }
+            Undo::nothing(format!("`{module}` was loaded before"))
         } else {
             Undo::UnloadModule {
                 module: module.to_owned(),
@@ -97,51 +95,39 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
         if !self.is_loaded(module)? {
-            return Ok(Reverted::Nothing {
-                why: format!("`{module}` is not loaded"),
-            });
+            return Ok(Reverted::nothing(format!("`{module}` is not loaded")));
         }
+        let stays = |why: String| {
+            let what = format!("kernel module `{module}`, until the next boot");
+            Ok(Reverted::left(what, why))
+        };
         // Its use count says nothing about the firewalls that rely on it.
         let bridges = match kmod::canonical(module).as_str() {
             kmod::BRIDGE_FILTER => self.bridges_of_others().await?,
             _ => Vec::new(),
         };
         if !bridges.is_empty() {
-            return Ok(Reverted::Left {
-                what: format!("kernel module `{module}`, until the next boot"),
-                why: needed_by(&bridges),
-            });
+            return stays(needed_by(&bridges));
         }
         let stack = kmod::with_holders(&self.loaded_modules()?, module);
         if stack.is_empty() {
-            return Ok(Reverted::Nothing {
-                why: format!("`{module}` is not a module that can be unloaded"),
-            });
+            return Ok(Reverted::nothing(format!(
+                "`{module}` is not a module that can be unloaded"
+            )));
         }
         if let Some(open) = stack.iter().find(|one| one.others() > 0) {
-            return Ok(Reverted::Left {
-                what: format!("kernel module `{module}`, until the next boot"),
-                why: format!(
-                    "`{}` is in use by {}",
-                    open.name,
-                    open_handles(open.others())
-                ),
-            });
+            let handles = open_handles(open.others());
+            return stays(format!("`{}` is in use by {handles}", open.name));
         }
         for one in &stack {
             // By its name alone: its file and its `modprobe` configuration may be gone.
             let what = format!("unload kernel module `{}`", one.name);
             if let Err(error) = (self.modprobe(&what, &kmod::remove(&one.name), sink)).await {
-                return Ok(Reverted::Left {
-                    what: format!("kernel module `{module}`, until the next boot"),
-                    why: error.to_string(),
-                });
+                return stays(error.to_string());
             }
         }
         let names: Vec<String> = (stack.iter().map(|one| format!("`{}`", one.name))).collect();
-        Ok(Reverted::Done {
-            what: format!("unloaded {}", names.join(", ")),
-        })
+        Ok(Reverted::done(format!("unloaded {}", names.join(", "))))
     }
 
     pub(super) fn capture_initramfs(kernels: &[String]) -> Undo {
@@ -270,13 +256,11 @@ impl Applier {
                 version: version.clone(),
                 kernel: kernel.to_owned(),
             },
-            _ => Undo::Nothing {
-                why: if there {
-                    format!("`{module}` was built for {kernel} before")
-                } else {
-                    format!("DKMS does not know `{module}`")
-                },
-            },
+            _ => Undo::nothing(if there {
+                format!("`{module}` was built for {kernel} before")
+            } else {
+                format!("DKMS does not know `{module}`")
+            }),
         })
     }
 
@@ -426,16 +410,16 @@ impl Applier {
             .iter()
             .any(|status| status.version == version && status.kernel.as_deref() == Some(kernel));
         if !there {
-            return Ok(Reverted::Nothing {
-                why: format!("`{module}` {version} is not built for {kernel} any more"),
-            });
+            return Ok(Reverted::nothing(format!(
+                "`{module}` {version} is not built for {kernel} any more"
+            )));
         }
         let what = format!("remove `{module}` {version} from {kernel}");
         self.tool(&what, &dkms::remove(module, version, kernel), sink)
             .await?;
-        Ok(Reverted::Done {
-            what: format!("removed `{module}` {version} from {kernel}"),
-        })
+        Ok(Reverted::done(format!(
+            "removed `{module}` {version} from {kernel}"
+        )))
     }
 }
 

@@ -91,6 +91,13 @@ impl Problem {
         .advice("do it by hand, and run `gpu-bootstrap check` to audit the machine")
     }
 
+    /// This program did what it never does.
+    pub fn bug(what: &str) -> Self {
+        Self::new("bug", what)
+            .exiting(Exit::Internal)
+            .advice("this is a bug; please report it")
+    }
+
     /// A request to stop ended a wait.
     pub fn stopped(what: &str) -> Self {
         Self::new(STOPPED, format!("{what}: asked to stop"))

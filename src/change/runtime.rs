@@ -13,7 +13,6 @@ use std::{
 };
 
 use camino::Utf8PathBuf;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -30,7 +29,7 @@ use crate::{
 };
 
 /// What a container runtime has to be configured with.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RuntimeSettings {
     /// Which one.
@@ -339,9 +338,7 @@ impl Applier {
             None => (self.unit_state_if_any(unit).await?).is_some_and(|state| state.is_active()),
         };
         if !runs {
-            return Ok(Reverted::Nothing {
-                why: format!("`{unit}` is not running"),
-            });
+            return Ok(Reverted::nothing(format!("`{unit}` is not running")));
         }
         match (kind, &swap.wanted) {
             (Daemon::Docker, Some((settings, _))) => self.docker_takes_up(settings, sink).await?,
@@ -354,9 +351,7 @@ impl Applier {
             (Daemon::Containerd | Daemon::Crio, _) => self.restart_unit(unit, sink).await?,
         }
         self.answers(*kind, swap.wanted.is_some(), sink).await?;
-        Ok(Reverted::Done {
-            what: format!("restarted `{unit}`"),
-        })
+        Ok(Reverted::done(format!("restarted `{unit}`")))
     }
 
     /// Waits until a daemon can be used; `for_kubelet`, too, if it is containerd.
@@ -504,12 +499,12 @@ fn left(swap: &Swap<'_>, error: &Problem) -> Reverted {
         Class::ConfigurationRefused => error.what.clone(),
         _ => format!("failed to {}", one_line(error)),
     };
-    Reverted::Left {
-        what: format!("{} of `{}`", paths.join(", "), swap.daemon.unit),
-        why: format!(
+    Reverted::left(
+        format!("{} of `{}`", paths.join(", "), swap.daemon.unit),
+        format!(
             "{why}; correct what it names, and run the same command again: until then the program that the keys name stays"
         ),
-    }
+    )
 }
 
 /// What matters of the configuration that a daemon would run with.

@@ -1,4 +1,4 @@
-//! Tools that write the files that the change names, and the reboot.
+//! Tools that write the files that the change names.
 
 use std::time::Duration;
 
@@ -71,12 +71,5 @@ impl Applier {
             }
         }
         Ok(())
-    }
-
-    pub(super) async fn reboot(&self, why: &str, sink: &dyn Sink) -> Result<(), Problem> {
-        let cmd = Cmd::new("systemctl", ["reboot"]);
-        self.tool(&format!("reboot ({why})"), &cmd, sink)
-            .await
-            .map(drop)
     }
 }

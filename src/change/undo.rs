@@ -4,19 +4,18 @@
 use std::collections::BTreeMap;
 
 use camino::Utf8PathBuf;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{edits::Edit, packages::Effects};
-use crate::{
-    change::join::Leave,
-    config::desired::{Daemon, RuntimeKind},
-    model::kubernetes::NodeName,
-    tools::kubernetes::membership::Membership,
+use super::{
+    edits::Edit,
+    join::{LeaveCluster, RestoreLabels},
+    packages::{Effects, RestoreStream, Unhold},
+    unit::RestoreUnit,
 };
+use crate::config::desired::{Daemon, RuntimeKind};
 
 /// How one change is undone.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "undo",
     rename_all = "kebab-case",
@@ -40,7 +39,6 @@ pub enum Undo {
         /// All files that the change writes or removes.
         files: Vec<FileBefore>,
         /// Folders that the change created, outermost first; removed if they are empty.
-        #[schemars(with = "Vec<String>")]
         created_folders: Vec<Utf8PathBuf>,
         /// The daemon of a container runtime that takes up what is restored.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,43 +54,11 @@ pub enum Undo {
         effects: Option<Box<Effects>>,
     },
     /// Enable the stream of a module that was enabled before, or none.
-    RestoreStream {
-        /// The module.
-        module: String,
-        /// The stream that the change enables.
-        stream: String,
-        /// The stream before.
-        before: Option<String>,
-        /// Whether the file that remembers it existed.
-        existed: bool,
-    },
+    RestoreStream(RestoreStream),
     /// Release holds that the change set.
-    Unhold {
-        /// Packages held before the change; these stay held.
-        before: Vec<String>,
-        /// Packages that the change holds; `None` in journals of earlier versions while it has not ended.
-        held: Option<Vec<String>>,
-        /// The entries that the change adds where holds are a list; `None` in journals of earlier
-        /// versions, and where they are marks.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        entries: Option<Vec<String>>,
-        /// The name of the record of what is really held, which exists from the moment on in which it is
-        /// known; `None` once this undo is exact, and in journals of earlier versions.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        record: Option<String>,
-    },
+    Unhold(Unhold),
     /// Restore the state of a unit.
-    RestoreUnit {
-        /// The unit.
-        unit: String,
-        /// Whether it was enabled.
-        enabled: bool,
-        /// Whether it was masked.
-        masked: bool,
-        /// Whether it was running. `None`: the change neither started nor stopped it, nor does its
-        /// undo, because the unit that resumes a run after a reboot runs this undo itself.
-        active: Option<bool>,
-    },
+    RestoreUnit(RestoreUnit),
     /// Make services read again what earlier undos restored.
     Afterwards {
         /// What follows, in order.
@@ -120,31 +86,9 @@ pub enum Undo {
         image: String,
     },
     /// Leave a cluster that the change joined.
-    LeaveCluster {
-        /// How a machine leaves that has joined in this way.
-        way: Leave,
-        /// The node's name.
-        node: NodeName,
-        /// A kubeconfig that may drain and delete the node.
-        #[schemars(with = "Option<String>")]
-        access: Option<Utf8PathBuf>,
-        /// The id of the machine that joined; a clone has another one. `None` where a machine has none.
-        machine: Option<Box<str>>,
-        /// The cluster that it joined; `None` while that is not certain.
-        cluster: Option<Membership>,
-    },
-    /// Give a node the labels that it had; its cluster may not be reached any more.
-    RestoreLabels {
-        /// The node's name.
-        node: NodeName,
-        /// The id of the machine whose node it is, as for [`Undo::LeaveCluster`].
-        machine: Option<Box<str>>,
-        /// The labels that the change sets, with their values before.
-        labels: BTreeMap<String, Option<String>>,
-        /// The values that it sets: one with another value by then is somebody else's.
-        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-        ours: BTreeMap<String, String>,
-    },
+    LeaveCluster(LeaveCluster),
+    /// Give a node the labels that it had.
+    RestoreLabels(RestoreLabels),
     /// Set kernel parameters to their values before.
     RestoreSysctls {
         /// The values before, by name.
@@ -166,7 +110,7 @@ pub enum Undo {
 }
 
 /// The daemon of a container runtime in whose files a change has set keys.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RuntimeDaemon {
     /// Which one.
@@ -178,7 +122,7 @@ pub struct RuntimeDaemon {
 }
 
 /// What follows after files were restored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     tag = "then",
     rename_all = "kebab-case",
@@ -198,11 +142,10 @@ pub enum Afterwards {
 }
 
 /// A file before and after a change.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct FileBefore {
     /// Its path.
-    #[schemars(with = "String")]
     pub path: Utf8PathBuf,
     /// The file before the change; `None` if there was none.
     pub before: Option<Saved>,
@@ -212,7 +155,7 @@ pub struct FileBefore {
 }
 
 /// The state of a file after a change.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     tag = "is",
     rename_all = "kebab-case",
@@ -241,13 +184,12 @@ pub enum FileAfter {
     /// A symbolic link.
     Link {
         /// The target of the link.
-        #[schemars(with = "String")]
         target: Utf8PathBuf,
     },
 }
 
 /// A backed up file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Saved {
     /// SHA-256 of the content, which is the name of the backup; for a link, of its target.
@@ -259,7 +201,6 @@ pub struct Saved {
     /// Group.
     pub gid: u32,
     /// The target if it was a symbolic link; then there is no backup.
-    #[schemars(with = "Option<String>")]
     pub link: Option<Utf8PathBuf>,
 }
 
@@ -286,6 +227,11 @@ pub enum Reverted {
 }
 
 impl Undo {
+    /// Nothing must be undone, for this reason.
+    pub fn nothing(why: impl Into<String>) -> Self {
+        Self::Nothing { why: why.into() }
+    }
+
     /// Whether there is nothing to undo.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
@@ -295,10 +241,8 @@ impl Undo {
                 effects: Some(effects),
                 ..
             } => effects.is_empty(),
-            Self::Unhold {
-                held: Some(held), ..
-            } => held.is_empty(),
-            Self::RestoreStream { stream, before, .. } => before.as_ref() == Some(stream),
+            Self::Unhold(undo) => undo.held.is_empty(),
+            Self::RestoreStream(undo) => undo.before.as_ref() == Some(&undo.stream),
             Self::Several { undos } => undos.iter().all(Self::is_nothing),
             _ => false,
         }
@@ -385,6 +329,24 @@ impl FileAfter {
 }
 
 impl Reverted {
+    /// The change is undone: this was done.
+    pub fn done(what: impl Into<String>) -> Self {
+        Self::Done { what: what.into() }
+    }
+
+    /// There was nothing to undo, for this reason.
+    pub fn nothing(why: impl Into<String>) -> Self {
+        Self::Nothing { why: why.into() }
+    }
+
+    /// This stays, for this reason.
+    pub fn left(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::Left {
+            what: what.into(),
+            why: why.into(),
+        }
+    }
+
     /// Combines results: `Left` outweighs `Done`, and `Done` outweighs `Nothing`.
     #[must_use]
     pub fn of(endings: Vec<Self>) -> Self {
@@ -401,19 +363,12 @@ impl Reverted {
         }
         if !left.is_empty() {
             whys.dedup();
-            Self::Left {
-                what: left.join("; "),
-                why: whys.join("; "),
-            }
+            Self::left(left.join("; "), whys.join("; "))
         } else if !done.is_empty() {
-            Self::Done {
-                what: done.join("; "),
-            }
+            Self::done(done.join("; "))
         } else {
             nothing.dedup();
-            Self::Nothing {
-                why: nothing.join("; "),
-            }
+            Self::nothing(nothing.join("; "))
         }
     }
 }

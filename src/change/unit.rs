@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Afterwards, Applier, Problem, Reverted, Sink, Undo, agents};
 use crate::{
     error::one_line,
@@ -23,6 +25,21 @@ const START_TIME_LIMIT: Duration = Duration::from_secs(60);
 /// The pause between two reads of the unit's state.
 const POLL: Duration = Duration::from_millis(500);
 
+/// Restores the state of a unit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RestoreUnit {
+    /// The unit.
+    pub unit: String,
+    /// Whether it was enabled.
+    pub enabled: bool,
+    /// Whether it was masked.
+    pub masked: bool,
+    /// Whether it was running. `None`: the change neither started nor stopped it, nor does its
+    /// undo, because the unit that resumes a run after a reboot runs this undo itself.
+    pub active: Option<bool>,
+}
+
 impl Applier {
     pub(super) async fn unit_state(&self, unit: &str) -> Result<UnitState, Problem> {
         let query = systemctl::show(unit);
@@ -43,12 +60,12 @@ impl Applier {
 
     pub(super) async fn capture_unit(&self, unit: &str, start: bool) -> Result<Undo, Problem> {
         let state = self.unit_state(unit).await?;
-        Ok(Undo::RestoreUnit {
+        Ok(Undo::RestoreUnit(RestoreUnit {
             unit: unit.to_owned(),
             enabled: state.file == "enabled",
             masked: state.load == "masked",
             active: start.then(|| state.is_active()),
-        })
+        }))
     }
 
     pub(super) fn capture_restart(unit: &str) -> Undo {
@@ -195,21 +212,17 @@ impl Applier {
 
     pub(super) async fn restore_unit(
         &self,
-        unit: &str,
-        enabled: bool,
-        masked: bool,
-        active: Option<bool>,
+        undo: &RestoreUnit,
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
+        let (unit, active) = (&*undo.unit, undo.active);
         let Some(now) = self.unit_state_if_any(unit).await? else {
-            return Ok(Reverted::Nothing {
-                why: "systemd is not running".to_owned(),
-            });
+            return Ok(Reverted::nothing("systemd is not running"));
         };
         if !now.exists() {
-            return Ok(Reverted::Nothing {
-                why: format!("`{unit}` is not installed any more"),
-            });
+            return Ok(Reverted::nothing(format!(
+                "`{unit}` is not installed any more"
+            )));
         }
         let mut done = Vec::new();
         let verbs = [
@@ -217,9 +230,9 @@ impl Applier {
                 "stop",
                 active == Some(false) && now.active != "inactive" && now.active != "failed",
             ),
-            ("disable", !enabled && now.file == "enabled"),
-            ("enable", enabled && now.file == "disabled"),
-            ("mask", masked && now.load != "masked"),
+            ("disable", !undo.enabled && now.file == "enabled"),
+            ("enable", undo.enabled && now.file == "disabled"),
+            ("mask", undo.masked && now.load != "masked"),
             // One that somebody has masked since is not started against that.
             (
                 "start",
@@ -234,13 +247,9 @@ impl Applier {
             }
         }
         Ok(if done.is_empty() {
-            Reverted::Nothing {
-                why: format!("`{unit}` is as it was"),
-            }
+            Reverted::nothing(format!("`{unit}` is as it was"))
         } else {
-            Reverted::Done {
-                what: done.join(", "),
-            }
+            Reverted::done(done.join(", "))
         })
     }
 
@@ -262,15 +271,11 @@ impl Applier {
                         .stat(&initramfs::of(&*self.host.files)?.image(kernel))?
                         .is_none()
                     {
-                        Reverted::Nothing {
-                            why: format!("kernel {kernel} is not installed any more"),
-                        }
+                        Reverted::nothing(format!("kernel {kernel} is not installed any more"))
                     } else {
                         self.rebuild_initramfs(std::slice::from_ref(kernel), sink)
                             .await?;
-                        Reverted::Done {
-                            what: format!("rebuilt the initramfs of {kernel}"),
-                        }
+                        Reverted::done(format!("rebuilt the initramfs of {kernel}"))
                     }
                 }
             });
@@ -288,19 +293,15 @@ impl Applier {
             .await?
             .is_some_and(|state| state.is_active());
         if !running {
-            return Ok(Reverted::Nothing {
-                why: format!("`{unit}` is not running"),
-            });
+            return Ok(Reverted::nothing(format!("`{unit}` is not running")));
         }
         Ok(match self.restart_unit(unit, sink).await {
-            Ok(()) => Reverted::Done {
-                what: format!("restarted `{unit}`"),
-            },
+            Ok(()) => Reverted::done(format!("restarted `{unit}`")),
             // The files are restored in any case.
-            Err(error) => Reverted::Left {
-                what: format!("`{unit}`, which still uses the configuration from before the undo"),
-                why: error.to_string(),
-            },
+            Err(error) => Reverted::left(
+                format!("`{unit}`, which still uses the configuration from before the undo"),
+                error.to_string(),
+            ),
         })
     }
 }

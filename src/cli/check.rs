@@ -15,10 +15,11 @@ use super::{
     world::World,
 };
 use crate::{
+    change::NoVerbs,
     check::{Finding, Verdict},
     checks,
     config::error::{ConfigError, ResolveError},
-    engine::{self, Audit, Cancel, NoVerbs, Options, Session, Tools, Unresolvable},
+    engine::{self, Audit, Cancel, Options, Session, Tools, Unresolvable},
     error::{Report as _, one_line},
     exit::Exit,
     facts::Facts,

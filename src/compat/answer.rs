@@ -1,6 +1,5 @@
 //! The answer of the `compat` command, in the form of its JSON.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::compat::matrix::Support;
@@ -11,7 +10,7 @@ use crate::model::version::{Branch, CudaVersion, DriverVersion};
 pub const SCHEMA: u32 = 1;
 
 /// The short form of the answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Compatibility {
     /// No rule refuses.
@@ -25,7 +24,7 @@ pub enum Compatibility {
 }
 
 /// The answer, in the form of the command's JSON.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Answer {
     /// [`SCHEMA`].
@@ -57,7 +56,7 @@ impl Answer {
 }
 
 /// The drivers that serve what was asked, apart from the driver that was asked about.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct DriverAnswer {
     /// The oldest driver; `null` where no row has it.
@@ -69,7 +68,7 @@ pub struct DriverAnswer {
 }
 
 /// A branch that drives the GPU, by its newest version.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct BranchAnswer {
     pub branch: Branch,
@@ -90,7 +89,7 @@ pub struct BranchAnswer {
 }
 
 /// The answer for one or several of the GPUs that a name can mean.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct MeaningAnswer {
     /// The GPUs or instance types that have this answer.

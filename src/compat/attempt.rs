@@ -3,7 +3,6 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::compat::gpu::Board;
@@ -17,7 +16,7 @@ use crate::model::gpu::{Flavour, SupportedFlavours};
 use crate::model::version::{Branch, CudaVersion, DriverVersion};
 
 /// A driver that fits.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Pick {
     /// Its branch.

@@ -448,9 +448,7 @@ impl RuntimeKind {
 }
 
 /// A container runtime that runs as a daemon, with a configuration of its own.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Daemon {
     /// Docker Engine.

@@ -1,7 +1,6 @@
 //! What is wanted of the kernel: a profile's names of kernel packages, and the ways to a driver
 //! module with the placeholders that differ from kernel to kernel.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -24,7 +23,7 @@ const SERIES_UNLESS: &str = "{series-unless:";
 /// How a kernel is installed. The texts are `NAME` or `NAME=VERSION`, with the placeholders
 /// `{kernel}`, `{kernel-version}`, `{variant}`, `{abi}`, `{flavour}`, `{series}`, and `{series-unless:6.1}`, which is
 /// empty for a kernel of that series.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct KernelRow {
     /// The package that brings a kernel.
@@ -48,7 +47,7 @@ pub struct KernelRow {
 }
 
 /// Kernels that cannot have a driver module here, whatever packages there are.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct RefusedKernel {
     /// A shell pattern over what `uname -r` prints.

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::{
@@ -33,7 +32,7 @@ pub const FOLDER: &str = "/etc/gpu-bootstrap/profiles";
 const BUILT_IN: [&str; 4] = ["debian", "ubuntu", "almalinux", "amzn"];
 
 /// A profile as it is written.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Profile {
     /// [`SCHEMA`].
@@ -83,7 +82,7 @@ pub struct Profile {
 }
 
 /// The names of a processor architecture, which the kernel names otherwise.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct ArchitectureNames {
     /// By the package manager.
@@ -93,7 +92,7 @@ pub struct ArchitectureNames {
 }
 
 /// Defaults of the preconditions.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct PreflightDefaults {
     /// Free space on `/`.
@@ -105,7 +104,7 @@ pub struct PreflightDefaults {
 }
 
 /// Defaults of package handling.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct PackageDefaults {
     /// How long to wait for another package manager.
@@ -119,7 +118,7 @@ pub struct PackageDefaults {
 }
 
 /// Kernel modules.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Modules {
     /// In-tree drivers that must not take the GPU.
@@ -129,7 +128,7 @@ pub struct Modules {
 }
 
 /// Persistence.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct PersistenceDefaults {
     /// The unit of the daemon.
@@ -137,7 +136,7 @@ pub struct PersistenceDefaults {
 }
 
 /// Defaults of the container probe.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct ValidationDefaults {
     /// Run a container.
@@ -147,7 +146,7 @@ pub struct ValidationDefaults {
 }
 
 /// What is held.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct HoldDefaults {
     /// Shell patterns over package names: driver, runtime, toolkit.
@@ -161,7 +160,7 @@ pub struct HoldDefaults {
 }
 
 /// A release of the operating system.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Release {
     /// `VERSION_ID`, whole (`24.04`) or its major number (`9`).
@@ -186,7 +185,7 @@ pub struct Release {
 }
 
 /// How a kernel's flavour is called in the names of packaged modules.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct KernelFlavour {
     /// The flavour at the end of the kernel's release.
@@ -198,7 +197,7 @@ pub struct KernelFlavour {
 }
 
 /// A repository, for some releases.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct RepositoryRow {
     /// Our name for it.

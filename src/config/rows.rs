@@ -1,6 +1,5 @@
 //! Rows of profiles that name packages.
 
-use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::{
@@ -13,7 +12,7 @@ use crate::{
 };
 
 /// A package and what its version follows.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct PackageRow {
     /// Its name, with placeholders.
@@ -24,7 +23,7 @@ pub struct PackageRow {
 }
 
 /// What the version of a package follows.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum At {
     /// The driver's version where one is asked for, else its branch.
@@ -40,7 +39,7 @@ pub enum At {
 }
 
 /// A set of driver packages.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct DriverRow {
     /// `distribution` or `nvidia`.
@@ -98,7 +97,7 @@ impl DriverRow {
 }
 
 /// A release that is not served, for a reason of its own.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct RefusedRelease {
     /// `VERSION_ID`, whole.
@@ -111,7 +110,7 @@ pub struct RefusedRelease {
 }
 
 /// What runs beside the driver where GPUs reach others through switches.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct FabricRow {
     /// `distribution` or `nvidia`, as the driver's.
@@ -138,7 +137,7 @@ pub struct FabricRow {
 }
 
 /// Packages of a container runtime.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct RuntimeRow {
     /// Which runtime.
@@ -163,7 +162,7 @@ pub struct RuntimeRow {
 }
 
 /// NVIDIA Container Toolkit.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct ToolkitRow {
     /// Packages, all at one version.

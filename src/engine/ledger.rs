@@ -5,10 +5,9 @@ use std::{collections::BTreeSet, sync::Arc};
 use super::{
     events::{Events, Said},
     ours::ours,
-    verbs::Verbs,
 };
 use crate::{
-    change::{Change, Problem, Reverted, STOPPED, Sink, Undo, packages::Withdrawn},
+    change::{Change, Problem, Reverted, STOPPED, Sink, Undo, Verbs, packages::Withdrawn},
     error::{causes, one_line},
     event::Event,
     journal::{Journal, JournalError, Record, Standing},
@@ -122,14 +121,14 @@ impl Ledger {
         match self.verbs.revert(undo, &sink).await {
             Ok(reverted) => Some(reverted),
             Err(failure) if failure.reason == STOPPED => None,
-            Err(failure) => Some(Reverted::Left {
-                what: standing
+            Err(failure) => Some(Reverted::left(
+                standing
                     .iter()
                     .map(|standing| standing.change.summary())
                     .collect::<Vec<_>>()
                     .join("; "),
-                why: one_line(&failure),
-            }),
+                one_line(&failure),
+            )),
         }
     }
 
@@ -147,10 +146,8 @@ impl Ledger {
         let holds = ours(&self.journal.receipt().standing).held;
         let withdrawn = self.verbs.withdraw(&standing.undo, wanted, &holds, &sink);
         withdrawn.await.map_err(|failure| {
-            (failure.reason != STOPPED).then(|| Reverted::Left {
-                what: standing.change.summary(),
-                why: one_line(&failure),
-            })
+            (failure.reason != STOPPED)
+                .then(|| Reverted::left(standing.change.summary(), one_line(&failure)))
         })
     }
 

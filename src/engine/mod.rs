@@ -38,7 +38,6 @@ mod timing;
 mod unattended;
 mod uninstall;
 mod units;
-mod verbs;
 mod wait;
 
 use std::{
@@ -66,11 +65,10 @@ pub use statusfile::{RunFault, RunState, RunStatus, StatusFile};
 pub use timing::{Span, SpanEnd, Timing, last_timing};
 pub use unattended::start as start_unattended;
 pub use uninstall::uninstall;
-pub use verbs::{NoVerbs, Verbs};
 pub use wait::wait;
 
 use crate::{
-    change::Problem,
+    change::{Problem, Verbs},
     check::{Check, Finding},
     compat::matrix::Matrix,
     config::desired::{Desired, DriverWish},

@@ -30,9 +30,7 @@ pub(super) fn ours(standing: &[Standing]) -> Ours {
                 effects: Some(effects),
                 ..
             } => ours.packages.extend(effects.new_packages()),
-            Undo::Unhold {
-                held: Some(held), ..
-            } => ours.held.extend(held.iter().cloned()),
+            Undo::Unhold(undo) => ours.held.extend(undo.held.iter().cloned()),
             _ => {}
         }
     }

@@ -455,7 +455,7 @@ fn remove_below(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::change::{Afterwards, Change};
+    use crate::change::{Afterwards, Change, packages::Unhold};
 
     fn standing(intent: u64, step: &'static str, undo: Undo) -> Standing {
         Standing {
@@ -487,12 +487,11 @@ mod tests {
 
     #[test]
     fn a_restart_follows_the_files_of_its_step() {
-        let hold = Undo::Unhold {
-            before: vec![],
-            held: None,
+        let hold = Undo::Unhold(Unhold {
+            held: vec!["docker.io".to_owned()],
             entries: None,
             record: None,
-        };
+        });
         let newest_first = vec![
             standing(6, "docker", restart()),
             standing(5, "docker", files()),

@@ -20,7 +20,6 @@ pub(crate) mod pci;
 pub(crate) mod reader;
 
 use camino::Utf8PathBuf;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{
@@ -48,7 +47,7 @@ pub struct Scope {
 
 /// Everything detected that cannot change. What could not be read is `None` and named in
 /// [`Facts::unknown`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Facts {
     /// [`SCHEMA`].
@@ -102,7 +101,7 @@ pub struct Facts {
 }
 
 /// The operating system.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Os {
     /// `debian`, `ubuntu`, `almalinux`, ….
@@ -120,7 +119,7 @@ pub struct Os {
 /// The kernel. What is installed and what the next boot will run does change when a kernel package
 /// is installed; both are facts because the configuration is resolved from them, and a run installs
 /// no kernel.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Kernel {
     /// Running now.
@@ -151,7 +150,7 @@ impl Kernel {
 }
 
 /// UEFI Secure Boot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SecureBoot {
     /// Unsigned modules are refused.
@@ -165,7 +164,7 @@ pub enum SecureBoot {
 }
 
 /// The cloud.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Cloud {
     /// `aws`, `gcp`, `azure`, …; `None` outside a known cloud.
@@ -186,11 +185,10 @@ pub struct Cloud {
 }
 
 /// A filesystem.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Disk {
     /// The path that was asked about.
-    #[schemars(with = "String")]
     pub mount: Utf8PathBuf,
     /// Size.
     pub total_bytes: u64,
@@ -199,7 +197,7 @@ pub struct Disk {
 }
 
 /// A GPU on PCI.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct GpuFact {
     /// Where.
@@ -244,7 +242,7 @@ impl GpuFact {
 }
 
 /// Another PCI function.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PciFact {
     /// Where.
@@ -256,7 +254,7 @@ pub struct PciFact {
 }
 
 /// Something that could not be read.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unknown {
     /// The key in this document, dotted.
     pub fact: String,

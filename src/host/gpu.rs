@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{cuda::CudaView, health::GpuHealth};
 use crate::model::pci::{PciAddress, PciId};
 
 /// The view of NVML, or the reason why there is none.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "state",
     rename_all = "kebab-case",
@@ -50,7 +49,7 @@ pub enum Nvml {
 }
 
 /// An inventory by NVML.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NvmlView {
     /// The driver version.
@@ -62,7 +61,7 @@ pub struct NvmlView {
 }
 
 /// One GPU by NVML; a value that it does not report is `None`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NvmlDevice {
     /// NVML index.
@@ -99,7 +98,7 @@ pub struct NvmlDevice {
 }
 
 /// How far a GPU is with joining the fabric of its switches.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct GpuFabric {
     /// The progress.
@@ -119,7 +118,7 @@ pub struct GpuFabric {
 }
 
 /// The summary of `nvmlGpuFabricInfo_v3_t`, without "not supported".
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FabricHealth {
     /// Whole.
@@ -131,7 +130,7 @@ pub enum FabricHealth {
 }
 
 /// `nvmlGpuFabricState_t`, without "not supported".
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FabricProgress {
     /// The GPU waits for the fabric manager.
@@ -143,7 +142,7 @@ pub enum FabricProgress {
 }
 
 /// One MIG device: a part of a GPU that programs use in its place.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct MigDevice {
     /// Its index on the GPU.
@@ -159,7 +158,7 @@ pub struct MigDevice {
 }
 
 /// What a MIG device has of its GPU (`nvmlDeviceAttributes_t`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct MigShare {
     /// Memory in MiB.

@@ -1,11 +1,10 @@
 //! The health of a GPU, as NVML tells it.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What NVML says of a GPU's health now. `None` where the GPU or its driver does not report a value: NVML hides
 /// the errors of memory while a GPU has MIG devices, for example.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct GpuHealth {
     /// What the driver asks for: `nvmlDeviceGpuRecoveryAction_t`, field 230, of branch 565 and newer.
@@ -50,7 +49,7 @@ pub struct GpuHealth {
 }
 
 /// Errors of memory. The volatile ones are counted since the driver was loaded.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct EccErrors {
     /// Corrected since the driver was loaded.
@@ -62,7 +61,7 @@ pub struct EccErrors {
 }
 
 /// Whether errors of memory are corrected.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct EccMode {
     /// Now.
@@ -72,7 +71,7 @@ pub struct EccMode {
 }
 
 /// Remapped rows: spare ones stand in for broken ones.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RemappedRows {
     /// For errors that were corrected.
@@ -89,7 +88,7 @@ pub struct RemappedRows {
 }
 
 /// Pages of memory that are not used any more.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RetiredPages {
     /// For errors of two bits, and for many of one.
@@ -99,7 +98,7 @@ pub struct RetiredPages {
 }
 
 /// Degrees Celsius.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Temperature {
     /// Of the GPU.
@@ -116,7 +115,7 @@ pub struct Temperature {
 }
 
 /// Milliwatts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PowerLimit {
     /// In force now, whoever set it.
@@ -126,7 +125,7 @@ pub struct PowerLimit {
 }
 
 /// The link to the machine.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PcieLink {
     /// Lanes in use.
@@ -140,7 +139,7 @@ pub struct PcieLink {
 }
 
 /// Links to other GPUs and switches.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NvLinks {
     /// That the GPU has.

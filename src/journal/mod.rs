@@ -10,7 +10,6 @@ mod store;
 use std::sync::Arc;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use read::{History, Torn, parse};
@@ -51,7 +50,7 @@ fn credentials_path() -> Utf8PathBuf {
 }
 
 /// One line of the journal.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Line {
     /// [`SCHEMA`].
     pub schema: u32,
@@ -66,7 +65,7 @@ pub struct Line {
 }
 
 /// A journal record.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "kind",
     rename_all = "kebab-case",
@@ -197,13 +196,12 @@ pub enum Record {
 }
 
 /// The options of a run: enough to repeat it after a reboot, without secrets.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Request {
     /// `--profile`: a name, or an absolute path.
     pub profile: Option<String>,
     /// `--config`, absolute.
-    #[schemars(with = "Vec<String>")]
     pub config: Vec<Utf8PathBuf>,
     /// `--set`, as given.
     pub set: Vec<String>,
@@ -223,12 +221,11 @@ pub struct Request {
     /// The settings of `--set` and the environment that hold a secret. They are kept in a file of
     /// their own with mode 0600.
     #[serde(skip)]
-    #[schemars(skip)]
     pub credentials: Vec<Secret>,
 }
 
 /// The part of the package policy of a run that undoing needs: so `uninstall` needs no profile.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Policy {
     /// The package manager.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use camino::Utf8PathBuf;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Line, Policy, Record, Request, SCHEMA};
@@ -16,7 +15,7 @@ use crate::{
 };
 
 /// The receipt. It can be deleted at any time: it is computed again from the journal.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Receipt {
     /// The schema version of the journal.
@@ -56,7 +55,7 @@ pub struct Receipt {
 }
 
 /// An awaited reboot.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Awaited {
     /// The boot id before the reboot.
@@ -70,7 +69,7 @@ pub struct Awaited {
 }
 
 /// A driver that has passed every proof.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Proven {
     /// The sequence number of its record: changes with a higher one came later.
@@ -82,7 +81,7 @@ pub struct Proven {
 }
 
 /// A driver that has failed validation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct GoingBack {
     /// That driver.
@@ -94,7 +93,7 @@ pub struct GoingBack {
 }
 
 /// A boot that ended before an `install` did.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Unfinished {
     /// The boot.
@@ -104,7 +103,7 @@ pub struct Unfinished {
 }
 
 /// A run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Run {
     /// Its id.
@@ -120,7 +119,7 @@ pub struct Run {
 }
 
 /// How a run ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Ended {
     /// The time.
@@ -132,7 +131,7 @@ pub struct Ended {
 }
 
 /// A standing change: one that was made and not undone.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Standing {
     /// The sequence number of its intent in the journal.

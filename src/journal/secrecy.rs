@@ -1,11 +1,11 @@
 //! Secrets and journal records: free text is stored without the secrets of the run. Everything that
 //! a later run reads back (names, paths, digests, ids, undos) is stored unchanged.
 
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
 use super::{JournalError, Record};
-use crate::{
-    change::{Afterwards, Change, FileAfter, FileBefore, Join, Leave, Probe, Undo},
-    model::{cluster::JoinMethod, packages::Repository, secret::Secrets},
-};
+use crate::model::secret::Secrets;
 
 impl Record {
     /// Refuses the record of something that is about to happen, if a secret occurs in one of its
@@ -16,44 +16,34 @@ impl Record {
     /// [`JournalError::SecretInName`].
     pub(super) fn refuse_secret_names(&self, secrets: &Secrets) -> Result<(), JournalError> {
         let names = match self {
-            Self::RunStarted { request, .. } => request
-                .profile
-                .iter()
-                .map(String::as_str)
-                .chain(request.config.iter().map(|path| path.as_str()))
+            Self::RunStarted { request, .. } => (request.profile.iter().cloned())
+                .chain(request.config.iter().map(ToString::to_string))
                 .collect(),
             Self::Intent { change, undo, .. } => {
-                let mut names = names_of_change(change);
-                names_of_undo(undo, &mut names);
+                let mut names = names_in(change)?;
+                names.extend(names_in(undo)?);
                 names
             }
-            Self::GaveUp { .. }
-            | Self::Proven { .. }
-            | Self::GoingBack { .. }
-            | Self::WentBack { .. }
-            | Self::Applied { .. }
-            | Self::Failed { .. }
-            | Self::Interrupted { .. }
-            | Self::Reverted { .. }
-            | Self::Reduced { .. }
-            | Self::Left { .. }
-            | Self::RebootAwaited { .. }
-            | Self::RunFinished { .. } => Vec::new(),
+            _ => Vec::new(),
         };
         match names.into_iter().find(|name| secrets.are_in(name)) {
-            Some(name) => Err(JournalError::SecretInName {
-                name: name.to_owned(),
-            }),
+            Some(name) => Err(JournalError::SecretInName { name }),
             None => Ok(()),
         }
     }
 
     /// The record without the secrets in its free text.
-    pub(super) fn without_secrets(mut self, secrets: &Secrets) -> Self {
+    ///
+    /// # Errors
+    /// [`JournalError::Encode`].
+    pub(super) fn without_secrets(mut self, secrets: &Secrets) -> Result<Self, JournalError> {
         let texts: Vec<&mut String> = match &mut self {
             // The settings that are needed after a reboot are in the credentials, with their secrets.
             Self::RunStarted { request, .. } => request.set.iter_mut().collect(),
-            Self::Intent { change, .. } => texts_of_change(change),
+            Self::Intent { change, .. } => {
+                *change = hide_free_text(change, secrets)?;
+                Vec::new()
+            }
             Self::Failed {
                 message, causes, ..
             } => std::iter::once(message).chain(causes).collect(),
@@ -74,262 +64,112 @@ impl Record {
         for text in texts {
             *text = secrets.hide(text).into_owned();
         }
-        self
+        Ok(self)
     }
 }
 
-fn strs(texts: &[String]) -> impl Iterator<Item = &str> {
-    texts.iter().map(String::as_str)
+/// What a text of a change or an undo is for a later run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Meaning {
+    /// It reads it back.
+    Name,
+    /// It reads it back, and the names of the fields, too: this is a map.
+    NameByName,
+    /// It never reads it.
+    FreeText,
+    /// It reads it back, and this program made it: a word, a digest or an id.
+    Own,
 }
 
-/// What a change names on the machine.
-fn names_of_change(change: &Change) -> Vec<&str> {
-    match change {
-        Change::WriteFile { path, .. } => vec![path.as_str()],
-        Change::AddRepository {
-            repository:
-                Repository {
-                    name,
-                    url,
-                    suites,
-                    components,
-                    architectures: _,
-                    key_url,
-                    fingerprints: _,
-                    keyring,
-                    key_files,
-                    priority: _,
-                    packages: _,
-                    signed: _,
-                },
-        } => [name.as_str(), url.as_str()]
-            .into_iter()
-            .chain(strs(suites))
-            .chain(strs(components))
-            .chain(key_url.as_deref())
-            .chain(keyring.as_deref().map(camino::Utf8Path::as_str))
-            .chain(key_files.iter().map(|path| path.as_str()))
-            .collect(),
-        Change::InstallPackages {
-            packages, removing, ..
-        } => packages
-            .iter()
-            .map(|package| package.name.as_str())
-            .chain(strs(removing))
-            .collect(),
-        Change::EnableStream { module, stream } => vec![module, stream],
-        Change::HoldPackages { patterns: names } | Change::RebuildInitramfs { kernels: names } => {
-            strs(names).collect()
-        }
-        Change::EnableUnit { unit: name, .. }
-        | Change::RestartUnit { unit: name }
-        | Change::LoadModule { module: name }
-        | Change::BuildModule { module: name, .. } => vec![name],
-        Change::ConfigureRuntime { settings } => {
-            let files = settings.files.iter();
-            let names = files.flat_map(|file| {
-                let keys = file.settings.iter().flat_map(|setting| strs(&setting.key));
-                keys.chain([file.path.as_str()])
-            });
-            names
-                .chain([settings.unit.as_str(), &settings.runtime])
-                .collect()
-        }
-        Change::RunTool { writes, .. } => writes.iter().map(|path| path.as_str()).collect(),
-        Change::PullImage { image, .. } => vec![image],
-        Change::RunProbe { record, .. } => vec![record.as_str()],
-        Change::SetSysctls { values } => values.keys().map(String::as_str).collect(),
-        Change::TurnOffSwap { areas } => strs(areas).collect(),
-        Change::JoinCluster { join } => {
-            let files = join.method.secret_files();
-            (files.into_iter().map(|(path, _)| path))
-                .chain(&join.access)
-                .map(|path| path.as_str())
-                .chain([&*join.node])
-                .collect()
-        }
-        Change::AdmitNode { admission } => vec![&*admission.node],
-        Change::RefreshRepositories | Change::RepairPackages | Change::Reboot { .. } => Vec::new(),
+/// The meaning of a field of a verb. What is not named here is a name, so that nothing new is stored with a secret.
+fn meaning(verb: &str, field: &str) -> Meaning {
+    match (verb, field) {
+        ("write-file", "content")
+        | ("run-tool", "purpose" | "command")
+        | ("run-probe", "inputs" | "image" | "command" | "expect")
+        | ("join-cluster", "command" | "leave-command")
+        | ("reboot", "why") => Meaning::FreeText,
+        (_, "undo" | "kind" | "is" | "then" | "probe")
+        | (_, "sha256" | "fingerprints" | "architectures" | "signed" | "machine")
+        | ("pull-image" | "run-probe" | "remove-image", "runtime")
+        | ("packages", "before")
+        | ("unhold", "record") => Meaning::Own,
+        (_, "values" | "labels" | "ours") => Meaning::NameByName,
+        _ => Meaning::Name,
     }
 }
 
-/// What of a change is text that no later run needs.
-fn texts_of_change(change: &mut Change) -> Vec<&mut String> {
-    match change {
-        Change::WriteFile { content, .. } => vec![content],
-        Change::RunTool {
-            purpose, command, ..
-        } => std::iter::once(purpose).chain(command).collect(),
-        Change::RunProbe {
-            probe:
-                Probe::ContainerSeesGpus {
-                    image,
-                    command,
-                    expect,
-                    ..
-                },
-            inputs,
-            ..
-        } => (std::iter::once(inputs).chain(image).chain(expect))
-            .chain(command)
-            .collect(),
-        Change::RunProbe {
-            probe: Probe::HostComputes { .. },
-            inputs,
-            ..
-        } => vec![inputs],
-        Change::Reboot { why } => vec![why],
-        Change::JoinCluster {
-            join:
-                Join {
-                    method:
-                        JoinMethod::Command {
-                            command,
-                            leave_command,
-                            ..
-                        },
-                    ..
-                },
-        } => command.iter_mut().chain(leave_command).collect(),
-        Change::AddRepository { .. }
-        | Change::RefreshRepositories
-        | Change::EnableStream { .. }
-        | Change::InstallPackages { .. }
-        | Change::RepairPackages
-        | Change::HoldPackages { .. }
-        | Change::EnableUnit { .. }
-        | Change::RestartUnit { .. }
-        | Change::ConfigureRuntime { .. }
-        | Change::LoadModule { .. }
-        | Change::RebuildInitramfs { .. }
-        | Change::PullImage { .. }
-        | Change::SetSysctls { .. }
-        | Change::TurnOffSwap { .. }
-        | Change::JoinCluster { .. }
-        | Change::AdmitNode { .. }
-        | Change::BuildModule { .. } => Vec::new(),
-    }
-}
-
-/// Every text of an undo but digests and the name of a transaction, which this program makes. What
-/// a transaction did is not known when its intent is recorded.
-fn names_of_undo<'u>(undo: &'u Undo, names: &mut Vec<&'u str>) {
-    match undo {
-        Undo::Nothing { why } => names.push(why),
-        Undo::Impossible { what, why } => names.extend([what.as_str(), why]),
-        Undo::RestoreFiles {
-            files,
-            created_folders,
-            daemon,
-        } => {
-            files.iter().for_each(|file| names_of_file(file, names));
-            names.extend(created_folders.iter().map(|path| path.as_str()));
-            let named = daemon.iter().flat_map(|one| [&one.unit, &one.runtime]);
-            names.extend(named.map(String::as_str));
-        }
-        Undo::Packages { .. } => {}
-        Undo::RestoreStream {
-            module,
-            stream,
-            before,
-            ..
-        } => names.extend(
-            [module, stream]
-                .into_iter()
-                .chain(before)
-                .map(String::as_str),
-        ),
-        Undo::Unhold {
-            before,
-            held,
-            entries,
-            record: _,
-        } => {
-            let known = held.iter().chain(entries);
-            names.extend(strs(before).chain(known.flat_map(|names| strs(names))));
-        }
-        Undo::Afterwards { then } => names.extend(then.iter().map(name_afterwards)),
-        Undo::RestoreUnit { unit: name, .. }
-        | Undo::UnloadModule { module: name }
-        | Undo::RemoveImage { image: name, .. } => names.push(name),
-        Undo::RemoveModuleBuild {
-            module,
-            version,
-            kernel,
-        } => names.extend([module.as_str(), version, kernel]),
-        Undo::LeaveCluster {
-            way,
-            node,
-            access,
-            machine: _,
-            cluster: _,
-        } => {
-            // A later run starts the command as it is.
-            if let Leave::Command {
-                command,
-                environment_file,
-                joined_file,
-                timeout_seconds: _,
-            } = way
-            {
-                names.extend(strs(command));
-                let files = environment_file.iter().chain([joined_file]);
-                names.extend(files.map(|path| path.as_str()));
+/// Shows each text in the JSON form of a change or an undo.
+fn visit(value: &mut Value, verb: &str, is: Meaning, see: &mut impl FnMut(Meaning, &mut String)) {
+    match value {
+        Value::String(text) => see(is, text),
+        Value::Array(values) => {
+            for value in values {
+                visit(value, verb, is, see);
             }
-            names.push(node);
-            names.extend(access.iter().map(|path| path.as_str()));
         }
-        Undo::RestoreLabels {
-            node,
-            machine: _,
-            labels,
-            ours,
-        } => {
-            names.push(node);
-            names.extend(ours.values().map(String::as_str));
-            let values = labels
-                .iter()
-                .flat_map(|(key, value)| [Some(key), value.as_ref()]);
-            names.extend(values.flatten().map(String::as_str));
+        Value::Object(fields) if is == Meaning::NameByName => {
+            for (name, value) in fields {
+                see(Meaning::Name, &mut name.clone());
+                visit(value, verb, Meaning::Name, see);
+            }
         }
-        Undo::RestoreSysctls { values, ours } => {
-            names.extend(
-                (values.iter())
-                    .chain(ours)
-                    .flat_map(|(name, value)| [name.as_str(), value]),
-            );
+        Value::Object(fields) => {
+            let tag = fields.get("undo").or_else(|| fields.get("kind"));
+            let verb = &*tag.and_then(Value::as_str).unwrap_or(verb).to_owned();
+            for (field, value) in fields {
+                visit(value, verb, meaning(verb, field), see);
+            }
         }
-        Undo::TurnOnSwap { areas } => names.extend(strs(areas)),
-        Undo::Several { undos } => undos.iter().for_each(|undo| names_of_undo(undo, names)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
-fn names_of_file<'u>(file: &'u FileBefore, names: &mut Vec<&'u str>) {
-    names.push(file.path.as_str());
-    let link = file.before.as_ref().and_then(|saved| saved.link.as_ref());
-    names.extend(link.map(|target| target.as_str()));
-    match &file.after {
-        FileAfter::Link { target } => names.push(target.as_str()),
-        FileAfter::Edited { edits, .. } => {
-            names.extend(edits.iter().flat_map(|edit| strs(&edit.key)));
-        }
-        FileAfter::Unknown | FileAfter::Any | FileAfter::Absent | FileAfter::File { .. } => {}
-    }
+/// What a change or an undo names on the machine.
+fn names_in(what: &impl Serialize) -> Result<Vec<String>, JournalError> {
+    let mut json = serde_json::to_value(what).map_err(JournalError::Encode)?;
+    let mut names = Vec::new();
+    visit(
+        &mut json,
+        "",
+        Meaning::Name,
+        &mut |is: Meaning, text: &mut String| {
+            if is == Meaning::Name {
+                names.push(text.clone());
+            }
+        },
+    );
+    Ok(names)
 }
 
-fn name_afterwards(then: &Afterwards) -> &str {
-    match then {
-        Afterwards::RestartUnit { unit: name } | Afterwards::RebuildInitramfs { kernel: name } => {
-            name
-        }
-    }
+/// A change without the secrets in its free text.
+fn hide_free_text<T: Serialize + DeserializeOwned>(
+    what: &T,
+    secrets: &Secrets,
+) -> Result<T, JournalError> {
+    let mut json = serde_json::to_value(what).map_err(JournalError::Encode)?;
+    visit(
+        &mut json,
+        "",
+        Meaning::Name,
+        &mut |is: Meaning, text: &mut String| {
+            if is == Meaning::FreeText {
+                *text = secrets.hide(text).into_owned();
+            }
+        },
+    );
+    serde_json::from_value(json).map_err(JournalError::Encode)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        change::packages::Effects,
+        change::{
+            Change, FileAfter, FileBefore, Leave, LeaveCluster, Probe, Undo,
+            packages::{Effects, Unhold},
+        },
+        config::desired::RuntimeKind,
         error::Report,
         exit::Exit,
         host::fake,
@@ -459,6 +299,25 @@ mod tests {
                 nothing(),
             ),
             intent(Change::Reboot { why: text() }, nothing()),
+            intent(
+                Change::RunProbe {
+                    probe: Probe::ContainerSeesGpus {
+                        runtime: RuntimeKind::Docker,
+                        image: Some(text()),
+                        gpus: 1,
+                        driver: "580.95.05".to_owned(),
+                        uuids: Vec::new(),
+                        command: vec!["/bin/true".to_owned(), text()],
+                        expect: Some(text()),
+                        timeout_seconds: 5,
+                        pull_timeout_seconds: 5,
+                    },
+                    record: "proofs/docker".into(),
+                    inputs: text(),
+                    again: false,
+                },
+                nothing(),
+            ),
             Record::Failed {
                 intent: 1,
                 message: text(),
@@ -502,33 +361,47 @@ mod tests {
             created_folders: Vec::new(),
             daemon: None,
         };
-        let leave = |word: &str, joined: &str| Undo::LeaveCluster {
-            way: Leave::Command {
-                command: vec!["/usr/local/sbin/leave".to_owned(), word.to_owned()],
-                environment_file: None,
-                joined_file: joined.into(),
-                timeout_seconds: 5,
-            },
-            node: "gpu-1".parse().expect("a name"),
-            access: None,
-            machine: None,
-            cluster: None,
+        let leave = |word: &str, joined: &str| {
+            Undo::LeaveCluster(LeaveCluster {
+                way: Leave::Command {
+                    command: vec!["/usr/local/sbin/leave".to_owned(), word.to_owned()],
+                    environment_file: None,
+                    joined_file: joined.into(),
+                    timeout_seconds: 5,
+                },
+                node: "gpu-1".parse().expect("a name"),
+                access: None,
+                machine: None,
+                cluster: None,
+            })
         };
         for record in [
             intent(write("/etc/docker/a", ""), nothing()),
             intent(install("docker.io"), nothing()),
+            intent(
+                Change::SetSysctls {
+                    values: [("net.docker".to_owned(), "1".to_owned())].into(),
+                },
+                nothing(),
+            ),
+            intent(
+                Change::EnableUnit {
+                    unit: "docker.service".to_owned(),
+                    start: true,
+                },
+                nothing(),
+            ),
             intent(Change::RepairPackages, leave("docker", "/etc/joined")),
             intent(Change::RepairPackages, leave("now", "/etc/docker")),
             intent(Change::RepairPackages, file("/etc/docker", None)),
             intent(Change::RepairPackages, file("/etc/a", Some("/docker"))),
             intent(
                 Change::RepairPackages,
-                Undo::Unhold {
-                    before: vec!["docker.io".to_owned()],
-                    held: None,
+                Undo::Unhold(Unhold {
+                    held: vec!["docker.io".to_owned()],
                     entries: None,
                     record: None,
-                },
+                }),
             ),
             intent(
                 Change::RepairPackages,

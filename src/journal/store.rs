@@ -93,7 +93,7 @@ impl Journal {
     /// not be written, this journal refuses every further record.
     pub fn append(&self, record: Record) -> Result<u64, JournalError> {
         record.refuse_secret_names(&self.secrets)?;
-        let record = record.without_secrets(&self.secrets);
+        let record = record.without_secrets(&self.secrets)?;
         let mut state = self.state();
         if let Some(error) = &state.broken {
             return Err(JournalError::Broken(Arc::clone(error)));

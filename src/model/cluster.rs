@@ -32,7 +32,7 @@ pub enum JoinKind {
 }
 
 /// The cluster that the machine belongs to.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ClusterWish {
     /// How it joins.
@@ -42,7 +42,6 @@ pub struct ClusterWish {
     /// What is installed for it.
     pub packages: Vec<PackageWish>,
     /// A kubeconfig that may change nodes.
-    #[schemars(with = "Option<String>")]
     pub access: Option<Utf8PathBuf>,
     /// Seconds for each part of an attempt to join: to find the cluster, to get a certificate, to start the kubelet.
     pub timeout_seconds: u64,
@@ -51,7 +50,7 @@ pub struct ClusterWish {
 }
 
 /// How a machine joins, with what that needs. No secret is in here: only places that have one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum JoinMethod {
     /// `kubeadm join`.
@@ -84,10 +83,8 @@ pub enum JoinMethod {
         /// Program and arguments.
         command: Vec<String>,
         /// The file with its environment.
-        #[schemars(with = "Option<String>")]
         environment_file: Option<Utf8PathBuf>,
         /// The file that exists once the machine has joined.
-        #[schemars(with = "String")]
         joined_file: Utf8PathBuf,
         /// Program and arguments that take the machine out of its cluster again; empty if nothing does.
         #[serde(default)]
@@ -98,7 +95,7 @@ pub enum JoinMethod {
 }
 
 /// How kubeadm finds the cluster, and trusts what it finds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum Discovery {
     /// By a bootstrap token.
@@ -113,7 +110,6 @@ pub enum Discovery {
     /// By a kubeconfig.
     File {
         /// The kubeconfig.
-        #[schemars(with = "String")]
         path: Utf8PathBuf,
         /// Where the token for the kubelet's first certificate is, if the kubeconfig has no credentials.
         token_source: Option<TokenSource>,
@@ -121,7 +117,7 @@ pub enum Discovery {
 }
 
 /// What a node is registered with.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NodeWish {
     /// Its name; `None` is the machine's host name.

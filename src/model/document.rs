@@ -2,7 +2,6 @@
 //! else stays: values, their order, and the comments of TOML.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, ser::PrettyFormatter};
 use toml_edit::{Array, DocumentMut, InlineTable, Item, Table, TableLike};
@@ -11,7 +10,7 @@ use toml_edit::{Array, DocumentMut, InlineTable, Item, Table, TableLike};
 pub type Key = [String];
 
 /// A key, and the value that it has to have.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Setting {
     /// The key.
@@ -21,11 +20,10 @@ pub struct Setting {
 }
 
 /// A file, and the keys that have to be set in it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct FileSettings {
     /// Its path; the extension says its format.
-    #[schemars(with = "String")]
     pub path: Utf8PathBuf,
     /// The keys, in the order in which they are set.
     pub settings: Vec<Setting>,

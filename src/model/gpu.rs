@@ -120,9 +120,7 @@ impl fmt::Display for Architecture {
 as_text!(Architecture, "GPU architecture, such as hopper", "^\\S+$");
 
 /// How the architecture of a GPU is known, the surest first.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ArchitectureEvidence {
     /// The matrix has a row for the GPU.
@@ -166,7 +164,7 @@ impl fmt::Display for Flavour {
 }
 
 /// Which flavours of the kernel modules a GPU or an architecture runs with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SupportedFlavours {
     /// Only the open ones.

@@ -2,11 +2,10 @@
 //! backend in `tools::packages` understands these types.
 
 use camino::Utf8PathBuf;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A package repository with its key.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Repository {
     /// Our name for it; its file is called `gpu-bootstrap-NAME`.
@@ -27,10 +26,8 @@ pub struct Repository {
     pub fingerprints: Vec<String>,
     /// Key files that are already on the machine, and whose keys sign here, too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(with = "Vec<String>")]
     pub key_files: Vec<Utf8PathBuf>,
     /// A keyring already on the machine, for components of the distribution's own archive.
-    #[schemars(with = "Option<String>")]
     pub keyring: Option<Utf8PathBuf>,
     /// The priority of [`Repository::packages`] from this repository; `None` leaves the package
     /// manager's default.
@@ -56,7 +53,7 @@ impl Repository {
 }
 
 /// What the vendor of a repository signs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Signed {
     /// Each package.
@@ -77,7 +74,7 @@ impl Signed {
 
 /// A preference for a version. Without it a package manager may take the newest version for the
 /// dependencies of a package that was asked for at an older version, and then give up.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Pin {
     /// Our name for it; its file is `gpu-bootstrap-NAME`.
@@ -97,9 +94,7 @@ impl Pin {
 }
 
 /// A package, by name and version pattern.
-#[derive(
-    Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PackageWish {
     /// Its name.

@@ -3,7 +3,6 @@
 //! start.
 
 use camino::Utf8Path;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{State, StateError};
@@ -19,7 +18,7 @@ use crate::{
 const KUBELET: &str = "kubelet";
 
 /// The container runtime of the kubelet.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KubeletRuntime {
     /// `containerd` or `crio` of the machine, or whose containerd it is: `k3s`, `rke2`, `k0s`, `microk8s`; the

@@ -114,21 +114,19 @@ impl Applier {
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
         if !self.host.files.exists(kubeconfig)? {
             self.forget_token(agent)?;
-            return Ok(Reverted::Nothing {
-                why: "the machine is no node any more".to_owned(),
-            });
+            return Ok(Reverted::nothing("the machine is no node any more"));
         }
         let what = format!("stop `{}`", agent.unit);
         self.tool(&what, &systemctl::act("stop", agent.unit), sink)
             .await?;
         self.host.files.remove(kubeconfig)?;
         self.forget_token(agent)?;
-        Ok(Reverted::Left {
-            what: format!(
+        Ok(Reverted::left(
+            format!(
                 "the data and the containers of {} (its own script removes them: `{}-killall.sh`)",
                 agent.name, agent.name
             ),
-            why: format!("{} was on this machine before", agent.name),
-        })
+            format!("{} was on this machine before", agent.name),
+        ))
     }
 }

@@ -46,16 +46,16 @@ impl Applier {
         let files = &self.host.files;
         let mark = self.state.join(LEAVING);
         if self.has_left_by_command(joined_file, is_member)? {
-            return Ok(Reverted::Nothing {
-                why: format!("`{joined_file}` does not exist any more"),
-            });
+            return Ok(Reverted::nothing(format!(
+                "`{joined_file}` does not exist any more"
+            )));
         }
         let words = command.join(" ");
         let left = |why: String| {
-            Ok(Reverted::Left {
-                what: format!("what `cluster.command` has done (`{words}` undoes it)"),
+            Ok(Reverted::left(
+                format!("what `cluster.command` has done (`{words}` undoes it)"),
                 why,
-            })
+            ))
         };
         let cmd = match self.with_environment(command, environment_file, timeout) {
             Ok(cmd) => cmd,
@@ -79,9 +79,7 @@ impl Applier {
             ));
         }
         files.remove(&mark)?;
-        Ok(Reverted::Done {
-            what: format!("ran `{words}`"),
-        })
+        Ok(Reverted::done(format!("ran `{words}`")))
     }
 
     /// Whether there is nothing that the command could undo.

@@ -55,13 +55,11 @@ impl Applier {
     /// What `nodeadm` has written stays: it came with the image, and user data writes it again at each boot.
     pub(super) async fn leave_by_nodeadm(&self, sink: &dyn Sink) -> Result<Reverted, Problem> {
         self.hold_nodeadm_back(sink).await?;
-        Ok(Reverted::Done {
-            what: format!(
-                "stopped `{}`, and removed `{}`, so `nodeadm` does not join any more",
-                kubeadm::UNIT,
-                nodeadm::MAY_JOIN
-            ),
-        })
+        Ok(Reverted::done(format!(
+            "stopped `{}`, and removed `{}`, so `nodeadm` does not join any more",
+            kubeadm::UNIT,
+            nodeadm::MAY_JOIN
+        )))
     }
 
     async fn start_nodeadm(&self, join: &Join, sink: &dyn Sink) -> Result<(), Problem> {

@@ -207,17 +207,13 @@ impl Applier {
     ) -> Result<Reverted, Problem> {
         self.is_worker()?;
         if !self.has_begun()? {
-            return Ok(Reverted::Nothing {
-                why: "the machine is no node any more".to_owned(),
-            });
+            return Ok(Reverted::nothing("the machine is no node any more"));
         }
         self.reset(socket, sink).await?;
         for folder in folders.iter().rev() {
             self.host.files.remove_empty_folder(folder)?;
         }
-        Ok(Reverted::Done {
-            what: "the machine has left the cluster".to_owned(),
-        })
+        Ok(Reverted::done("the machine has left the cluster"))
     }
 }
 

@@ -15,11 +15,10 @@ mod token;
 use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use node::Admission;
 use node::Deleted;
+pub use node::{Admission, RestoreLabels};
 
 use super::{Applier, Problem, Reverted, Sink, Undo};
 use crate::{
@@ -43,7 +42,7 @@ use crate::{
 const DRAIN: Duration = Duration::from_secs(300);
 
 /// What a machine joins, and with what it is registered.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Join {
     /// How.
@@ -55,14 +54,13 @@ pub struct Join {
     /// Its taints.
     pub taints: Vec<Taint>,
     /// A kubeconfig that may drain and delete the node when the machine leaves.
-    #[schemars(with = "Option<String>")]
     pub access: Option<Utf8PathBuf>,
     /// Seconds for each part of the join.
     pub timeout_seconds: u64,
 }
 
 /// How a machine leaves a cluster.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum Leave {
     /// `kubeadm reset`.
@@ -70,7 +68,6 @@ pub enum Leave {
         /// The address of the container runtime's socket.
         socket: String,
         /// Folders that were not there before; removed if they are empty.
-        #[schemars(with = "Vec<String>")]
         created_folders: Vec<Utf8PathBuf>,
     },
     /// The agent of k3s stops.
@@ -84,10 +81,8 @@ pub enum Leave {
         /// Program and arguments.
         command: Vec<String>,
         /// The file with its environment.
-        #[schemars(with = "Option<String>")]
         environment_file: Option<Utf8PathBuf>,
         /// The file that exists while the machine is a node.
-        #[schemars(with = "String")]
         joined_file: Utf8PathBuf,
         /// Seconds for the command.
         timeout_seconds: u64,
@@ -99,11 +94,20 @@ pub enum Leave {
     },
 }
 
-impl Leave {
-    /// Earlier versions of this program left a node of EKS alone.
-    fn is_by_nodeadm(&self) -> bool {
-        matches!(self, Self::Nodeadm) || matches!(self, Self::Never { method } if method == "eks")
-    }
+/// The undo of a join.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct LeaveCluster {
+    /// How a machine leaves that has joined in this way.
+    pub way: Leave,
+    /// The node's name.
+    pub node: NodeName,
+    /// A kubeconfig that may drain and delete the node.
+    pub access: Option<Utf8PathBuf>,
+    /// The id of the machine that joined; a clone has another one. `None` where a machine has none.
+    pub machine: Option<Box<str>>,
+    /// The cluster that it joined; `None` while that is not certain.
+    pub cluster: Option<Membership>,
 }
 
 impl Join {
@@ -147,50 +151,31 @@ impl Applier {
                 method: join.method.name().to_owned(),
             },
         };
-        Ok(Undo::LeaveCluster {
+        Ok(Undo::LeaveCluster(LeaveCluster {
             way,
             node: join.node.clone(),
             access: join.access.clone(),
             machine: self.machine_id()?.map(|(_, id)| id.into()),
             cluster: None,
-        })
+        }))
     }
 
     /// Which cluster it joined; nothing is left to undo where it joined none.
-    pub(super) async fn refine_join(&self, undo: Undo) -> Result<Undo, Problem> {
-        let Undo::LeaveCluster {
-            way,
-            node,
-            access,
-            machine,
-            ..
-        } = undo
-        else {
-            return Ok(undo);
-        };
-        let cluster = self.joined_by(&way).await?;
-        let begun = match &way {
+    pub(super) async fn refine_join(&self, mut undo: LeaveCluster) -> Result<Undo, Problem> {
+        undo.cluster = self.joined_by(&undo.way).await?;
+        let begun = match undo.way {
             Leave::Kubeadm { .. } => self.has_begun()?,
             // What a command has done is not known.
-            Leave::Command { .. } => true,
-            Leave::Never { .. } => !way.is_by_nodeadm(),
+            Leave::Command { .. } | Leave::Never { .. } => true,
             // Its unit starts at the next boot, and joins as our configuration says.
             Leave::K3s => self.may_join(&agents::K3S)?,
             Leave::Rke2 => self.may_join(&agents::RKE2)?,
             Leave::Nodeadm => false,
         };
-        if cluster.is_none() && !begun {
-            return Ok(Undo::Nothing {
-                why: "the machine has joined no cluster".to_owned(),
-            });
+        if undo.cluster.is_none() && !begun {
+            return Ok(Undo::nothing("the machine has joined no cluster"));
         }
-        Ok(Undo::LeaveCluster {
-            way,
-            node,
-            access,
-            machine,
-            cluster,
-        })
+        Ok(Undo::LeaveCluster(undo))
     }
 
     /// Whether an agent has a configuration of ours, by which it joins whenever it starts.
@@ -202,11 +187,12 @@ impl Applier {
     /// anything may join; so does that of hybrid nodes, which a command starts.
     async fn joined_by(&self, way: &Leave) -> Result<Option<Membership>, Problem> {
         let found = self.joined_cluster()?;
-        let is_early = if way.is_by_nodeadm() {
-            !self.host.files.exists(nodeadm::MAY_JOIN.into())?
-        } else {
-            matches!(way, Leave::Command { .. })
-                && (found.as_ref()).is_some_and(|found| found.kubeconfig == nodeadm::KUBECONFIG)
+        let is_early = match way {
+            Leave::Nodeadm => !self.host.files.exists(nodeadm::MAY_JOIN.into())?,
+            Leave::Command { .. } => {
+                (found.as_ref()).is_some_and(|found| found.kubeconfig == nodeadm::KUBECONFIG)
+            }
+            _ => false,
         };
         if is_early && !self.unit_state(KUBELET).await?.is_active() {
             return Ok(None);
@@ -232,7 +218,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
         let files = &self.host.files;
-        if way.is_by_nodeadm()
+        if *way == Leave::Nodeadm
             && files.exists(nodeadm::MAY_JOIN.into())?
             && !self.unit_state(KUBELET).await?.is_active()
         {
@@ -295,18 +281,17 @@ impl Applier {
     /// machine forgets the cluster. A machine that is a node of another cluster by now stays there.
     pub(super) async fn leave_cluster(
         &self,
-        (way, joined): (&Leave, Option<&Membership>),
-        (node, machine): (&NodeName, Option<&str>),
-        access: Option<&Utf8Path>,
+        undo: &LeaveCluster,
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
+        let (way, node, joined) = (&undo.way, &undo.node, &undo.cluster);
         let stays = |why: String| {
-            Ok(Reverted::Left {
-                what: format!("the membership of `{node}` in a cluster"),
+            Ok(Reverted::left(
+                format!("the membership of `{node}` in a cluster"),
                 why,
-            })
+            ))
         };
-        if let (Leave::Never { method }, false) = (way, way.is_by_nodeadm()) {
+        if let Leave::Never { method } = way {
             return stays(format!(
                 "nothing undoes what `cluster.join = \"{method}\"` has done"
             ));
@@ -332,7 +317,7 @@ impl Applier {
             _ => {}
         }
         let is_member = now.is_some();
-        let clone = self.is_clone_of(machine)?;
+        let clone = self.is_clone_of(undo.machine.as_deref())?;
         if let (Leave::Command { .. }, Some(why)) = (way, &clone) {
             return stays(why.clone());
         }
@@ -359,14 +344,14 @@ impl Applier {
             }
         }
         let deleted = match (now, clone) {
-            (None, _) => Reverted::Nothing {
-                why: "the machine is no node any more".to_owned(),
-            },
-            (Some(_), Some(why)) => Reverted::Left {
-                what: format!("the node `{node}` in the cluster"),
-                why,
-            },
-            (Some(now), None) => match self.delete_node(node, access, &now, sink).await? {
+            (None, _) => Reverted::nothing("the machine is no node any more"),
+            (Some(_), Some(why)) => {
+                Reverted::left(format!("the node `{node}` in the cluster"), why)
+            }
+            (Some(now), None) => match self
+                .delete_node(node, undo.access.as_deref(), &now, sink)
+                .await?
+            {
                 Deleted::Refused(why) => return stays(why),
                 Deleted::Ended(ended) => ended,
             },
@@ -392,6 +377,7 @@ impl Applier {
                 self.leave_by_command((command, timeout), files, is_member, sink)
                     .await?
             }
+            // Of what nothing undoes, nothing is left to do here: it has stayed.
             Leave::Nodeadm | Leave::Never { .. } => self.leave_by_nodeadm(sink).await?,
         };
         Ok(Reverted::of(vec![deleted, left]))

@@ -4,7 +4,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::DRAIN;
@@ -21,7 +20,7 @@ use crate::{
 };
 
 /// What a node needs before pods may come.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Admission {
     /// The node's name.
@@ -31,10 +30,24 @@ pub struct Admission {
     /// The startup taints, which go at last.
     pub startup_taints: Vec<Taint>,
     /// A kubeconfig that may remove them.
-    #[schemars(with = "Option<String>")]
     pub access: Option<Utf8PathBuf>,
     /// Seconds until the node must be Ready.
     pub ready_timeout_seconds: u64,
+}
+
+/// Gives a node the labels that it had; its cluster may not be reached any more.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RestoreLabels {
+    /// The node's name.
+    pub node: NodeName,
+    /// The id of the machine whose node it is, as for [`LeaveCluster`](super::LeaveCluster).
+    pub machine: Option<Box<str>>,
+    /// The labels that the change sets, with their values before.
+    pub labels: BTreeMap<String, Option<String>>,
+    /// The values that it sets: one with another value by then is somebody else's.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub ours: BTreeMap<String, String>,
 }
 
 /// What stands before the reason why a cluster says nothing.
@@ -76,9 +89,7 @@ impl Applier {
         admission: &Admission,
     ) -> Result<Undo, Problem> {
         if admission.labels.is_empty() {
-            return Ok(Undo::Nothing {
-                why: "a node that is Ready is nothing to undo".to_owned(),
-            });
+            return Ok(Undo::nothing("a node that is Ready is nothing to undo"));
         }
         // A node that has just joined may not be there yet.
         let now = match self
@@ -89,14 +100,14 @@ impl Applier {
             Registered::Unknown => Labels::new(),
             Registered::Silent(why) => return Err(admission.not_ready(format!("{SILENT}{why}"))),
         };
-        Ok(Undo::RestoreLabels {
+        Ok(Undo::RestoreLabels(RestoreLabels {
             node: admission.node.clone(),
             machine: self.machine_id()?.map(|(_, id)| id.into()),
             labels: (admission.labels.keys())
                 .map(|key| (key.clone(), now.get(key).cloned()))
                 .collect(),
             ours: admission.labels.clone(),
-        })
+        }))
     }
 
     /// What the cluster says about the node. An API server that is away for a moment is waited for; what it says after the
@@ -209,16 +220,11 @@ impl Applier {
 
     pub(in crate::change) async fn restore_node(
         &self,
-        (name, machine): (&NodeName, Option<&str>),
-        labels: &BTreeMap<String, Option<String>>,
-        ours: &BTreeMap<String, String>,
+        undo: &RestoreLabels,
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
-        let nothing = |why: &str| {
-            Ok(Reverted::Nothing {
-                why: why.to_owned(),
-            })
-        };
+        let (name, labels) = (&undo.node, &undo.labels);
+        let nothing = |why: &str| Ok(Reverted::nothing(why));
         if self.joined_cluster()?.is_none() || kubectl::find(&*self.host.files)?.is_none() {
             return nothing("the machine is no node any more");
         }
@@ -227,27 +233,24 @@ impl Applier {
             Registered::Unknown => return nothing("the cluster does not know the node any more"),
             Registered::Silent(why) => {
                 let keys: Vec<&str> = labels.keys().map(String::as_str).collect();
-                return Ok(Reverted::Left {
-                    what: format!("the labels {} of node `{name}`", keys.join(", ")),
-                    why: format!("{SILENT}{why}"),
-                });
+                return Ok(Reverted::left(
+                    format!("the labels {} of node `{name}`", keys.join(", ")),
+                    format!("{SILENT}{why}"),
+                ));
             }
         };
-        let not_ours = match self.is_clone_of(machine)? {
+        let not_ours = match self.is_clone_of(undo.machine.as_deref())? {
             None => self.is_another(&node)?,
             clone => clone,
         };
         if let Some(why) = not_ours {
-            return Ok(Reverted::Left {
-                what: format!("the labels of node `{name}`"),
-                why,
-            });
+            return Ok(Reverted::left(format!("the labels of node `{name}`"), why));
         }
         // One that somebody else has given another value since is theirs.
         let before: Vec<(&str, Option<&str>)> = (labels.iter())
             .filter(|(key, before)| {
                 let now = node.labels.get(*key);
-                now != before.as_ref() && ours.get(*key).is_none_or(|ours| now == Some(ours))
+                now != before.as_ref() && undo.ours.get(*key).is_none_or(|ours| now == Some(ours))
             })
             .map(|(key, value)| (key.as_str(), value.as_deref()))
             .collect();
@@ -258,7 +261,7 @@ impl Applier {
         let cmd = kubectl.label(&kubeconfig, name, before.into_iter());
         let what = format!("give node `{name}` its former labels");
         self.tool(&what, &cmd, sink).await?;
-        Ok(Reverted::Done { what })
+        Ok(Reverted::done(what))
     }
 
     /// Drains and deletes the node where a kubeconfig allows it. A cluster that cannot be reached does not keep the
@@ -272,10 +275,10 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Deleted, Problem> {
         let left = |why: String| {
-            Ok(Deleted::Ended(Reverted::Left {
-                what: format!("the node `{name}` in the cluster (`kubectl delete node {name}`)"),
+            Ok(Deleted::Ended(Reverted::left(
+                format!("the node `{name}` in the cluster (`kubectl delete node {name}`)"),
                 why,
-            }))
+            )))
         };
         let Some(access) = access else {
             return left("no `cluster.kubeconfig-file` was given that may delete it".to_owned());
@@ -300,9 +303,9 @@ impl Applier {
                 }
             }
             Ok(Registered::Unknown) => {
-                return Ok(Deleted::Ended(Reverted::Nothing {
-                    why: format!("the cluster does not know the node `{name}` any more"),
-                }));
+                return Ok(Deleted::Ended(Reverted::nothing(format!(
+                    "the cluster does not know the node `{name}` any more"
+                ))));
             }
             Ok(Registered::Silent(why)) => {
                 return left(format!("{SILENT}{why}"));
@@ -321,9 +324,9 @@ impl Applier {
         if let Err(error) = ran.and_then(|output| output.success(&delete)) {
             return left(format!("`kubectl delete` failed: {error}"));
         }
-        Ok(Deleted::Ended(Reverted::Done {
-            what: format!("the node `{name}` is drained and deleted"),
-        }))
+        Ok(Deleted::Ended(Reverted::done(format!(
+            "the node `{name}` is drained and deleted"
+        ))))
     }
 }
 

@@ -5,7 +5,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use camino::Utf8PathBuf;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::desired::PackageWish;
@@ -71,8 +70,7 @@ pub struct Inventory {
 }
 
 /// What a transaction did.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Traces")]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Effects {
     /// Packages absent before and present after: purged.
@@ -96,13 +94,12 @@ pub struct Effects {
     #[serde(skip_serializing_if = "Unowned::is_empty")]
     pub beside: Unowned,
     /// Files and links below `/etc` that were there before the packages, and that their removal may take along.
-    #[schemars(with = "BTreeSet<String>")]
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub there: BTreeSet<Utf8PathBuf>,
 }
 
 /// Accounts, and files below `/etc`, that no package lists.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Unowned {
     /// Users.
@@ -110,7 +107,6 @@ pub struct Unowned {
     /// Groups.
     pub groups: BTreeSet<String>,
     /// Files and links below `/etc`.
-    #[schemars(with = "BTreeSet<String>")]
     pub etc: BTreeSet<Utf8PathBuf>,
 }
 

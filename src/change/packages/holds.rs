@@ -51,6 +51,21 @@ struct Held {
     entries: Option<Vec<String>>,
 }
 
+/// Releases holds that a change has set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Unhold {
+    /// Packages that the change holds.
+    pub held: Vec<String>,
+    /// The entries that the change adds where holds are a list; `None` where they are marks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entries: Option<Vec<String>>,
+    /// The name of the record of what is really held, which exists from the moment on in which it is
+    /// known; `None` once this undo is exact.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<String>,
+}
+
 /// Installed packages that match and are not held.
 fn to_hold(database: &[Package], patterns: &[String]) -> Vec<String> {
     database
@@ -85,12 +100,11 @@ impl Applier {
     ) -> Result<Undo, Problem> {
         let database = self.database().await?;
         let ours = to_hold(&database, patterns);
-        Ok(Undo::Unhold {
-            before: held(&database).into_iter().collect(),
+        Ok(Undo::Unhold(Unhold {
             entries: self.new_entries(&database, &ours)?,
-            held: Some(ours),
+            held: ours,
             record: Some(self.new_record(ENDING)?),
-        })
+        }))
     }
 
     /// What holding these packages adds to the list of holds; `None` if there is no list. What is in it
@@ -114,43 +128,20 @@ impl Applier {
 
     /// The exact undo: what the record says; without a record nothing was held. If this program was killed,
     /// the command that holds may end after the next run has looked, so the machine is not asked.
-    pub(in crate::change) async fn refine_hold(&self, undo: Undo) -> Result<Undo, Problem> {
-        match undo {
-            Undo::Unhold {
-                before,
-                record: Some(name),
-                ..
-            } => Ok(match self.held_by(&name)? {
-                Some(Held {
-                    packages, entries, ..
-                }) => Undo::Unhold {
-                    before,
-                    held: Some(packages),
-                    entries,
-                    record: None,
-                },
-                None => Undo::Nothing {
-                    why: "no package was held".to_owned(),
-                },
-            }),
-            // An earlier version had no record.
-            Undo::Unhold {
-                before,
-                held: None,
-                entries: None,
+    pub(in crate::change) fn refine_hold(&self, undo: Unhold) -> Result<Undo, Problem> {
+        let Some(name) = &undo.record else {
+            return Ok(Undo::Unhold(undo));
+        };
+        Ok(match self.held_by(name)? {
+            Some(Held {
+                packages, entries, ..
+            }) => Undo::Unhold(Unhold {
+                held: packages,
+                entries,
                 record: None,
-            } => {
-                let known: BTreeSet<String> = before.iter().cloned().collect();
-                let all = held(&self.database().await?);
-                Ok(Undo::Unhold {
-                    held: Some(all.difference(&known).cloned().collect()),
-                    before,
-                    entries: None,
-                    record: None,
-                })
-            }
-            other => Ok(other),
-        }
+            }),
+            None => Undo::nothing("no package was held"),
+        })
     }
 
     fn held_by(&self, name: &str) -> Result<Option<Held>, Problem> {
@@ -168,9 +159,9 @@ impl Applier {
         names: &[String],
     ) -> Result<(), Problem> {
         const WHAT: &str = "record what is held";
-        let Undo::Unhold {
+        let Undo::Unhold(Unhold {
             record: Some(name), ..
-        } = undo
+        }) = undo
         else {
             return Err(Problem::unreadable(WHAT, "its undo is of another kind"));
         };
@@ -245,18 +236,16 @@ impl Applier {
     /// Releases the holds of a change.
     pub(in crate::change) async fn revert_hold(
         &self,
-        undo: &Undo,
+        undo: &Unhold,
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
-        match self.refine_hold(undo.clone()).await? {
-            Undo::Unhold {
+        match self.refine_hold(undo.clone())? {
+            Undo::Unhold(Unhold {
                 entries: Some(entries),
                 ..
-            } => self.remove_entries(&entries, sink).await,
-            Undo::Unhold { before, held, .. } => self.unhold(&before, held.as_deref(), sink).await,
-            _ => Ok(Reverted::Nothing {
-                why: "no package was held".to_owned(),
-            }),
+            }) => self.remove_entries(&entries, sink).await,
+            Undo::Unhold(Unhold { held, .. }) => self.unhold(&held, sink).await,
+            _ => Ok(Reverted::nothing("no package was held")),
         }
     }
 
@@ -267,9 +256,7 @@ impl Applier {
         entries: &[String],
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
-        let nothing = || Reverted::Nothing {
-            why: "no hold of this program is left".to_owned(),
-        };
+        let nothing = || Reverted::nothing("no hold of this program is left");
         let Some(list) = self.backend.hold_list() else {
             return Ok(nothing());
         };
@@ -288,38 +275,27 @@ impl Applier {
             self.restore_labels(&[list.path()], sink).await
         })
         .await?;
-        Ok(Reverted::Done {
-            what: format!("released {} holds", entries.len()),
-        })
+        Ok(Reverted::done(format!("released {} holds", entries.len())))
     }
 
     pub(super) async fn unhold(
         &self,
-        before: &[String],
-        ours: Option<&[String]>,
+        ours: &[String],
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
         let now = held(&self.database().await?);
-        let names: Vec<String> = match ours {
-            Some(ours) => ours
-                .iter()
-                .filter(|name| now.contains(*name))
-                .cloned()
-                .collect(),
-            None => now
-                .into_iter()
-                .filter(|name| !before.contains(name))
-                .collect(),
-        };
+        let names: Vec<String> = (ours.iter())
+            .filter(|name| now.contains(*name))
+            .cloned()
+            .collect();
         if names.is_empty() {
-            return Ok(Reverted::Nothing {
-                why: "no hold of this program is left".to_owned(),
-            });
+            return Ok(Reverted::nothing("no hold of this program is left"));
         }
         self.exclusively(sink, self.mark(Mark::Unhold, &names, sink))
             .await?;
-        Ok(Reverted::Done {
-            what: format!("released the hold on {} packages", names.len()),
-        })
+        Ok(Reverted::done(format!(
+            "released the hold on {} packages",
+            names.len()
+        )))
     }
 }

@@ -26,9 +26,11 @@ mod withdraw;
 
 pub use effects::{Effects, Inventory, Unowned};
 pub(super) use holds::Holds;
+pub use holds::Unhold;
 pub use install::NOT_SIMULATED;
 pub(super) use lists::Lists;
 pub use lists::Wanted;
+pub use streams::RestoreStream;
 pub use withdraw::Withdrawn;
 
 use std::collections::BTreeSet;

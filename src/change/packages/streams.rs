@@ -2,6 +2,7 @@
 //! enabled again when they are gone.
 
 use camino::Utf8PathBuf;
+use serde::{Deserialize, Serialize};
 
 use super::not_verified;
 use crate::{
@@ -9,6 +10,20 @@ use crate::{
     host::digest::sha256,
     tools::packages::Streams,
 };
+
+/// Enables the stream of a module that was enabled before, or none.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RestoreStream {
+    /// The module.
+    pub module: String,
+    /// The stream that the change enables.
+    pub stream: String,
+    /// The stream before.
+    pub before: Option<String>,
+    /// Whether the file that remembers it existed.
+    pub existed: bool,
+}
 
 impl Applier {
     fn streams(&self) -> Result<&'static dyn Streams, Problem> {
@@ -26,12 +41,12 @@ impl Applier {
         stream: &str,
     ) -> Result<Undo, Problem> {
         let (streams, files) = (self.streams()?, &self.host.files);
-        Ok(Undo::RestoreStream {
+        Ok(Undo::RestoreStream(RestoreStream {
             module: module.to_owned(),
             stream: stream.to_owned(),
             before: streams.enabled(&**files, module)?,
             existed: files.exists(&streams.path(module))?,
-        })
+        }))
     }
 
     pub(in crate::change) async fn enable_stream(
@@ -80,29 +95,24 @@ impl Applier {
     /// person.
     pub(in crate::change) async fn reconcile_stream(
         &self,
-        undo: &Undo,
+        undo: &RestoreStream,
         sink: &dyn Sink,
     ) -> Result<Undo, Problem> {
-        let Undo::RestoreStream {
-            module,
-            stream,
-            before: Some(before),
-            ..
-        } = undo
-        else {
-            return Ok(undo.clone());
+        let unchanged = || Ok(Undo::RestoreStream(undo.clone()));
+        let (module, Some(before)) = (&undo.module, &undo.before) else {
+            return unchanged();
         };
         let streams = self.streams()?;
         // A command may have outlived the run.
         self.wait_for_locks(sink).await?;
-        if before == stream || streams.enabled(&*self.host.files, module)?.is_some() {
-            return Ok(undo.clone());
+        if *before == undo.stream || streams.enabled(&*self.host.files, module)?.is_some() {
+            return unchanged();
         }
         self.exclusively(sink, self.move_stream(module, Some(before), sink))
             .await?;
-        Ok(Undo::Nothing {
-            why: format!("stream {before} of module {module} is enabled again"),
-        })
+        Ok(Undo::nothing(format!(
+            "stream {before} of module {module} is enabled again"
+        )))
     }
 
     /// The file that is there while an undo moves a module from one stream to another. The name of a module
@@ -114,12 +124,10 @@ impl Applier {
 
     pub(in crate::change) async fn restore_stream(
         &self,
-        module: &str,
-        stream: &str,
-        before: Option<&str>,
-        existed: bool,
+        undo: &RestoreStream,
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
+        let (module, stream, before) = (&*undo.module, &*undo.stream, undo.before.as_deref());
         let streams = self.streams()?;
         let files = &self.host.files;
         let now = streams.enabled(&**files, module)?;
@@ -128,9 +136,9 @@ impl Applier {
         let is_between = now.is_none() && before.is_some() && files.exists(&marker)?;
         if !(is_between || now.as_deref() == Some(stream)) || before == Some(stream) {
             files.remove(&marker)?;
-            return Ok(Reverted::Nothing {
-                why: format!("stream {stream} of module {module} is not enabled by this program"),
-            });
+            return Ok(Reverted::nothing(format!(
+                "stream {stream} of module {module} is not enabled by this program"
+            )));
         }
         files.write(&marker, format!("{module}:{stream}\n").as_bytes(), 0o600)?;
         self.exclusively(sink, self.move_stream(module, before, sink))
@@ -138,14 +146,12 @@ impl Applier {
         files.remove(&marker)?;
         let path = streams.path(module);
         // A reset leaves a file without values.
-        if before.is_none() && !existed {
+        if before.is_none() && !undo.existed {
             self.host.files.remove(&path)?;
         }
-        Ok(Reverted::Done {
-            what: match before {
-                Some(before) => format!("enabled stream {before} of module {module} again"),
-                None => format!("reset module {module}"),
-            },
-        })
+        Ok(Reverted::done(match before {
+            Some(before) => format!("enabled stream {before} of module {module} again"),
+            None => format!("reset module {module}"),
+        }))
     }
 }

@@ -53,9 +53,7 @@ impl Applier {
         };
         if effects.is_empty() {
             self.name_beside(&effects.beside, sink).await?;
-            return Ok(Reverted::Nothing {
-                why: "the transaction changed no package".to_owned(),
-            });
+            return Ok(Reverted::nothing("the transaction changed no package"));
         }
         let (mut endings, all_gone) = self
             .exclusively(sink, async {
@@ -125,11 +123,10 @@ impl Applier {
         if !kernel.is_empty() {
             purge.retain(|name| !kernel.contains(name));
             remove.retain(|name| !kernel.contains(name));
-            endings.push(Reverted::Left {
-                what: format!("{} ({})", count(&kernel), first_few(&kernel)),
-                why: "the machine runs this kernel; boot another one before you remove it"
-                    .to_owned(),
-            });
+            endings.push(Reverted::left(
+                listed(&kernel),
+                "the machine runs this kernel; boot another one before you remove it",
+            ));
         }
         // An explicit wish of the administrator is newer than ours.
         let asked_for = |name: &String| {
@@ -140,26 +137,20 @@ impl Applier {
         let both = purge.iter().chain(&remove).cloned();
         let (wanted, both): (Vec<String>, Vec<String>) = both.partition(asked_for);
         if !wanted.is_empty() {
-            endings.push(Reverted::Left {
-                what: format!("{} ({})", count(&wanted), first_few(&wanted)),
-                why: "marked as manually installed since then".to_owned(),
-            });
+            endings.push(Reverted::left(
+                listed(&wanted),
+                "marked as manually installed since then",
+            ));
         }
         let needed = self.needed_by_daemons(&both).await?;
         let (needed_names, both): (Vec<String>, Vec<String>) =
             (both.into_iter()).partition(|name| needed.names.contains(name));
         if let Some(why) = &needed.why {
-            endings.push(Reverted::Left {
-                what: format!("{} ({})", count(&needed_names), first_few(&needed_names)),
-                why: why.clone(),
-            });
+            endings.push(Reverted::left(listed(&needed_names), why.clone()));
         }
         let mut kept = self.needed_by_others(&both).await?;
         if let Some(why) = &kept.why {
-            endings.push(Reverted::Left {
-                what: format!("{} ({})", count(&kept.names), first_few(&kept.names)),
-                why: why.clone(),
-            });
+            endings.push(Reverted::left(listed(&kept.names), why.clone()));
         }
         kept.names.extend(wanted.into_iter().chain(needed_names));
         purge.retain(|name| !kept.names.contains(name));
@@ -173,9 +164,7 @@ impl Applier {
             let request = TransactionRequest::Remove(&remove);
             self.remove_with_retries("remove packages", &request, (&remove, &both), sink)
                 .await?;
-            endings.push(Reverted::Done {
-                what: format!("removed {} ({})", count(&remove), first_few(&remove)),
-            });
+            endings.push(Reverted::done(format!("removed {}", listed(&remove))));
             // Those that needed them have gone along, and one without configuration is unknown from then on.
             let now = self.inventory_of_packages().await?;
             purge.retain(|name| now.packages.contains_key(name) || now.configured.contains(name));
@@ -184,9 +173,7 @@ impl Applier {
             let request = TransactionRequest::Purge(&purge);
             self.remove_with_retries("purge packages", &request, (&purge, &both), sink)
                 .await?;
-            endings.push(Reverted::Done {
-                what: format!("purged {} ({})", count(&purge), first_few(&purge)),
-            });
+            endings.push(Reverted::done(format!("purged {}", listed(&purge))));
         }
         endings.extend(self.put_back_what_was_there(&there)?);
         endings.extend(self.stop_without_program(&units, sink).await?);
@@ -249,12 +236,10 @@ impl Applier {
         if back.is_empty() {
             return Ok(Vec::new());
         }
-        Ok(vec![Reverted::Done {
-            what: format!(
-                "put back files that were there before the packages: {}",
-                first_few(&back)
-            ),
-        }])
+        Ok(vec![Reverted::done(format!(
+            "put back files that were there before the packages: {}",
+            first_few(&back)
+        ))])
     }
 
     /// The files of units that packages own, those of sockets first: one that goes on would start its service again.
@@ -306,13 +291,11 @@ impl Applier {
             let what = format!("stop `{unit}`");
             let stopped = self.tool(&what, &systemctl::act("stop", unit), sink).await;
             endings.push(match stopped {
-                Ok(_) => Reverted::Done {
-                    what: format!("stopped `{unit}`"),
-                },
-                Err(error) => Reverted::Left {
-                    what: format!("`{unit}`, which runs without its program"),
-                    why: one_line(&error),
-                },
+                Ok(_) => Reverted::done(format!("stopped `{unit}`")),
+                Err(error) => Reverted::left(
+                    format!("`{unit}`, which runs without its program"),
+                    one_line(&error),
+                ),
             });
         }
         Ok(endings)
@@ -494,15 +477,12 @@ impl Applier {
         }
         let what = format!("removed packages ({})", first_few(&specs));
         Ok(vec![match self.reinstall_specs(&specs, sink).await {
-            Ok(()) => Reverted::Done {
-                what: format!("reinstalled {what}"),
-            },
+            Ok(()) => Reverted::done(format!("reinstalled {what}")),
             // A request to stop is not a failure: the next run tries again.
             Err(error) if error.reason == STOPPED => return Err(error),
-            Err(error) => Reverted::Left {
-                what,
-                why: format!("they could not be installed again: {error}"),
-            },
+            Err(error) => {
+                Reverted::left(what, format!("they could not be installed again: {error}"))
+            }
         }])
     }
 
@@ -519,9 +499,10 @@ impl Applier {
         };
         self.tool("make the package manager forget keys", &cmd, sink)
             .await?;
-        Ok(Some(Reverted::Done {
-            what: format!("removed the keys {}", keys.join(", ")),
-        }))
+        Ok(Some(Reverted::done(format!(
+            "removed the keys {}",
+            keys.join(", ")
+        ))))
     }
 
     async fn restore_marks(
@@ -542,12 +523,10 @@ impl Applier {
             return Ok(Vec::new());
         }
         self.mark(Mark::Automatic, &names, sink).await?;
-        Ok(vec![Reverted::Done {
-            what: format!(
-                "marked {} as automatically installed again",
-                first_few(&names)
-            ),
-        }])
+        Ok(vec![Reverted::done(format!(
+            "marked {} as automatically installed again",
+            first_few(&names)
+        ))])
     }
 
     /// Upgraded packages stay: an older version may not read the data of the newer one, and a
@@ -568,14 +547,12 @@ impl Applier {
             })
             .collect();
         let (what, specs): (Vec<String>, Vec<String>) = stays.into_iter().unzip();
-        Ok((!what.is_empty()).then(|| Reverted::Left {
-            what: what.join(", "),
-            why: format!(
-                "`uninstall` does not downgrade packages; if a repository still offers the older \
-                 versions, run `{}`",
-                self.backend.downgrade_command(&specs)
-            ),
-        }))
+        let why = format!(
+            "`uninstall` does not downgrade packages; if a repository still offers the older \
+             versions, run `{}`",
+            self.backend.downgrade_command(&specs)
+        );
+        Ok((!what.is_empty()).then(|| Reverted::left(what.join(", "), why)))
     }
 
     /// Makes systemd forget removed unit files. A failure is only reported: the files are gone.
@@ -591,20 +568,20 @@ impl Applier {
                 sink,
             )
             .await;
-        Ok(reload.err().map(|error| Reverted::Left {
-            what: "units of removed packages, in systemd's memory".to_owned(),
-            why: format!(
+        Ok(reload.err().map(|error| {
+            let why = format!(
                 "failed to {}; run `systemctl daemon-reload`",
                 one_line(&error)
-            ),
+            );
+            Reverted::left("units of removed packages, in systemd's memory", why)
         }))
     }
 }
 
-fn count(packages: &[String]) -> String {
+fn listed(packages: &[String]) -> String {
     match packages.len() {
-        1 => "1 package".to_owned(),
-        more => format!("{more} packages"),
+        1 => format!("1 package ({})", first_few(packages)),
+        more => format!("{more} packages ({})", first_few(packages)),
     }
 }
 

@@ -9,7 +9,7 @@ use super::{
     inventory::held,
 };
 use crate::{
-    change::{Applier, Problem, Reverted, Sink, Undo},
+    change::{Applier, Problem, Reverted, Sink, Undo, Verbs},
     error::one_line,
     tools::packages::Mark,
 };
@@ -62,7 +62,7 @@ impl Applier {
         // What goes is only known once the holds are released.
         let withdrawn = async {
             if !held.is_empty() {
-                self.unhold(&[], Some(&held), sink).await?;
+                self.unhold(&held, sink).await?;
             }
             self.withdraw_packages(transaction, effects, candidates, &inventory, sink)
                 .await
@@ -119,9 +119,7 @@ impl Applier {
         let is_whole = stays(effects, &going).is_empty();
         let (part, mut rest) = split(effects, &going);
         let reverted = if going.is_empty() {
-            Reverted::Nothing {
-                why: "others need its packages".to_owned(),
-            }
+            Reverted::nothing("others need its packages")
         } else if is_whole {
             self.revert_packages(transaction, Some(effects), sink)
                 .await?
@@ -156,9 +154,7 @@ impl Applier {
 }
 
 fn nothing() -> Undo {
-    Undo::Nothing {
-        why: "it was undone".to_owned(),
-    }
+    Undo::nothing("it was undone")
 }
 
 /// The packages of a transaction that stay.

@@ -68,9 +68,7 @@ impl Applier {
         record: &Utf8Path,
     ) -> Result<Undo, Problem> {
         let record = if self.host.files.exists(record)? {
-            Undo::Nothing {
-                why: "the record goes with the first validation".to_owned(),
-            }
+            Undo::nothing("the record goes with the first validation")
         } else {
             // `check --prove` writes it, too.
             self.capture_files([(record.to_owned(), FileAfter::Any)])?

@@ -7,7 +7,7 @@ use super::{
     kit::TestMachine,
 };
 use crate::{
-    change::{Admission, Change, Reverted},
+    change::{Admission, Change, Reverted, Verbs},
     error::Report,
     host::fake::{FakeFiles, failed, ok},
 };

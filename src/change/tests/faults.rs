@@ -11,7 +11,7 @@ use super::{
     kit::{STATE, TestMachine, container_probe, policy},
 };
 use crate::{
-    change::{Applier, Change, STOPPED},
+    change::{Applier, Change, STOPPED, Verbs},
     config::desired::{PackageWish, Repository, RuntimeKind},
     error::{Report, causes},
     host::{

@@ -4,7 +4,7 @@ use camino::Utf8PathBuf;
 
 use super::kit::{STATE, TestMachine};
 use crate::{
-    change::{Change, Reverted, Undo},
+    change::{Change, Reverted, Undo, Verbs},
     config::desired::Repository,
     error::Report,
     exit::Exit,

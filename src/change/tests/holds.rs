@@ -9,7 +9,7 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Change, Reverted, Undo},
+    change::{Change, Reverted, Undo, Verbs, packages::Unhold},
     error::Report,
 };
 
@@ -56,11 +56,11 @@ async fn what_others_changed_before_the_hold_is_in_its_undo(kind: Kind) {
     set(&machine, &archive, "runc", true);
     let applied = (machine.applier).apply(&hold, captured.clone(), &machine.sink);
     let undo = applied.await.unwrap();
-    let Undo::Unhold {
-        held: Some(ours),
+    let Undo::Unhold(Unhold {
+        held: ours,
         entries,
         ..
-    } = &undo
+    }) = &undo
     else {
         panic!("{undo:?}");
     };

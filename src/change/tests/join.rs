@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::kit::TestMachine;
 use crate::{
-    change::{Change, Join, Reverted, Undo},
+    change::{Change, Join, Reverted, Undo, Verbs},
     error::Report,
     host::{
         Output,

@@ -5,7 +5,7 @@ use super::{
     kit::TestMachine,
 };
 use crate::{
-    change::{Change, Reverted, Undo},
+    change::{Change, LeaveCluster, Reverted, Undo, Verbs},
     error::Report,
     host::fake::{failed, ok},
     model::cluster::JoinMethod,
@@ -203,7 +203,10 @@ async fn a_command_that_failed_after_its_early_kubeconfig_deletes_nobodys_node()
         .expect_err("it failed");
     let exact = (machine.applier.reconcile(&undo, &machine.sink).await).expect("exact");
     assert!(
-        matches!(&exact, Undo::LeaveCluster { cluster: None, .. }),
+        matches!(
+            &exact,
+            Undo::LeaveCluster(LeaveCluster { cluster: None, .. })
+        ),
         "{exact:?}"
     );
     machine.revert(&exact).await;

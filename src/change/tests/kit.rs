@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::archive::Kind;
 use crate::{
-    change::{Applier, Change, Probe, Problem, Reverted, RuntimeSettings, Sink, Undo},
+    change::{Applier, Change, Probe, Problem, Reverted, RuntimeSettings, Sink, Undo, Verbs},
     config::desired::{Daemon, Guard, Manager, PackagePolicy, RuntimeKind},
     host::{
         Host,

@@ -7,7 +7,7 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Change, Reverted, Undo},
+    change::{Change, Reverted, Undo, Verbs},
     host::{ReadFiles, fake::Mutation},
 };
 

@@ -7,7 +7,7 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Change, Undo},
+    change::{Change, Undo, Verbs},
     error::Report,
     exit::Exit,
     host::fake::diff,

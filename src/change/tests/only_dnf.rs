@@ -13,7 +13,7 @@ use super::{
     packages::{docker, install},
 };
 use crate::{
-    change::{Change, Reverted, Undo},
+    change::{Change, Reverted, Undo, Verbs},
     error::Report,
     host::{Cmd, ReadFiles, exec::Status},
     model::secret::Secret,

@@ -9,7 +9,7 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Change, Reverted, Undo},
+    change::{Change, Reverted, Undo, Verbs, packages::Unhold},
     config::desired::PackageWish,
     error::Report,
     exit::Exit,
@@ -438,15 +438,14 @@ async fn only_own_holds_are_released(kind: Kind) {
         .await;
     assert_eq!(
         undo,
-        Undo::Unhold {
-            before: vec!["runc".into()],
-            held: Some(vec!["docker.io".into()]),
+        Undo::Unhold(Unhold {
+            held: vec!["docker.io".into()],
             entries: match kind {
                 Kind::Dnf => Some(vec!["docker.io-0:20.10.24.*".into()]),
                 _ => None,
             },
             record: None,
-        }
+        })
     );
 }
 

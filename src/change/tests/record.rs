@@ -10,7 +10,7 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Applier, Change, Reverted, STOPPED, Undo},
+    change::{Applier, Change, Reverted, STOPPED, Undo, Verbs},
     error::Report,
     host::{
         exec::Status,

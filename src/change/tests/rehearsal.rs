@@ -5,7 +5,11 @@ use super::{
     packages::{docker, install, wish},
     with_each_manager,
 };
-use crate::{change::packages::Wanted, error::Report, exit::Exit};
+use crate::{
+    change::{Verbs, packages::Wanted},
+    error::Report,
+    exit::Exit,
+};
 
 with_each_manager! {
     what_the_plan_does_not_approve_is_refused_before_the_first_change

@@ -7,7 +7,7 @@ use super::{
     packages::{docker, install, wish},
 };
 use crate::{
-    change::{Applier, Change, packages::Wanted},
+    change::{Applier, Change, Verbs, packages::Wanted},
     error::Report,
     exit::Exit,
     host::files::Room,

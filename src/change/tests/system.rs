@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::kit::{TestMachine, configure};
 use crate::{
-    change::{Change, Reverted},
+    change::{Change, Reverted, Verbs},
     config::desired::Daemon,
     error::Report,
     host::{

@@ -13,14 +13,15 @@ pub use super::reading::{blocked, outcome, outcomes, satisfied, why};
 pub use super::small::{Small, exists, file, fixed, install, needs, packages, step, wishes, write};
 use crate::{
     change::{
-        Afterwards, Change, FileAfter, FileBefore, Problem, Reverted, Saved, Sink, Undo,
+        Afterwards, Change, FileAfter, FileBefore, Problem, RestoreUnit, Reverted, Saved, Sink,
+        Undo, Verbs,
         packages::{Effects, Withdrawn},
     },
     check::Check,
     config::desired::Desired,
     engine::{
-        Audit, Cancel, EngineError, Options, RunReport, Session, Tools, Unresolvable, Verbs,
-        events, uninstall,
+        Audit, Cancel, EngineError, Options, RunReport, Session, Tools, Unresolvable, events,
+        uninstall,
     },
     event::{Envelope, Event, Subscriber},
     facts::Facts,
@@ -147,12 +148,12 @@ impl Verbs for FileVerbs {
                 transaction: self.names()?.join(" "),
                 effects: None,
             },
-            Change::EnableUnit { unit, start } => Undo::RestoreUnit {
+            Change::EnableUnit { unit, start } => Undo::RestoreUnit(RestoreUnit {
                 unit: unit.clone(),
                 enabled: false,
                 masked: false,
                 active: start.then_some(false),
-            },
+            }),
             Change::RebuildInitramfs { kernels } => Undo::Afterwards {
                 then: (kernels.iter())
                     .map(|kernel| Afterwards::RebuildInitramfs {
@@ -260,7 +261,7 @@ impl Verbs for FileVerbs {
                 }
                 format!("purge {}", names.join(" "))
             }
-            Undo::RestoreUnit { unit, .. } => {
+            Undo::RestoreUnit(RestoreUnit { unit, .. }) => {
                 let path = Utf8PathBuf::from(format!("{WANTS}/{unit}"));
                 files.remove(&path).map_err(broken)?;
                 format!("disable {unit}")

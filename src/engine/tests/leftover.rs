@@ -7,10 +7,10 @@ use super::kit::{
     step, why,
 };
 use crate::{
-    change::{Change, Lock, Problem, Sink, Undo, packages::Withdrawn},
+    change::{Change, Lock, Problem, Sink, Undo, Verbs, packages::Withdrawn},
     check::Verdict,
     config::desired::Restart,
-    engine::{RunReport, Verbs, status},
+    engine::{RunReport, status},
     event::Event,
     exit::Exit,
     host::fake::{failed, ok},

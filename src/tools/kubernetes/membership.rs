@@ -2,7 +2,6 @@
 //! kubeadm writes the first before the cluster gives the second.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::kubeconfig::{self, Cluster};
@@ -12,11 +11,10 @@ use crate::{
 };
 
 /// This machine is a node of a cluster.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Membership {
     /// The kubelet's kubeconfig.
-    #[schemars(with = "String")]
     pub kubeconfig: Utf8PathBuf,
     /// The address of the API server.
     pub server: String,

@@ -23,7 +23,6 @@ use std::{cmp::Ordering, collections::BTreeSet, fmt::Debug};
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use fault::Fault;
@@ -52,9 +51,7 @@ pub const WRITTEN_FOLDERS: [&str; 3] = [
 ];
 
 /// The name of a package manager, as a profile writes it.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Manager {
     /// Debian, Ubuntu.

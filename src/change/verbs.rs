@@ -1,14 +1,11 @@
-//! What the engine needs of the verbs. `change::Applier` implements it for a machine; tests implement
-//! it in memory.
+//! What the engine needs of the verbs. [`Applier`](super::Applier) implements it for a machine; tests of the engine
+//! implement it in memory.
 
 use std::collections::BTreeSet;
 
 use async_trait::async_trait;
 
-use crate::{
-    change::{Applier, Change, Problem, Reverted, Sink, Undo, packages::Withdrawn},
-    exit::Exit,
-};
+use super::{Change, Problem, Reverted, Sink, Undo, packages::Withdrawn};
 
 /// Describes, applies and undoes changes.
 #[async_trait]
@@ -68,56 +65,13 @@ pub trait Verbs: Send + Sync {
     ) -> Result<Withdrawn, Problem>;
 }
 
-#[async_trait]
-impl Verbs for Applier {
-    async fn resume_paused(&self, sink: &dyn Sink) {
-        Applier::resume_paused(self, sink).await;
-    }
-
-    async fn preview(&self, change: &Change) -> Result<Option<String>, Problem> {
-        Applier::preview(self, change).await
-    }
-
-    async fn rehearse(&self, change: &Change) -> Result<(), Problem> {
-        Applier::rehearse(self, change).await
-    }
-
-    async fn capture(&self, change: &Change) -> Result<Undo, Problem> {
-        Applier::capture(self, change).await
-    }
-
-    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
-        Applier::apply(self, change, undo, sink).await
-    }
-
-    async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, Problem> {
-        Applier::reconcile(self, undo, sink).await
-    }
-
-    async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {
-        Applier::revert(self, undo, sink).await
-    }
-
-    async fn withdraw(
-        &self,
-        undo: &Undo,
-        wanted: &BTreeSet<String>,
-        holds: &BTreeSet<String>,
-        sink: &dyn Sink,
-    ) -> Result<Withdrawn, Problem> {
-        Applier::withdraw(self, undo, wanted, holds, sink).await
-    }
-}
-
 /// The verbs of `check`: there are none.
 #[derive(Debug, Clone, Copy)]
 pub struct NoVerbs;
 
 /// A bug: `check` tried to change something.
 fn only_looks() -> Problem {
-    let what = "change the machine: `check` only looks";
-    let problem = Problem::new("bug", what).advice("this is a bug; please report it");
-    problem.exiting(Exit::Internal)
+    Problem::bug("change the machine: `check` only looks")
 }
 
 #[async_trait]
@@ -162,6 +116,7 @@ impl Verbs for NoVerbs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exit::Exit;
 
     struct Quiet;
 
