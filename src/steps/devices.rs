@@ -458,10 +458,7 @@ mod tests {
 
     #[test]
     fn agreement_passes() {
-        assert!(matches!(
-            decide(&good(), &desired(), &facts(), None),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&good(), &desired(), &facts(), None).expect_satisfied();
     }
 
     #[test]
@@ -537,16 +534,11 @@ mod tests {
         if let Nvml::Ready(view) = &mut state.nvml {
             view.devices.pop();
         }
-        let Assessment::Satisfied { why } = decide(&state, &desired(), &facts(), None) else {
-            panic!("the other GPU is ready");
-        };
+        let why = decide(&state, &desired(), &facts(), None).expect_satisfied();
         let words = "reserved for virtual machines: 0000:2a:00.0";
         assert!(why.contains(words), "{why}");
         state.reserved.push(state.bound.remove(0).0);
-        assert!(matches!(
-            decide(&state, &desired(), &facts(), None),
-            Assessment::NotApplicable { .. }
-        ));
+        decide(&state, &desired(), &facts(), None).expect_not_applicable();
     }
 
     #[test]
@@ -563,10 +555,7 @@ mod tests {
             ..good()
         };
         for state in [&bare, &good()] {
-            let Assessment::Blocked { why, hint } = decide(state, &desired(), &facts(), promise(8))
-            else {
-                panic!("only a person can heal this");
-            };
+            let (why, hint) = decide(state, &desired(), &facts(), promise(8)).expect_blocked();
             assert_eq!(
                 why,
                 "p5.48xlarge has 8 GPUs, but only 2 GPUs are on the PCI bus"
@@ -575,14 +564,11 @@ mod tests {
         }
         for fewer in [1, 2] {
             let answer = decide(&good(), &desired(), &facts(), promise(fewer));
-            assert!(matches!(answer, Assessment::Satisfied { .. }), "{answer:?}");
+            answer.expect_satisfied();
         }
         let mut image = desired();
         image.image = true;
-        assert!(matches!(
-            decide(&bare, &image, &facts(), promise(8)),
-            Assessment::AwaitingBoot { .. }
-        ));
+        decide(&bare, &image, &facts(), promise(8)).expect_awaiting_boot();
     }
 
     #[test]
@@ -591,15 +577,9 @@ mod tests {
             loaded: None,
             ..good()
         };
-        assert!(matches!(
-            decide(&state, &desired(), &facts(), None),
-            Assessment::After { .. }
-        ));
+        decide(&state, &desired(), &facts(), None).expect_after();
         let mut image = desired();
         image.image = true;
-        assert!(matches!(
-            decide(&state, &image, &facts(), None),
-            Assessment::AwaitingBoot { .. }
-        ));
+        decide(&state, &image, &facts(), None).expect_awaiting_boot();
     }
 }
