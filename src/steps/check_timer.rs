@@ -313,19 +313,13 @@ mod tests {
 
     #[test]
     fn what_is_made_satisfies_for_each_of_the_two_readers() {
-        for (metrics, condition, command) in [
-            (
-                true,
-                false,
-                "check --as-installed --format prometheus --output /var/lib/node_exporter/gpu_bootstrap.prom",
-            ),
-            (false, true, "check --as-installed --node-condition"),
-            (
-                true,
-                true,
-                "check --as-installed --format prometheus --output /var/lib/node_exporter/gpu_bootstrap.prom --node-condition",
-            ),
-        ] {
+        for (metrics, condition, command) in rows! {
+            true, false,
+                "check --as-installed --format prometheus --output /var/lib/node_exporter/gpu_bootstrap.prom";
+            false, true, "check --as-installed --node-condition";
+            true, true,
+                "check --as-installed --format prometheus --output /var/lib/node_exporter/gpu_bootstrap.prom --node-condition";
+        } {
             let want = wish(metrics, condition);
             let (why, changes) = decide(&bare(), &want).expect_needs();
             assert!(

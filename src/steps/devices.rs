@@ -469,25 +469,14 @@ mod tests {
         state.bound[0].1 = None;
         assert!(why(&state).contains("no driver is bound to GPU"));
 
-        for (nvml, words) in [
-            (
-                Nvml::NotLoadable {
-                    why: "no such file".into(),
-                },
-                "cannot be opened: no such file",
-            ),
-            (Nvml::VersionMismatch, "different versions"),
-            (Nvml::NoDevices, "none initialised"),
-            (Nvml::Hung { after_seconds: 30 }, "within 30 s"),
-            (
-                Nvml::Failed {
-                    code: Some(999),
-                    why: "unknown".into(),
-                },
-                "(code 999): unknown",
-            ),
-            (Nvml::DriverNotLoaded, "NVML says that none is"),
-        ] {
+        for (nvml, words) in rows! {
+            Nvml::NotLoadable { why: "no such file".into() }, "cannot be opened: no such file";
+            Nvml::VersionMismatch, "different versions";
+            Nvml::NoDevices, "none initialised";
+            Nvml::Hung { after_seconds: 30 }, "within 30 s";
+            Nvml::Failed { code: Some(999), why: "unknown".into() }, "(code 999): unknown";
+            Nvml::DriverNotLoaded, "NVML says that none is";
+        } {
             let state = DevicesState { nvml, ..good() };
             assert!(why(&state).contains(words), "{}", why(&state));
         }

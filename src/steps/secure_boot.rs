@@ -361,24 +361,13 @@ mod tests {
     #[test]
     fn a_key_that_the_machine_does_not_trust_is_refused_before_anything_is_compiled() {
         let (facts, want) = with_key();
-        for (key, why, hint) in [
-            (
-                Key::NotEnrolled,
-                "enrolled neither",
-                "mokutil --import /etc/mok/mok.der",
-            ),
-            (
-                Key::Unusable("/etc/mok/mok.key".into(), "it is missing".into()),
-                "`/etc/mok/mok.key`: it is missing",
-                "driver.mok-key",
-            ),
-            (Key::NotDer, "PEM", "openssl x509"),
-            (
-                Key::Unread("2.8.7-2ubuntu2.2".into()),
-                "3.0.4",
-                "signed modules",
-            ),
-        ] {
+        for (key, why, hint) in rows! {
+            Key::NotEnrolled, "enrolled neither", "mokutil --import /etc/mok/mok.der";
+            Key::Unusable("/etc/mok/mok.key".into(), "it is missing".into()),
+                "`/etc/mok/mok.key`: it is missing", "driver.mok-key";
+            Key::NotDer, "PEM", "openssl x509";
+            Key::Unread("2.8.7-2ubuntu2.2".into()), "3.0.4", "signed modules";
+        } {
             let state = SecureBootState {
                 key,
                 ..SecureBootState::default()
