@@ -402,7 +402,7 @@ mod tests {
             "as the default", vec![packaged.clone()], default;
             "an entry whose program is gone", vec![packaged.clone(), older.clone()], NVIDIA;
             "an entry that is kept, as the default", vec![packaged, older],
-                Runtime { kept: true,..default };
+                Runtime { kept: true, ..default };
         };
         let mut all = String::new();
         for (name, files, runtime) in cases {
