@@ -451,19 +451,15 @@ mod tests {
         };
         let docker = "deb https://download.docker.com/linux/ubuntu jammy stable\n".to_owned();
         let noble = os("ubuntu", "24.04", "noble");
-        for (text, os, words) in [
-            (cuda("ubuntu2204"), &noble, Some("`ubuntu2404`")),
-            (cuda("ubuntu2404"), &noble, None),
-            (cuda("wsl-ubuntu"), &noble, None),
-            (
-                cuda("ubuntu2204"),
-                &os("debian", "12", "bookworm"),
-                Some("`debian12`"),
-            ),
-            (cuda("ubuntu2204"), &os("pop", "22.04", "jammy"), None),
-            (docker.clone(), &noble, Some("Docker's packages of `jammy`")),
-            (docker, &os("ubuntu", "22.04", "jammy"), None),
-        ] {
+        for (text, os, words) in rows! {
+            cuda("ubuntu2204"), &noble, Some("`ubuntu2404`");
+            cuda("ubuntu2404"), &noble, None;
+            cuda("wsl-ubuntu"), &noble, None;
+            cuda("ubuntu2204"), &os("debian", "12", "bookworm"), Some("`debian12`");
+            cuda("ubuntu2204"), &os("pop", "22.04", "jammy"), None;
+            docker.clone(), &noble, Some("Docker's packages of `jammy`");
+            docker, &os("ubuntu", "22.04", "jammy"), None;
+        } {
             let files = FakeFiles::new();
             files.put(
                 "/var/lib/dpkg/status",

@@ -407,14 +407,11 @@ mod tests {
     #[test]
     fn the_program_of_a_unit_is_read_back() {
         let wish = wish(true, true).reports.expect("a wish");
-        for (program, expected) in [
-            (
-                "/usr/local/bin/gpu-bootstrap",
-                Some("/usr/local/bin/gpu-bootstrap"),
-            ),
-            ("/opt/a program", None),
-            ("/opt/100%", None),
-        ] {
+        for (program, expected) in rows! {
+            "/usr/local/bin/gpu-bootstrap", Some("/usr/local/bin/gpu-bootstrap");
+            "/opt/a program", None;
+            "/opt/100%", None;
+        } {
             let text = service(program.into(), &wish);
             let found = program_of(&text);
             assert_eq!(found.as_deref().map(Utf8Path::as_str), expected, "{text}");

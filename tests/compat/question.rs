@@ -115,15 +115,12 @@ fn answers_have_the_documented_form() {
 /// A B200 runs with open modules alone, a V100 with proprietary ones alone.
 #[test]
 fn gpus_that_share_no_modules_get_no_flavour() {
-    for (gpus, want) in [
-        (["10de:1db1", "10de:2901"], None),
-        (["10de:2901", "10de:1db1"], None),
-        (["10de:2901", "10de:1eb8"], Some(SupportedFlavours::Open)),
-        (
-            ["10de:1eb8", "10de:1db1"],
-            Some(SupportedFlavours::Proprietary),
-        ),
-    ] {
+    for (gpus, want) in rows! {
+        ["10de:1db1", "10de:2901"], None;
+        ["10de:2901", "10de:1db1"], None;
+        ["10de:2901", "10de:1eb8"], Some(SupportedFlavours::Open);
+        ["10de:1eb8", "10de:1db1"], Some(SupportedFlavours::Proprietary);
+    } {
         let question = Question {
             machine: Some(Machine {
                 gpus: gpus.map(gpu).to_vec(),

@@ -170,20 +170,16 @@ fn gpus_that_say_nothing_of_their_fabric_have_not_joined() {
         ..nvml_device(index)
     };
     let done = || Some(gpu(FabricProgress::Completed, 0));
-    for (devices, said) in [
-        (vec![device(0, done(), None), device(1, done(), None)], None),
+    for (devices, said) in rows! {
+        vec![device(0, done(), None), device(1, done(), None)], None;
         // Before Hopper, and in a slot of its own, no GPU knows a fabric.
-        (vec![device(0, None, None), device(1, None, None)], None),
-        (vec![device(0, done(), None), device(1, None, None)], None),
-        (
-            vec![device(0, done(), None), device(1, None, Some("lost"))],
-            Some("GPU 1 gave no answer to NVML"),
-        ),
-        (
-            vec![device(0, None, Some("GPU is lost")), device(1, None, None)],
-            Some("GPU 0 gave no answer to NVML"),
-        ),
-    ] {
+        vec![device(0, None, None), device(1, None, None)], None;
+        vec![device(0, done(), None), device(1, None, None)], None;
+        vec![device(0, done(), None), device(1, None, Some("lost"))],
+            Some("GPU 1 gave no answer to NVML");
+        vec![device(0, None, Some("GPU is lost")), device(1, None, None)],
+            Some("GPU 0 gave no answer to NVML");
+    } {
         assert_eq!(silent(&devices).as_deref(), said);
     }
     let mut lost = state("535.261.03-1");

@@ -276,18 +276,14 @@ users:
 
     #[test]
     fn what_is_no_kubeconfig_is_told() {
-        for (text, why) in [
-            ("clusters: []", "names no cluster"),
-            ("clusters: [", "line 1"),
-            (
-                "clusters: [{name: a, cluster: {server: s, certificate-authority-data: '%%'}}]",
-                "not in base64",
-            ),
-            (
-                "clusters: [{name: a, cluster: {server: s, certificate-authority-data: 'YWJj'}}]",
-                "no certificate",
-            ),
-        ] {
+        for (text, why) in rows! {
+            "clusters: []", "names no cluster";
+            "clusters: [", "line 1";
+            "clusters: [{name: a, cluster: {server: s, certificate-authority-data: '%%'}}]",
+                "not in base64";
+            "clusters: [{name: a, cluster: {server: s, certificate-authority-data: 'YWJj'}}]",
+                "no certificate";
+        } {
             let error = parse(text).expect_err(text);
             assert!(error.contains(why), "{error}");
         }

@@ -567,17 +567,13 @@ mod tests {
     /// The messages are those of apt 2.6.
     #[test]
     fn an_address_in_a_message_of_apt_is_that_of_its_entry() {
-        for (line, said) in [
-            (
-                "deb cdrom:[Debian GNU/Linux 12.5.0 _Bookworm_ - Official amd64 NETINST 20240210-11:27]/ bookworm main",
+        for (line, said) in rows! {
+            "deb cdrom:[Debian GNU/Linux 12.5.0 _Bookworm_ - Official amd64 NETINST 20240210-11:27]/ bookworm main",
                 "Err:3 cdrom://[Debian GNU/Linux 12.5.0 _Bookworm_ - Official amd64 NETINST 20240210-11:27] bookworm \
-                 Release\n  Please use apt-cdrom to make this CD-ROM recognized by APT.",
-            ),
-            (
-                "deb file:///var/cuda-repo-debian12-12-4-local /",
-                "Err:3 file:/var/cuda-repo-debian12-12-4-local  Release\n  File not found",
-            ),
-        ] {
+                 Release\n  Please use apt-cdrom to make this CD-ROM recognized by APT.";
+            "deb file:///var/cuda-repo-debian12-12-4-local /",
+                "Err:3 file:/var/cuda-repo-debian12-12-4-local  Release\n  File not found";
+        } {
             let failures = failures_by_source(said).expect("one");
             let entry = one_line("/etc/apt/sources.list".into(), line).expect("an entry");
             assert!(entry.is_at(&failures[0].address), "{failures:?} {entry:?}");
