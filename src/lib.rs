@@ -6,6 +6,12 @@
 #[cfg(test)]
 extern crate self as gpu_bootstrap;
 
+/// The rows of a table that a test goes through, a line for each: `rows! { "a", 1; "b", 2; }` is `[("a", 1), ("b", 2)]`.
+#[cfg(test)]
+macro_rules! rows {
+    ($($($cell:expr),+);+ $(;)?) => { [$(($($cell),+)),+] };
+}
+
 pub mod model;
 
 pub mod host;

@@ -292,15 +292,11 @@ mod tests {
                 .remedy
                 .is_some_and(|text| text.contains("off and on"))
         );
-        for (one, other, verdict) in [
-            (Answer::Alive, Answer::Alive, Verdict::Pass),
-            (Answer::Absent, Answer::Absent, Verdict::Skip),
-            (
-                Answer::Alive,
-                Answer::Unreadable("no".into()),
-                Verdict::Unknown,
-            ),
-        ] {
+        for (one, other, verdict) in rows! {
+            Answer::Alive, Answer::Alive, Verdict::Pass;
+            Answer::Absent, Answer::Absent, Verdict::Skip;
+            Answer::Alive, Answer::Unreadable("no".into()), Verdict::Unknown;
+        } {
             assert_eq!(with(one, other).status, verdict);
         }
         assert_eq!(decide(&[], Some("none")).status, Verdict::Skip);

@@ -466,33 +466,13 @@ mod tests {
                 ..state(node, None)
             })
         };
-        for (found, status, part) in [
-            (
-                with("v1.36.0", "containerd://2.2.0", false),
-                Verdict::Pass,
-                "v1.36.0",
-            ),
-            (
-                with("v1.36.0", "containerd://2.1.4", false),
-                Verdict::Warn,
-                "is tested with 2.2.0",
-            ),
-            (
-                with("v1.36.0", "containerd://1.7.28", false),
-                Verdict::Warn,
-                "at least 2.0",
-            ),
-            (
-                with("v1.37.0", "containerd://2.1.4", false),
-                Verdict::Fail,
-                "newer",
-            ),
-            (
-                with("v1.36.0", "cri-o://1.33.0", true),
-                Verdict::Warn,
-                "cgroup v1",
-            ),
-        ] {
+        for (found, status, part) in rows! {
+            with("v1.36.0", "containerd://2.2.0", false), Verdict::Pass, "v1.36.0";
+            with("v1.36.0", "containerd://2.1.4", false), Verdict::Warn, "is tested with 2.2.0";
+            with("v1.36.0", "containerd://1.7.28", false), Verdict::Warn, "at least 2.0";
+            with("v1.37.0", "containerd://2.1.4", false), Verdict::Fail, "newer";
+            with("v1.36.0", "cri-o://1.33.0", true), Verdict::Warn, "cgroup v1";
+        } {
             assert_eq!(found.status, status, "{}", found.why);
             assert!(found.why.contains(part), "{}", found.why);
         }
@@ -507,36 +487,21 @@ mod tests {
                 ..Node::default()
             }))
         };
-        for (says, gpus, status, part) in [
-            (node(Some("8")), Some(8), Verdict::Pass, "offers 8"),
-            (node(Some("80")), Some(8), Verdict::Pass, "offers 80"),
-            (node(Some("8")), None, Verdict::Pass, "offers 8"),
-            (node(Some("7")), Some(8), Verdict::Warn, "7 of its 8"),
-            (node(Some("0")), Some(8), Verdict::Warn, "no device plugin"),
-            (node(None), Some(8), Verdict::Warn, "no device plugin"),
-            (node(None), Some(0), Verdict::Skip, "no GPU"),
-            (
-                Registered::Node(Box::new(Node {
-                    other_resources: [("nvidia.com/gpu.shared".to_owned(), "32".to_owned())].into(),
-                    ..Node::default()
-                })),
-                Some(8),
-                Verdict::Pass,
-                "32 nvidia.com/gpu.shared",
-            ),
-            (
-                Registered::Unknown,
-                Some(8),
-                Verdict::Unknown,
-                "does not know",
-            ),
-            (
-                Registered::Silent("no answer".to_owned()),
-                Some(8),
-                Verdict::Unknown,
-                "no answer",
-            ),
-        ] {
+        for (says, gpus, status, part) in rows! {
+            node(Some("8")), Some(8), Verdict::Pass, "offers 8";
+            node(Some("80")), Some(8), Verdict::Pass, "offers 80";
+            node(Some("8")), None, Verdict::Pass, "offers 8";
+            node(Some("7")), Some(8), Verdict::Warn, "7 of its 8";
+            node(Some("0")), Some(8), Verdict::Warn, "no device plugin";
+            node(None), Some(8), Verdict::Warn, "no device plugin";
+            node(None), Some(0), Verdict::Skip, "no GPU";
+            Registered::Node(Box::new(Node {
+                other_resources: [("nvidia.com/gpu.shared".to_owned(), "32".to_owned())].into(),
+                ..Node::default()
+            })), Some(8), Verdict::Pass, "32 nvidia.com/gpu.shared";
+            Registered::Unknown, Some(8), Verdict::Unknown, "does not know";
+            Registered::Silent("no answer".to_owned()), Some(8), Verdict::Unknown, "no answer";
+        } {
             let found = decide(&state(says, gpus));
             assert_eq!(found.status, status, "{}", found.why);
             assert!(found.why.contains(part), "{}", found.why);

@@ -152,30 +152,16 @@ mod tests {
     #[test]
     fn kubelet_and_runtimes_agree_or_are_told() {
         let (yes, no) = (Some(true), Some(false));
-        for (state, verdict, words) in [
-            (
-                state(yes, yes, Some("systemd")),
-                Verdict::Pass,
-                "as the kubelet",
-            ),
-            (
-                state(no, no, Some("cgroupfs")),
-                Verdict::Pass,
-                "as the kubelet",
-            ),
-            (
-                state(no, no, Some("systemd")),
-                Verdict::Fail,
-                "the kubelet uses systemd, and containerd cgroupfs",
-            ),
-            (
-                state(yes, no, None),
-                Verdict::Fail,
-                "runtime `runc` uses systemd, and `nvidia` uses cgroupfs",
-            ),
-            (state(yes, yes, None), Verdict::Pass, "systemd"),
-            (state(None, None, None), Verdict::Warn, "version 2"),
-        ] {
+        for (state, verdict, words) in rows! {
+            state(yes, yes, Some("systemd")), Verdict::Pass, "as the kubelet";
+            state(no, no, Some("cgroupfs")), Verdict::Pass, "as the kubelet";
+            state(no, no, Some("systemd")), Verdict::Fail,
+                "the kubelet uses systemd, and containerd cgroupfs";
+            state(yes, no, None), Verdict::Fail,
+                "runtime `runc` uses systemd, and `nvidia` uses cgroupfs";
+            state(yes, yes, None), Verdict::Pass, "systemd";
+            state(None, None, None), Verdict::Warn, "version 2";
+        } {
             let finding = decide(&state);
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);

@@ -151,30 +151,14 @@ mod tests {
         let cuda = |text: &str| text.parse().expect("a CUDA version");
         let cudnn =
             |text: &str, of: &str| Brings::Cudnn(text.parse().expect("a version"), cuda(of));
-        for (name, version, wanted) in [
-            (
-                "cuda-nvcc-12-8",
-                "12.8.93-1",
-                Some(Brings::Toolkit(cuda("12.8"))),
-            ),
-            (
-                "libcudnn9-cuda-12",
-                "9.5.1.17-1",
-                Some(cudnn("9.5", "12.0")),
-            ),
-            (
-                "libcudnn8",
-                "8.9.7.29-1+cuda12.2",
-                Some(cudnn("8.9", "12.2")),
-            ),
-            (
-                "libcudnn8",
-                "8.9.7.29-1.cuda11.8",
-                Some(cudnn("8.9", "11.8")),
-            ),
-            ("libcudnn8", "8.9.7.29-1", None),
-            ("cuda-nvcc-dev", "1", None),
-        ] {
+        for (name, version, wanted) in rows! {
+            "cuda-nvcc-12-8", "12.8.93-1", Some(Brings::Toolkit(cuda("12.8")));
+            "libcudnn9-cuda-12", "9.5.1.17-1", Some(cudnn("9.5", "12.0"));
+            "libcudnn8", "8.9.7.29-1+cuda12.2", Some(cudnn("8.9", "12.2"));
+            "libcudnn8", "8.9.7.29-1.cuda11.8", Some(cudnn("8.9", "11.8"));
+            "libcudnn8", "8.9.7.29-1", None;
+            "cuda-nvcc-dev", "1", None;
+        } {
             assert_eq!(brings(name, version), wanted, "{name} {version}");
             assert!(
                 NAMES.iter().any(|one| pattern::matches(one, name)),
@@ -197,51 +181,18 @@ mod tests {
         };
         let nvcc = ("cuda-nvcc-13-0", "13.0.88-1");
         let cudnn = ("libcudnn9-cuda-12", "9.5.1.17-1");
-        for (packages, driver, verdict, words) in [
-            (
-                vec![],
-                "580.178.04",
-                Verdict::Skip,
-                "no package of a CUDA toolkit",
-            ),
-            (vec![cudnn], "", Verdict::Skip, "version of a driver"),
-            (
-                vec![cudnn],
-                "525.60.13",
-                Verdict::Pass,
-                "cuDNN 9.5 for CUDA 12 work with 525.60.13",
-            ),
-            (
-                vec![cudnn, nvcc],
-                "580.65.06",
-                Verdict::Pass,
-                "cuDNN 9.5 for CUDA 12, CUDA 13.0 work",
-            ),
-            (
-                vec![cudnn],
-                "470.256.02",
-                Verdict::Warn,
-                "`libcudnn9-cuda-12`) needs driver 525.60.13",
-            ),
-            (
-                vec![cudnn, nvcc],
-                "570.211.01",
-                Verdict::Warn,
-                "CUDA 13.0 (`cuda-nvcc-13-0`) needs driver 580.65.06",
-            ),
-            (
-                vec![("libcudnn7", "7.6.5.32-1+cuda10.2")],
-                "418.39",
-                Verdict::Warn,
-                "needs driver 440.33",
-            ),
-            (
-                vec![("libcudnn9-cuda-14", "9.5.1.17-1")],
-                "580.65.06",
-                Verdict::Unknown,
-                "no row says",
-            ),
-        ] {
+        for (packages, driver, verdict, words) in rows! {
+            vec![], "580.178.04", Verdict::Skip, "no package of a CUDA toolkit";
+            vec![cudnn], "", Verdict::Skip, "version of a driver";
+            vec![cudnn], "525.60.13", Verdict::Pass, "cuDNN 9.5 for CUDA 12 work with 525.60.13";
+            vec![cudnn, nvcc], "580.65.06", Verdict::Pass, "cuDNN 9.5 for CUDA 12, CUDA 13.0 work";
+            vec![cudnn], "470.256.02", Verdict::Warn, "`libcudnn9-cuda-12`) needs driver 525.60.13";
+            vec![cudnn, nvcc], "570.211.01", Verdict::Warn,
+                "CUDA 13.0 (`cuda-nvcc-13-0`) needs driver 580.65.06";
+            vec![("libcudnn7", "7.6.5.32-1+cuda10.2")], "418.39", Verdict::Warn,
+                "needs driver 440.33";
+            vec![("libcudnn9-cuda-14", "9.5.1.17-1")], "580.65.06", Verdict::Unknown, "no row says";
+        } {
             let finding = of(&packages, driver);
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);

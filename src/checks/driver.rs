@@ -662,29 +662,14 @@ mod tests {
 
     #[test]
     fn a_driver_too_old_or_too_new_for_a_gpu_fails() {
-        for (id, driver, verdict, words) in [
-            (H100, "580.178.04", Verdict::Pass, "drives all GPUs"),
-            (
-                H100,
-                "470.256.02",
-                Verdict::Fail,
-                "needs driver 525.85.05 or newer",
-            ),
-            (
-                B200,
-                "550.90.07",
-                Verdict::Fail,
-                "needs driver 570.86.15 or newer",
-            ),
-            (
-                V100,
-                "595.58.03",
-                Verdict::Fail,
-                "whose last branch is 580; 595 is newer",
-            ),
-            (V100, "580.178.04", Verdict::Pass, "drives all GPUs"),
-            (H100, "525.147.05", Verdict::Warn, "gets no fixes any more"),
-        ] {
+        for (id, driver, verdict, words) in rows! {
+            H100, "580.178.04", Verdict::Pass, "drives all GPUs";
+            H100, "470.256.02", Verdict::Fail, "needs driver 525.85.05 or newer";
+            B200, "550.90.07", Verdict::Fail, "needs driver 570.86.15 or newer";
+            V100, "595.58.03", Verdict::Fail, "whose last branch is 580; 595 is newer";
+            V100, "580.178.04", Verdict::Pass, "drives all GPUs";
+            H100, "525.147.05", Verdict::Warn, "gets no fixes any more";
+        } {
             let gpu = gpu(id);
             let boards = boards(&MATRIX, &[&gpu]);
             let best = best(&MATRIX, &[&gpu]);
@@ -726,18 +711,13 @@ mod tests {
     #[test]
     fn modules_of_the_wrong_kind_fail() {
         let (open, proprietary) = (Some(Flavour::Open), Some(Flavour::Proprietary));
-        for (id, flavour, verdict, words) in [
-            (H100, open, Verdict::Pass, "open kernel modules"),
-            (
-                H100,
-                proprietary,
-                Verdict::Pass,
-                "proprietary kernel modules",
-            ),
-            (V100, open, Verdict::Fail, "has no GSP"),
-            (B200, proprietary, Verdict::Fail, "open kernel modules only"),
-            (H100, None, Verdict::Unknown, "which kernel modules"),
-        ] {
+        for (id, flavour, verdict, words) in rows! {
+            H100, open, Verdict::Pass, "open kernel modules";
+            H100, proprietary, Verdict::Pass, "proprietary kernel modules";
+            V100, open, Verdict::Fail, "has no GSP";
+            B200, proprietary, Verdict::Fail, "open kernel modules only";
+            H100, None, Verdict::Unknown, "which kernel modules";
+        } {
             let gpu = gpu(id);
             let boards = boards(&MATRIX, &[&gpu]);
             let best = best(&MATRIX, &[&gpu]);
@@ -779,25 +759,13 @@ mod tests {
             ..DriverState::default()
         };
         let (new, old) = ("580.178.04", "580.159.03");
-        for (state, verdict, words) in [
-            (found("", "", "", ""), Verdict::Skip, "nothing tells"),
-            (
-                found(new, new, new, new),
-                Verdict::Pass,
-                "loaded 580.178.04",
-            ),
-            (
-                found(old, new, new, new),
-                Verdict::Warn,
-                "not the one that is loaded",
-            ),
-            (
-                found("", old, new, new),
-                Verdict::Fail,
-                "after the next boot",
-            ),
-            (found(old, old, "", new), Verdict::Warn, "not built from"),
-        ] {
+        for (state, verdict, words) in rows! {
+            found("", "", "", ""), Verdict::Skip, "nothing tells";
+            found(new, new, new, new), Verdict::Pass, "loaded 580.178.04";
+            found(old, new, new, new), Verdict::Warn, "not the one that is loaded";
+            found("", old, new, new), Verdict::Fail, "after the next boot";
+            found(old, old, "", new), Verdict::Warn, "not built from";
+        } {
             let finding = triangle(&state);
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);

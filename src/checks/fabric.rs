@@ -623,46 +623,17 @@ mod tests {
             super::unit(&state)
         };
         let four = || Switches::Pci(4, Evidence::Bus(4));
-        for (unit, packages, switches, verdict, words) in [
-            (
-                Ok(Some(("enabled", "active"))),
-                true,
-                four(),
-                Verdict::Pass,
-                "it runs",
-            ),
-            (
-                Ok(Some(("disabled", "inactive"))),
-                true,
-                four(),
-                Verdict::Fail,
-                "4 NVSwitches need the fabric manager, which is disabled and inactive",
-            ),
-            (
-                Ok(Some(("enabled", "failed"))),
-                true,
-                four(),
-                Verdict::Fail,
-                "failed",
-            ),
-            (Ok(None), false, four(), Verdict::Fail, "not installed"),
-            (Err("a tree"), false, four(), Verdict::Fail, "not installed"),
-            (Err("a tree"), true, four(), Verdict::Skip, "a tree"),
-            (
-                Ok(None),
-                false,
-                Switches::Managed(Evidence::ProductData),
-                Verdict::Fail,
-                "error 802",
-            ),
-            (
-                Ok(None),
-                false,
-                Switches::None,
-                Verdict::Skip,
-                "no NVSwitch",
-            ),
-        ] {
+        for (unit, packages, switches, verdict, words) in rows! {
+            Ok(Some(("enabled", "active"))), true, four(), Verdict::Pass, "it runs";
+            Ok(Some(("disabled", "inactive"))), true, four(), Verdict::Fail,
+                "4 NVSwitches need the fabric manager, which is disabled and inactive";
+            Ok(Some(("enabled", "failed"))), true, four(), Verdict::Fail, "failed";
+            Ok(None), false, four(), Verdict::Fail, "not installed";
+            Err("a tree"), false, four(), Verdict::Fail, "not installed";
+            Err("a tree"), true, four(), Verdict::Skip, "a tree";
+            Ok(None), false, Switches::Managed(Evidence::ProductData), Verdict::Fail, "error 802";
+            Ok(None), false, Switches::None, Verdict::Skip, "no NVSwitch";
+        } {
             let finding = of(unit, packages, switches);
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
@@ -760,21 +731,12 @@ mod tests {
     #[test]
     fn a_gpu_outside_the_fabric_is_named() {
         assert_eq!(joined(&state()).status, Verdict::Pass);
-        for (odd, words) in [
-            (None, "GPU 3: gives no answer"),
-            (
-                Some(gpu(FabricProgress::NotStarted, 0)),
-                "GPU 3: not started",
-            ),
-            (
-                Some(gpu(FabricProgress::InProgress, 0)),
-                "GPU 3: in progress",
-            ),
-            (
-                Some(gpu(FabricProgress::Completed, 999)),
-                "GPU 3: completed with NVML code 999",
-            ),
-        ] {
+        for (odd, words) in rows! {
+            None, "GPU 3: gives no answer";
+            Some(gpu(FabricProgress::NotStarted, 0)), "GPU 3: not started";
+            Some(gpu(FabricProgress::InProgress, 0)), "GPU 3: in progress";
+            Some(gpu(FabricProgress::Completed, 999)), "GPU 3: completed with NVML code 999";
+        } {
             let mut one = state();
             if let Ok(gpus) = &mut one.gpus {
                 gpus[3].1 = odd;

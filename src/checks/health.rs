@@ -767,99 +767,42 @@ mod tests {
     fn each_fault_is_judged_by_its_own_row_alone() {
         use Verdict::{Fail, Warn};
         type Fault = fn(&mut GpuHealth);
-        let faults: [(&str, Verdict, &str, Fault); 30] = [
-            ("gpu.recovery-action", Fail, "a reset of the GPU", |gpu| {
-                gpu.recovery_action = Some(1)
-            }),
-            ("gpu.recovery-action", Fail, "a reboot", |gpu| {
-                gpu.recovery_action = Some(2)
-            }),
-            (
-                "gpu.recovery-action",
-                Warn,
-                "a stop of the programs",
-                |gpu| gpu.recovery_action = Some(3),
-            ),
-            ("gpu.recovery-action", Fail, "then a reset", |gpu| {
-                gpu.recovery_action = Some(4)
-            }),
-            ("gpu.recovery-action", Warn, "IMEX", |gpu| {
-                gpu.recovery_action = Some(5)
-            }),
-            ("gpu.recovery-action", Fail, "the bus", |gpu| {
-                gpu.recovery_action = Some(6)
-            }),
-            ("gpu.recovery-action", Fail, "a reboot", |gpu| {
-                gpu.recovery_action = Some(7)
-            }),
-            ("gpu.recovery-action", Warn, "action 99", |gpu| {
-                gpu.recovery_action = Some(99)
-            }),
-            ("mem.remap.failed", Fail, "could not be replaced", |gpu| {
-                rows(gpu).failed = true
-            }),
-            ("mem.remap.pending", Warn, "next reset", |gpu| {
-                rows(gpu).pending = true
-            }),
-            ("mem.remap.count", Fail, "512 rows", |gpu| {
-                rows(gpu).uncorrectable = 512
-            }),
-            ("mem.remap.count", Warn, "2 banks", |gpu| {
-                rows(gpu).exhausted_banks = Some(2)
-            }),
-            ("mem.sram.threshold", Fail, "more", |gpu| {
-                gpu.sram_threshold_exceeded = Some(true)
-            }),
-            ("mem.ecc.uncorr", Warn, "asks for nothing", |gpu| {
-                ecc(gpu).uncorrected = 1
-            }),
-            ("mem.ecc.corr", Warn, "20000000", |gpu| {
-                ecc(gpu).corrected = 20_000_000
-            }),
-            ("mem.ecc.mode", Warn, "on now, and off", |gpu| {
-                gpu.ecc_mode = Some(EccMode {
-                    current: true,
-                    pending: false,
-                });
-            }),
-            ("mem.retired", Fail, "63 pages", |gpu| pages(gpu).count = 63),
-            ("mem.retired", Warn, "15 pages", |gpu| pages(gpu).count = 15),
-            ("mem.retired", Warn, "next reset", |gpu| {
-                pages(gpu).pending = true
-            }),
-            ("gpu.inforom", Warn, "corrupted", |gpu| {
-                gpu.inforom_valid = Some(false)
-            }),
-            ("gpu.temp", Fail, "slows down", |gpu| {
-                degrees(gpu).margin = Some(0)
-            }),
-            ("gpu.temp", Warn, "4 °C below", |gpu| {
-                degrees(gpu).margin = Some(4)
-            }),
-            ("gpu.temp", Fail, "memory has 96", |gpu| {
-                degrees(gpu).memory = Some(96)
-            }),
-            ("gpu.throttle", Warn, "power brake", |gpu| {
-                gpu.clock_events = Some(0x88)
-            }),
-            ("gpu.throttle", Warn, "for its heat", |gpu| {
-                gpu.clock_events = Some(0x48)
-            }),
-            ("gpu.power", Warn, "500 W", |gpu| {
-                gpu.power = Some(PowerLimit {
-                    enforced: 500_000,
-                    default: 700_000,
-                });
-            }),
-            ("pci.link.width", Warn, "8 of 16", |gpu| link(gpu).width = 8),
-            ("pci.link.gen", Warn, "3 of 5", |gpu| {
-                link(gpu).generation = 3
-            }),
-            ("nvl.links", Fail, "17 of 18", |gpu| links(gpu).active = 17),
-            ("nvl.links", Warn, "2 recovery errors", |gpu| {
-                links(gpu).recovery_errors = Some(2)
-            }),
-        ];
+        let faults: [(&str, Verdict, &str, Fault); 30] = rows! {
+            "gpu.recovery-action", Fail, "a reset of the GPU",
+                |gpu| { gpu.recovery_action = Some(1) };
+            "gpu.recovery-action", Fail, "a reboot", |gpu| { gpu.recovery_action = Some(2) };
+            "gpu.recovery-action", Warn, "a stop of the programs",
+                |gpu| gpu.recovery_action = Some(3);
+            "gpu.recovery-action", Fail, "then a reset", |gpu| { gpu.recovery_action = Some(4) };
+            "gpu.recovery-action", Warn, "IMEX", |gpu| { gpu.recovery_action = Some(5) };
+            "gpu.recovery-action", Fail, "the bus", |gpu| { gpu.recovery_action = Some(6) };
+            "gpu.recovery-action", Fail, "a reboot", |gpu| { gpu.recovery_action = Some(7) };
+            "gpu.recovery-action", Warn, "action 99", |gpu| { gpu.recovery_action = Some(99) };
+            "mem.remap.failed", Fail, "could not be replaced", |gpu| { rows(gpu).failed = true };
+            "mem.remap.pending", Warn, "next reset", |gpu| { rows(gpu).pending = true };
+            "mem.remap.count", Fail, "512 rows", |gpu| { rows(gpu).uncorrectable = 512 };
+            "mem.remap.count", Warn, "2 banks", |gpu| { rows(gpu).exhausted_banks = Some(2) };
+            "mem.sram.threshold", Fail, "more", |gpu| { gpu.sram_threshold_exceeded = Some(true) };
+            "mem.ecc.uncorr", Warn, "asks for nothing", |gpu| { ecc(gpu).uncorrected = 1 };
+            "mem.ecc.corr", Warn, "20000000", |gpu| { ecc(gpu).corrected = 20_000_000 };
+            "mem.ecc.mode", Warn, "on now, and off",
+                |gpu| { gpu.ecc_mode = Some(EccMode { current: true, pending: false }); };
+            "mem.retired", Fail, "63 pages", |gpu| pages(gpu).count = 63;
+            "mem.retired", Warn, "15 pages", |gpu| pages(gpu).count = 15;
+            "mem.retired", Warn, "next reset", |gpu| { pages(gpu).pending = true };
+            "gpu.inforom", Warn, "corrupted", |gpu| { gpu.inforom_valid = Some(false) };
+            "gpu.temp", Fail, "slows down", |gpu| { degrees(gpu).margin = Some(0) };
+            "gpu.temp", Warn, "4 °C below", |gpu| { degrees(gpu).margin = Some(4) };
+            "gpu.temp", Fail, "memory has 96", |gpu| { degrees(gpu).memory = Some(96) };
+            "gpu.throttle", Warn, "power brake", |gpu| { gpu.clock_events = Some(0x88) };
+            "gpu.throttle", Warn, "for its heat", |gpu| { gpu.clock_events = Some(0x48) };
+            "gpu.power", Warn, "500 W",
+                |gpu| { gpu.power = Some(PowerLimit { enforced: 500_000, default: 700_000 }); };
+            "pci.link.width", Warn, "8 of 16", |gpu| link(gpu).width = 8;
+            "pci.link.gen", Warn, "3 of 5", |gpu| { link(gpu).generation = 3 };
+            "nvl.links", Fail, "17 of 18", |gpu| links(gpu).active = 17;
+            "nvl.links", Warn, "2 recovery errors", |gpu| { links(gpu).recovery_errors = Some(2) };
+        };
         for (id, verdict, told, fault) in faults {
             let mut sick = well();
             fault(&mut sick);

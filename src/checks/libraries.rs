@@ -272,37 +272,19 @@ mod tests {
             "/usr/lib/libnvidia-ml.so.535.261.03",
             "/usr/lib/libcuda.so.535.261.03",
         );
-        for (state, verdict, words) in [
-            (
-                state(None, None, None),
-                Verdict::Skip,
-                "no driver is loaded",
-            ),
-            (
-                state(Some("535.261.03"), Some(ml), Some(cuda)),
-                Verdict::Pass,
-                "version 535.261.03",
-            ),
-            (
-                state(Some("535.261.03"), None, Some(cuda)),
-                Verdict::Fail,
-                "`libnvidia-ml.so.1` cannot be found",
-            ),
-            (
-                state(Some("535.247.01"), Some(ml), Some(cuda)),
-                Verdict::Fail,
-                "`libnvidia-ml.so.1` has version 535.261.03",
-            ),
-            (
-                state(
-                    Some("535.247.01"),
-                    Some("/usr/lib/libnvidia-ml.so.1"),
-                    Some("/x/libcuda.so.1"),
-                ),
-                Verdict::Pass,
-                "version 535.247.01",
-            ),
-        ] {
+        for (state, verdict, words) in rows! {
+            state(None, None, None), Verdict::Skip, "no driver is loaded";
+            state(Some("535.261.03"), Some(ml), Some(cuda)), Verdict::Pass, "version 535.261.03";
+            state(Some("535.261.03"), None, Some(cuda)), Verdict::Fail,
+                "`libnvidia-ml.so.1` cannot be found";
+            state(Some("535.247.01"), Some(ml), Some(cuda)), Verdict::Fail,
+                "`libnvidia-ml.so.1` has version 535.261.03";
+            state(
+                Some("535.247.01"),
+                Some("/usr/lib/libnvidia-ml.so.1"),
+                Some("/x/libcuda.so.1"),
+            ), Verdict::Pass, "version 535.247.01";
+        } {
             let finding = decide(&state, Some(super::Manager::Apt));
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);

@@ -451,19 +451,15 @@ mod tests {
         };
         let docker = "deb https://download.docker.com/linux/ubuntu jammy stable\n".to_owned();
         let noble = os("ubuntu", "24.04", "noble");
-        for (text, os, words) in [
-            (cuda("ubuntu2204"), &noble, Some("`ubuntu2404`")),
-            (cuda("ubuntu2404"), &noble, None),
-            (cuda("wsl-ubuntu"), &noble, None),
-            (
-                cuda("ubuntu2204"),
-                &os("debian", "12", "bookworm"),
-                Some("`debian12`"),
-            ),
-            (cuda("ubuntu2204"), &os("pop", "22.04", "jammy"), None),
-            (docker.clone(), &noble, Some("Docker's packages of `jammy`")),
-            (docker, &os("ubuntu", "22.04", "jammy"), None),
-        ] {
+        for (text, os, words) in rows! {
+            cuda("ubuntu2204"), &noble, Some("`ubuntu2404`");
+            cuda("ubuntu2404"), &noble, None;
+            cuda("wsl-ubuntu"), &noble, None;
+            cuda("ubuntu2204"), &os("debian", "12", "bookworm"), Some("`debian12`");
+            cuda("ubuntu2204"), &os("pop", "22.04", "jammy"), None;
+            docker.clone(), &noble, Some("Docker's packages of `jammy`");
+            docker, &os("ubuntu", "22.04", "jammy"), None;
+        } {
             let files = FakeFiles::new();
             files.put(
                 "/var/lib/dpkg/status",
@@ -519,53 +515,26 @@ mod tests {
     fn mixed_versions_makers_and_installers_are_told_apart() {
         let (ours, theirs) = (Some(true), Some(false));
         let module = ("nvidia-dkms-580", "580.178.04", theirs);
-        for (parts, runfile, verdict, words) in [
-            (vec![], false, Verdict::Skip, "no package of the driver"),
-            (vec![], true, Verdict::Warn, "NVIDIA's own installer"),
-            (
-                vec![module, ("libnvidia-compute-580", "580.178.04", theirs)],
-                false,
-                Verdict::Pass,
-                "2 packages at 580.178.04",
-            ),
-            (
-                vec![module],
-                true,
-                Verdict::Warn,
-                "beside the packages of 580.178.04",
-            ),
-            (
-                vec![module, ("libnvidia-compute-580", "580.178.04", ours)],
-                false,
-                Verdict::Warn,
-                "packages of NVIDIA (libnvidia-compute-580) and of the distribution",
-            ),
-            (
-                vec![
-                    ("nvidia-open-kmod", "580.178.04", theirs),
-                    ("nvidia-driver-cuda", "580.178.04", ours),
-                ],
-                false,
-                Verdict::Pass,
-                "2 packages at 580.178.04",
-            ),
-            (
-                vec![module, ("libnvidia-compute-535", "535.261.03", theirs)],
-                false,
-                Verdict::Fail,
-                "535.261.03 (libnvidia-compute-535); 580.178.04 (nvidia-dkms-580)",
-            ),
+        for (parts, runfile, verdict, words) in rows! {
+            vec![], false, Verdict::Skip, "no package of the driver";
+            vec![], true, Verdict::Warn, "NVIDIA's own installer";
+            vec![module, ("libnvidia-compute-580", "580.178.04", theirs)], false, Verdict::Pass,
+                "2 packages at 580.178.04";
+            vec![module], true, Verdict::Warn, "beside the packages of 580.178.04";
+            vec![module, ("libnvidia-compute-580", "580.178.04", ours)], false, Verdict::Warn,
+                "packages of NVIDIA (libnvidia-compute-580) and of the distribution";
+            vec![
+                ("nvidia-open-kmod", "580.178.04", theirs),
+                ("nvidia-driver-cuda", "580.178.04", ours),
+            ], false, Verdict::Pass, "2 packages at 580.178.04";
+            vec![module, ("libnvidia-compute-535", "535.261.03", theirs)], false, Verdict::Fail,
+                "535.261.03 (libnvidia-compute-535); 580.178.04 (nvidia-dkms-580)";
             // Debian has older drivers that are made to be installed beside the current one.
-            (
-                vec![
-                    ("nvidia-kernel-dkms", "535.261.03", theirs),
-                    ("nvidia-tesla-470-kernel-dkms", "470.256.02", theirs),
-                ],
-                false,
-                Verdict::Pass,
-                "2 packages at 535.261.03, 470.256.02",
-            ),
-        ] {
+            vec![
+                ("nvidia-kernel-dkms", "535.261.03", theirs),
+                ("nvidia-tesla-470-kernel-dkms", "470.256.02", theirs),
+            ], false, Verdict::Pass, "2 packages at 535.261.03, 470.256.02";
+        } {
             let finding = decide(&PackagesState {
                 parts: Ok(parts.into_iter().map(part).collect()),
                 runfile,

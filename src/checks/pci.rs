@@ -640,72 +640,25 @@ mod tests {
     fn a_gpu_without_a_driver_is_a_failure_with_a_remedy() {
         let facts = facts();
         let (first, second) = (&facts.gpus[0], &facts.gpus[1]);
-        for (one, other, loaded, verdict, words, remedy) in [
-            (
-                Some("nvidia"),
-                Some("nvidia"),
-                true,
-                Verdict::Pass,
-                "2 of 2 GPUs",
-                None,
-            ),
-            (
-                Some("nvidia"),
-                None,
-                true,
-                Verdict::Fail,
-                "no driver is bound to 1 of 2 GPUs: H100 SXM5 80GB at 0000:2a:00.0",
-                Some("dmesg"),
-            ),
-            (
-                None,
-                None,
-                false,
-                Verdict::Fail,
+        for (one, other, loaded, verdict, words, remedy) in rows! {
+            Some("nvidia"), Some("nvidia"), true, Verdict::Pass, "2 of 2 GPUs", None;
+            Some("nvidia"), None, true, Verdict::Fail,
+                "no driver is bound to 1 of 2 GPUs: H100 SXM5 80GB at 0000:2a:00.0", Some("dmesg");
+            None, None, false, Verdict::Fail,
                 "no driver is bound to 2 of 2 GPUs: H100 SXM5 80GB at 0000:18:00.0, 0000:2a:00.0",
-                Some("gpu-bootstrap install"),
-            ),
-            (
-                Some("nouveau"),
-                Some("nouveau"),
-                false,
-                Verdict::Fail,
-                "2 of 2 GPUs are bound to `nouveau`",
-                Some("gpu-bootstrap install"),
-            ),
-            (
-                Some("NovaCore"),
-                Some("nvidia"),
-                true,
-                Verdict::Fail,
-                "1 of 2 GPUs is bound to `NovaCore`",
-                Some("gpu-bootstrap install"),
-            ),
-            (
-                Some("odd"),
-                Some("nvidia"),
-                true,
-                Verdict::Fail,
-                "is bound to `odd`",
-                Some("rmmod odd"),
-            ),
-            (
-                Some("vfio-pci"),
-                Some("nvidia"),
-                true,
-                Verdict::Warn,
+                Some("gpu-bootstrap install");
+            Some("nouveau"), Some("nouveau"), false, Verdict::Fail,
+                "2 of 2 GPUs are bound to `nouveau`", Some("gpu-bootstrap install");
+            Some("NovaCore"), Some("nvidia"), true, Verdict::Fail,
+                "1 of 2 GPUs is bound to `NovaCore`", Some("gpu-bootstrap install");
+            Some("odd"), Some("nvidia"), true, Verdict::Fail, "is bound to `odd`",
+                Some("rmmod odd");
+            Some("vfio-pci"), Some("nvidia"), true, Verdict::Warn,
                 "1 of 2 GPUs is reserved for virtual machines: H100 SXM5 80GB at 0000:18:00.0",
-                None,
-            ),
-            (
-                Some("vfio-pci"),
-                Some("vfio-pci"),
-                false,
-                Verdict::Fail,
-                "2 of 2 GPUs are reserved for virtual machines",
-                Some("vfio"),
-            ),
-        ] {
+                None;
+            Some("vfio-pci"), Some("vfio-pci"), false, Verdict::Fail,
+                "2 of 2 GPUs are reserved for virtual machines", Some("vfio");
+        } {
             let found: [Bound<'_>; 2] = [(first, one), (second, other)];
             let finding = bound(&found, &means(loaded));
             assert_eq!(finding.status, verdict, "{one:?} {other:?}");

@@ -172,26 +172,16 @@ mod tests {
         use Verdict::{Pass, Skip, Warn};
         const UP: [&str; 4] = ["4: ACTIVE", "5: LinkUp", "InfiniBand", "3"];
         const FREE: [&str; 4] = ["1: DOWN", "2: Polling", "InfiniBand", "0"];
-        for (other, status, why) in [
-            (UP, Pass, "2 of 2 ports active"),
-            (FREE, Pass, "1 of 2 ports active"),
-            (
-                ["1: DOWN", "2: Polling", "InfiniBand", "1"],
-                Warn,
-                "the link was there, and is gone: mlx5_1/1 (1 of 2 ports)",
-            ),
-            (
-                ["2: INIT", "5: LinkUp", "InfiniBand", "0"],
-                Warn,
-                "no subnet manager has activated the link: mlx5_1/1 (1 of 2 ports)",
-            ),
+        for (other, status, why) in rows! {
+            UP, Pass, "2 of 2 ports active";
+            FREE, Pass, "1 of 2 ports active";
+            ["1: DOWN", "2: Polling", "InfiniBand", "1"], Warn,
+                "the link was there, and is gone: mlx5_1/1 (1 of 2 ports)";
+            ["2: INIT", "5: LinkUp", "InfiniBand", "0"], Warn,
+                "no subnet manager has activated the link: mlx5_1/1 (1 of 2 ports)";
             // RoCE has no subnet manager; a virtual function counts nothing.
-            (
-                ["2: INIT", "5: LinkUp", "Ethernet", "N/A (no PMA)"],
-                Pass,
-                "1 of 2 ports active",
-            ),
-        ] {
+            ["2: INIT", "5: LinkUp", "Ethernet", "N/A (no PMA)"], Pass, "1 of 2 ports active";
+        } {
             let files = FakeFiles::new();
             let [state, phys_state, layer, lost] = UP;
             put(&files, "mlx5_0", state, phys_state, layer, lost);

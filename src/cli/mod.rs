@@ -149,14 +149,11 @@ mod tests {
     use std::{fs, path::Path};
 
     /// Who may name standard output or standard error, and why no secret gets out that way.
-    const WAYS_OUT: [(&str, &str); 3] = [
-        (
-            "main.rs",
-            "each goes into a `Hiding`, or serves `World::talk`",
-        ),
-        ("cli/install.rs", "takes events, which hide secrets"),
-        ("report/screen.rs", "is drawn by a view that takes events"),
-    ];
+    const WAYS_OUT: [(&str, &str); 3] = rows! {
+        "main.rs", "each goes into a `Hiding`, or serves `World::talk`";
+        "cli/install.rs", "takes events, which hide secrets";
+        "report/screen.rs", "is drawn by a view that takes events";
+    };
 
     #[test]
     fn every_way_out_hides_secrets() {

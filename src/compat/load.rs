@@ -281,44 +281,19 @@ mod tests {
     #[test]
     fn contradictions_are_found() {
         let header = |of: &str| line_of(of) - 1;
-        for (from, to, line, what) in [
-            (
-                "schema = 1",
-                "schema = 2",
-                line_of("schema = 1"),
-                "this program reads 1",
-            ),
-            (
-                "last-branch = \"470\"",
-                "last-branch = \"471\"",
-                line_of("last-branch = \"470\""),
-                "no row of `branch` has `471` of `last-branch`; perhaps `470`",
-            ),
-            (
-                "sources = [\"S9\", \"S8\"]",
-                "sources = [\"S99\"]",
-                line_of("sources = [\"S9\", \"S8\"]"),
-                "`S99` of `sources`",
-            ),
-            (
-                "pci-id = \"10de:2331\"",
-                "pci-id = \"10DE:2330\"",
-                header("pci-id = \"10de:2331\""),
-                "already a row of `gpu` with 10de:2330",
-            ),
-            (
-                "architecture = \"hopper\"",
-                "architecture = \"hoper\"",
-                line_of("architecture = \"hopper\""),
-                "perhaps `hopper`",
-            ),
-            (
-                "gpu-ids = [\"10de:2330\"]",
-                "gpu-ids = [\"10de:ffff\"]",
-                line_of("gpu-ids = [\"10de:2330\"]"),
-                "no row of `gpu` has `10de:ffff`",
-            ),
-        ] {
+        for (from, to, line, what) in rows! {
+            "schema = 1", "schema = 2", line_of("schema = 1"), "this program reads 1";
+            "last-branch = \"470\"", "last-branch = \"471\"", line_of("last-branch = \"470\""),
+                "no row of `branch` has `471` of `last-branch`; perhaps `470`";
+            "sources = [\"S9\", \"S8\"]", "sources = [\"S99\"]",
+                line_of("sources = [\"S9\", \"S8\"]"), "`S99` of `sources`";
+            "pci-id = \"10de:2331\"", "pci-id = \"10DE:2330\"", header("pci-id = \"10de:2331\""),
+                "already a row of `gpu` with 10de:2330";
+            "architecture = \"hopper\"", "architecture = \"hoper\"",
+                line_of("architecture = \"hopper\""), "perhaps `hopper`";
+            "gpu-ids = [\"10de:2330\"]", "gpu-ids = [\"10de:ffff\"]",
+                line_of("gpu-ids = [\"10de:2330\"]"), "no row of `gpu` has `10de:ffff`";
+        } {
             let problem = broken(&format!("\n{from}"), &format!("\n{to}"));
             assert_eq!(problem.line, line, "{problem}");
             assert!(problem.what.contains(what), "{problem}");

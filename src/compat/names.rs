@@ -350,20 +350,14 @@ mod tests {
 
     #[test]
     fn names_of_instance_types_have_no_case_and_may_lack_a_prefix() {
-        for (name, label) in [
-            ("p5.48xlarge", "p5.48xlarge (8 × H100 SXM5 80GB)"),
-            ("P5.48XLARGE", "p5.48xlarge (8 × H100 SXM5 80GB)"),
-            ("a2-highgpu-1g", "a2-highgpu-1g (A100 SXM4 40GB)"),
-            (
-                "standard_nd96isr_h100_v5",
-                "Standard_ND96isr_H100_v5 (8 × H100 SXM5 80GB)",
-            ),
-            ("p6e-gb300.36xlarge", "p6e-gb300.36xlarge (4 × GB300)"),
-            (
-                "ND96isr_H100_v5",
-                "Standard_ND96isr_H100_v5 (8 × H100 SXM5 80GB)",
-            ),
-        ] {
+        for (name, label) in rows! {
+            "p5.48xlarge", "p5.48xlarge (8 × H100 SXM5 80GB)";
+            "P5.48XLARGE", "p5.48xlarge (8 × H100 SXM5 80GB)";
+            "a2-highgpu-1g", "a2-highgpu-1g (A100 SXM4 40GB)";
+            "standard_nd96isr_h100_v5", "Standard_ND96isr_H100_v5 (8 × H100 SXM5 80GB)";
+            "p6e-gb300.36xlarge", "p6e-gb300.36xlarge (4 × GB300)";
+            "ND96isr_H100_v5", "Standard_ND96isr_H100_v5 (8 × H100 SXM5 80GB)";
+        } {
             assert_eq!(named(name), [label], "{name}");
         }
         assert!(named("g4dn").iter().all(|label| label.starts_with("g4dn.")));

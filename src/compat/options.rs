@@ -77,31 +77,20 @@ mod tests {
         };
         let gsp = "NVreg_EnableGpuFirmware=0";
         let (open, proprietary) = (Flavour::Open, Flavour::Proprietary);
-        for (id, instance, branch, flavour, options) in [
-            ("10de:1eb8", Some("g4dn.xlarge"), 580, proprietary, gsp),
-            ("10de:2237", Some("g5.48xlarge"), 580, proprietary, gsp),
+        for (id, instance, branch, flavour, options) in rows! {
+            "10de:1eb8", Some("g4dn.xlarge"), 580, proprietary, gsp;
+            "10de:2237", Some("g5.48xlarge"), 580, proprietary, gsp;
             // The open modules work only with the GSP.
-            ("10de:2237", Some("g5.48xlarge"), 580, open, ""),
-            ("10de:26b9", Some("g6e.xlarge"), 580, proprietary, ""),
-            ("10de:1eb8", None, 580, proprietary, ""),
+            "10de:2237", Some("g5.48xlarge"), 580, open, "";
+            "10de:26b9", Some("g6e.xlarge"), 580, proprietary, "";
+            "10de:1eb8", None, 580, proprietary, "";
             // GH200 and GB200.
-            (
-                "10de:2342",
-                None,
-                580,
-                open,
-                "NVreg_CoherentGPUMemoryMode=driver",
-            ),
-            (
-                "10de:2941",
-                Some("p6e-gb200.36xlarge"),
-                595,
-                open,
-                "NVreg_CoherentGPUMemoryMode=driver",
-            ),
-            ("10de:2342", None, 570, open, ""),
-            ("10de:2330", Some("p5.48xlarge"), 580, open, ""),
-        ] {
+            "10de:2342", None, 580, open, "NVreg_CoherentGPUMemoryMode=driver";
+            "10de:2941", Some("p6e-gb200.36xlarge"), 595, open,
+                "NVreg_CoherentGPUMemoryMode=driver";
+            "10de:2342", None, 570, open, "";
+            "10de:2330", Some("p5.48xlarge"), 580, open, "";
+        } {
             assert_eq!(
                 of(id, instance, branch, flavour),
                 options,

@@ -95,15 +95,10 @@ mod tests {
         let mut data = on("10de:2901", 8);
         data.nvlink_management = Some(true);
         assert_eq!(of(&data), Some((Fabric::FmNvlsm, Evidence::ProductData)));
-        for (provider, name, id, fabric) in [
-            (
-                "aws",
-                "p6-b300.48xlarge",
-                "10de:3182",
-                Some(Fabric::FmNvlsm),
-            ),
-            ("aws", "g6.xlarge", "10de:27b8", None),
-        ] {
+        for (provider, name, id, fabric) in rows! {
+            "aws", "p6-b300.48xlarge", "10de:3182", Some(Fabric::FmNvlsm);
+            "aws", "g6.xlarge", "10de:27b8", None;
+        } {
             let mut guest = on(id, 8);
             guest.virtualization = Some("amazon".to_owned());
             guest.cloud.provider = Some(provider.to_owned());

@@ -12,10 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::{
     model::{
-        kubernetes::check_key,
-        packages::KEY_FILE,
-        secret::without_logins,
-        text::as_text,
+        kubernetes::check_key, packages::KEY_FILE, secret::without_logins, text::as_text,
         version::Branch,
     },
     tools::oci::Address,

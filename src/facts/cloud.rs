@@ -224,47 +224,17 @@ mod tests {
     #[test]
     fn clouds_by_their_firmware() {
         let azure = "7783-7084-3265-9085-8269-3286-77";
-        for (vendor, product, tag, provider, kind) in [
-            (
-                "Amazon EC2",
-                "p5.48xlarge",
-                "Amazon EC2",
-                Some("aws"),
-                Some("p5.48xlarge"),
-            ),
-            (
-                "Amazon EC2",
-                "g4dn.metal",
-                "Amazon EC2",
-                Some("aws"),
-                Some("g4dn.metal"),
-            ),
-            ("Amazon EC2", "Not Specified", "", Some("aws"), None),
-            ("Google", "Google Compute Engine", "", Some("gcp"), None),
-            (
-                "Microsoft Corporation",
-                "Virtual Machine",
-                azure,
-                Some("azure"),
-                None,
-            ),
-            (
-                "Microsoft Corporation",
-                "Virtual Machine",
-                "other",
-                None,
-                None,
-            ),
-            (
-                "QEMU",
-                "Standard PC (Q35 + ICH9, 2009)",
-                "OracleCloud.com",
-                Some("oracle"),
-                None,
-            ),
-            ("Hetzner", "vServer", "", Some("hetzner"), None),
-            ("NVIDIA", "DGXH100", "", None, None),
-        ] {
+        for (vendor, product, tag, provider, kind) in rows! {
+            "Amazon EC2", "p5.48xlarge", "Amazon EC2", Some("aws"), Some("p5.48xlarge");
+            "Amazon EC2", "g4dn.metal", "Amazon EC2", Some("aws"), Some("g4dn.metal");
+            "Amazon EC2", "Not Specified", "", Some("aws"), None;
+            "Google", "Google Compute Engine", "", Some("gcp"), None;
+            "Microsoft Corporation", "Virtual Machine", azure, Some("azure"), None;
+            "Microsoft Corporation", "Virtual Machine", "other", None, None;
+            "QEMU", "Standard PC (Q35 + ICH9, 2009)", "OracleCloud.com", Some("oracle"), None;
+            "Hetzner", "vServer", "", Some("hetzner"), None;
+            "NVIDIA", "DGXH100", "", None, None;
+        } {
             let (cloud, _) = gathered(&dmi(vendor, product, tag), &CloudInit::default());
             assert_eq!(cloud.provider.as_deref(), provider, "{vendor} {product}");
             assert_eq!(cloud.instance_type.as_deref(), kind, "{vendor} {product}");

@@ -184,30 +184,16 @@ mod tests {
     #[test]
     fn compilers() {
         let of = |banner: &str| parse_compiler(&format!("Linux version 6 (a@b) ({banner}) #1 SMP"));
-        for (banner, expected) in [
-            (
-                "gcc-12 (Debian 12.2.0-14+deb12u1) 12.2.0, GNU ld (GNU Binutils for Debian) 2.40",
-                "gcc-12",
-            ),
-            (
-                "x86_64-linux-gnu-gcc-13 (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0, GNU ld 2.42",
-                "gcc-13",
-            ),
-            (
-                "gcc (GCC) 11.5.0 20240719 (Red Hat 11.5.0-5), GNU ld version 2.35.2-54.el9",
-                "gcc-11",
-            ),
-            (
-                "gcc version 8.5.0 20210514 (Red Hat 8.5.0-22) (GCC)",
-                "gcc-8",
-            ),
-            (
-                "gcc14-gcc (GCC) 14.2.1 20250110 (Red Hat 14.2.1-7), GNU ld",
-                "gcc-14",
-            ),
-            ("Debian clang version 14.0.6, LLD 14.0.6", "clang-14"),
-            ("clang version 18.1.3 (1ubuntu1), GNU ld", "clang-18"),
-        ] {
+        for (banner, expected) in rows! {
+            "gcc-12 (Debian 12.2.0-14+deb12u1) 12.2.0, GNU ld (GNU Binutils for Debian) 2.40",
+                "gcc-12";
+            "x86_64-linux-gnu-gcc-13 (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0, GNU ld 2.42", "gcc-13";
+            "gcc (GCC) 11.5.0 20240719 (Red Hat 11.5.0-5), GNU ld version 2.35.2-54.el9", "gcc-11";
+            "gcc version 8.5.0 20210514 (Red Hat 8.5.0-22) (GCC)", "gcc-8";
+            "gcc14-gcc (GCC) 14.2.1 20250110 (Red Hat 14.2.1-7), GNU ld", "gcc-14";
+            "Debian clang version 14.0.6, LLD 14.0.6", "clang-14";
+            "clang version 18.1.3 (1ubuntu1), GNU ld", "clang-18";
+        } {
             assert_eq!(of(banner).as_deref(), Some(expected), "{banner}");
         }
         for text in [

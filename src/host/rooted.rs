@@ -239,20 +239,17 @@ mod tests {
     fn links_that_a_copy_kept_as_text_are_links_where_only_links_are() {
         let (keep, _) = tree();
         let root = Utf8PathBuf::from_path_buf(keep.path().to_owned()).unwrap();
-        for (path, content) in [
-            (
-                "sys/bus/pci/devices/0000:01:00.0/driver",
-                "../../drivers/nvidia",
-            ),
-            ("usr/lib/libcuda.so.1", "libcuda.so.580.95.05\n"),
-            ("usr/lib/libcuda.so.580.95.05", "\x7fELF"),
-            ("usr/lib/libgone.so.1", "../../../../libgone.so.2"),
-            ("usr/lib/libself.so.1", "libself.so.1"),
-            ("usr/lib/liblinker.so.1", "INPUT(-lgcc -lc)"),
-            ("etc/driver", "../../drivers/nvidia"),
-            ("run/cdi/nvidia.yaml", "cdiVersion: 0.6.0"),
-            ("var/run", "../run"),
-        ] {
+        for (path, content) in rows! {
+            "sys/bus/pci/devices/0000:01:00.0/driver", "../../drivers/nvidia";
+            "usr/lib/libcuda.so.1", "libcuda.so.580.95.05\n";
+            "usr/lib/libcuda.so.580.95.05", "\x7fELF";
+            "usr/lib/libgone.so.1", "../../../../libgone.so.2";
+            "usr/lib/libself.so.1", "libself.so.1";
+            "usr/lib/liblinker.so.1", "INPUT(-lgcc -lc)";
+            "etc/driver", "../../drivers/nvidia";
+            "run/cdi/nvidia.yaml", "cdiVersion: 0.6.0";
+            "var/run", "../run";
+        } {
             RealFiles
                 .write(&root.join(path), content.as_bytes(), 0o644)
                 .unwrap();

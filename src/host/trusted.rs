@@ -323,35 +323,20 @@ mod tests {
         };
         assert_eq!(why(&|_| {}), None);
         type Spoilt<'f> = (&'f dyn Fn(&FakeFiles), &'f str);
-        let spoilt: [Spoilt<'_>; 6] = [
-            (&|files| files.take(SECRET), "missing"),
-            (&|files| files.put_mode(SECRET, "", 0o640), "mode 0640"),
-            (
-                &|files| files.own(SECRET, 1000, 0),
-                "`/opt/agent/token` (owner 1000",
-            ),
+        let spoilt: [Spoilt<'_>; 6] = rows! {
+            &|files| files.take(SECRET), "missing";
+            &|files| files.put_mode(SECRET, "", 0o640), "mode 0640";
+            &|files| files.own(SECRET, 1000, 0), "`/opt/agent/token` (owner 1000";
             // Its owner could put another file there.
-            (
-                &|files| files.own("/opt/agent", 1000, 0),
-                "`/opt/agent` (owner 1000",
-            ),
-            (
-                &|files| {
-                    files.take(SECRET);
-                    files.put_mode("/home/ada/token", "", 0o600);
-                    files.own("/home/ada", 1000, 1000);
-                    files.put_link(SECRET, "/home/ada/token");
-                },
-                "`/home/ada` (owner 1000",
-            ),
-            (
-                &|files| {
-                    files.take(SECRET);
-                    files.put_folder(SECRET, 0o700);
-                },
-                "no file",
-            ),
-        ];
+            &|files| files.own("/opt/agent", 1000, 0), "`/opt/agent` (owner 1000";
+            &|files| {
+                files.take(SECRET);
+                files.put_mode("/home/ada/token", "", 0o600);
+                files.own("/home/ada", 1000, 1000);
+                files.put_link(SECRET, "/home/ada/token");
+            }, "`/home/ada` (owner 1000";
+            &|files| { files.take(SECRET); files.put_folder(SECRET, 0o700); }, "no file";
+        };
         for (arrange, expected) in spoilt {
             let why = why(arrange).expect(expected);
             assert!(why.contains(expected), "{why}");

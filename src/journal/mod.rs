@@ -412,14 +412,10 @@ mod tests {
     fn a_folder_in_the_place_of_the_journal_blocks_the_run_and_only_root_may_write_it() {
         use std::io::ErrorKind;
 
-        for (kind, exit, hint) in [
-            (ErrorKind::IsADirectory, Exit::Blocked, "writable"),
-            (
-                ErrorKind::PermissionDenied,
-                Exit::NotPermitted,
-                "run it as root",
-            ),
-        ] {
+        for (kind, exit, hint) in rows! {
+            ErrorKind::IsADirectory, Exit::Blocked, "writable";
+            ErrorKind::PermissionDenied, Exit::NotPermitted, "run it as root";
+        } {
             let error = JournalError::Files(FilesError::Io {
                 verb: "append to",
                 path: "/var/lib/gpu-bootstrap/journal.jsonl".into(),

@@ -344,20 +344,17 @@ mod tests {
 
     #[test]
     fn logins_of_addresses_are_hidden_without_being_known() {
-        for (text, shown) in [
-            ("http://joe:s3cret@proxy:3128/x", "http://***@proxy:3128/x"),
-            ("http://proxy:3128", "http://proxy:3128"),
-            ("http://a@b@proxy", "http://***@proxy"),
-            (
-                "E: http://joe:s3cret@proxy:3128 said no",
-                "E: http://***@proxy:3128 said no",
-            ),
-            ("http://a/ then ssh://b@c", "http://a/ then ssh://***@c"),
-            ("https://host?mail=a@b", "https://host?mail=a@b"),
-            ("https://host#a@b", "https://host#a@b"),
-            ("https://joe@host?mail=a@b", "https://***@host?mail=a@b"),
-            ("{\"x\":\"http://a\\nb@c\"}", "{\"x\":\"http://a\\nb@c\"}"),
-        ] {
+        for (text, shown) in rows! {
+            "http://joe:s3cret@proxy:3128/x", "http://***@proxy:3128/x";
+            "http://proxy:3128", "http://proxy:3128";
+            "http://a@b@proxy", "http://***@proxy";
+            "E: http://joe:s3cret@proxy:3128 said no", "E: http://***@proxy:3128 said no";
+            "http://a/ then ssh://b@c", "http://a/ then ssh://***@c";
+            "https://host?mail=a@b", "https://host?mail=a@b";
+            "https://host#a@b", "https://host#a@b";
+            "https://joe@host?mail=a@b", "https://***@host?mail=a@b";
+            "{\"x\":\"http://a\\nb@c\"}", "{\"x\":\"http://a\\nb@c\"}";
+        } {
             assert_eq!(without_logins(text), shown);
             assert_eq!(has_login(text), text != shown, "{text}");
         }
@@ -404,20 +401,17 @@ mod tests {
 
     #[test]
     fn the_password_of_an_address_is_secret_alone_and_the_user_is_not() {
-        for (address, text, shown) in [
-            ("http://docker@proxy:3128", "docker.io", "docker.io"),
-            ("http://docker:@proxy:3128", "docker.io", "docker.io"),
-            (
-                "http://docker:s3cr%40et@proxy:3128/a@b",
-                "docker.io s3cr%40et s3cr@et /a@b",
-                "docker.io *** *** /a@b",
-            ),
-            ("http://joe:pw@proxy", "Basic joe:pw, pw", "Basic ***, pw"),
-            ("http://joe:s3/cret@proxy", "s3/cret", "***"),
-            ("http://joe:s3?cret@proxy", "s3?cret", "***"),
-            ("https://:s3cret@proxy", "s3cret", "***"),
-            ("http://host:80/joe:s3cret@b", "joe:s3cret", "joe:s3cret"),
-        ] {
+        for (address, text, shown) in rows! {
+            "http://docker@proxy:3128", "docker.io", "docker.io";
+            "http://docker:@proxy:3128", "docker.io", "docker.io";
+            "http://docker:s3cr%40et@proxy:3128/a@b", "docker.io s3cr%40et s3cr@et /a@b",
+                "docker.io *** *** /a@b";
+            "http://joe:pw@proxy", "Basic joe:pw, pw", "Basic ***, pw";
+            "http://joe:s3/cret@proxy", "s3/cret", "***";
+            "http://joe:s3?cret@proxy", "s3?cret", "***";
+            "https://:s3cret@proxy", "s3cret", "***";
+            "http://host:80/joe:s3cret@b", "joe:s3cret", "joe:s3cret";
+        } {
             assert_eq!(knows(&[address]).hide(text), shown, "{address}");
         }
     }

@@ -154,25 +154,17 @@ mod tests {
 
     #[test]
     fn places_of_tokens() {
-        for (text, shown) in [
-            ("file:/etc/gpu-bootstrap/join-token", None),
-            ("credential:gpu-bootstrap.join-token", None),
-            ("aws-secret:eu-central-1/prod/gpu/token", None),
-            (
-                "aws-secret:eu-central-1/arn:aws:secretsmanager:eu-central-1:123456789012:secret:gpu-a1b2c3",
-                None,
-            ),
-            (
-                "gcp-secret:my-project/join-token",
-                Some("gcp-secret:my-project/join-token/latest"),
-            ),
-            ("gcp-secret:example.com:my-project/join_token/3", None),
-            ("azure-secret:my-vault/join-token", None),
-            (
-                "azure-secret:my-vault/join-token/0123456789abcdef0123456789abcdef",
-                None,
-            ),
-        ] {
+        for (text, shown) in rows! {
+            "file:/etc/gpu-bootstrap/join-token", None;
+            "credential:gpu-bootstrap.join-token", None;
+            "aws-secret:eu-central-1/prod/gpu/token", None;
+            "aws-secret:eu-central-1/arn:aws:secretsmanager:eu-central-1:123456789012:secret:gpu-a1b2c3",
+                None;
+            "gcp-secret:my-project/join-token", Some("gcp-secret:my-project/join-token/latest");
+            "gcp-secret:example.com:my-project/join_token/3", None;
+            "azure-secret:my-vault/join-token", None;
+            "azure-secret:my-vault/join-token/0123456789abcdef0123456789abcdef", None;
+        } {
             let source: TokenSource = text.parse().expect(text);
             assert_eq!(source.to_string(), shown.unwrap_or(text));
             assert_eq!(source.to_string().parse().as_ref(), Ok(&source));

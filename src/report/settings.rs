@@ -78,14 +78,11 @@ mod tests {
 
     #[test]
     fn only_links_become_their_text() {
-        for (markdown, text) in [
-            ("compute ([the probe](probe.md)).", "compute (the probe)."),
-            (
-                "`[]` for none, or [this](x) and `[\"a\"]`",
-                "`[]` for none, or this and `[\"a\"]`",
-            ),
-            ("an [end", "an [end"),
-        ] {
+        for (markdown, text) in rows! {
+            "compute ([the probe](probe.md)).", "compute (the probe).";
+            "`[]` for none, or [this](x) and `[\"a\"]`", "`[]` for none, or this and `[\"a\"]`";
+            "an [end", "an [end";
+        } {
             assert_eq!(without_links(markdown), text);
         }
     }

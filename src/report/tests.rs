@@ -204,32 +204,17 @@ fn the_first_line_is_the_verdict() {
         text.lines().next().unwrap_or_default().to_owned()
     };
     let pass = || finding("a", Verdict::Pass, "fine");
-    for (expected, exit, findings) in [
-        ("ready", Exit::Ok, vec![pass()]),
-        (
-            "ready, with 1 warning",
-            Exit::Ok,
-            vec![pass(), finding("b", Verdict::Warn, "odd")],
-        ),
-        (
-            "unknown: NVML did not answer",
-            Exit::Drift,
-            vec![
-                pass(),
-                finding("b", Verdict::Unknown, "NVML did not answer"),
-            ],
-        ),
-        (
-            "not ready: no driver bound to 2 of 8 GPUs",
-            Exit::Drift,
+    for (expected, exit, findings) in rows! {
+        "ready", Exit::Ok, vec![pass()];
+        "ready, with 1 warning", Exit::Ok, vec![pass(), finding("b", Verdict::Warn, "odd")];
+        "unknown: NVML did not answer", Exit::Drift,
+            vec![pass(), finding("b", Verdict::Unknown, "NVML did not answer")];
+        "not ready: no driver bound to 2 of 8 GPUs", Exit::Drift,
             vec![
                 finding("b", Verdict::Fail, "no driver bound to 2 of 8 GPUs"),
                 finding("c", Verdict::Fail, "another"),
-            ],
-        ),
-        (
-            "nothing is to be prepared: no NVIDIA GPU is on the PCI bus",
-            Exit::Ok,
+            ];
+        "nothing is to be prepared: no NVIDIA GPU is on the PCI bus", Exit::Ok,
             vec![
                 pass(),
                 finding(
@@ -237,22 +222,15 @@ fn the_first_line_is_the_verdict() {
                     Verdict::Skip,
                     "nothing is to be prepared: no NVIDIA GPU is on the PCI bus",
                 ),
-            ],
-        ),
-        (
-            "nothing could be judged: the bus is not there",
-            Exit::Ok,
+            ];
+        "nothing could be judged: the bus is not there", Exit::Ok,
             vec![
                 finding("b", Verdict::Warn, "odd"),
                 finding("c", Verdict::Unknown, "the bus is not there"),
-            ],
-        ),
-        (
-            "nothing to check: no finding concerns this machine",
-            Exit::Ok,
-            vec![finding("b", Verdict::Skip, "none")],
-        ),
-    ] {
+            ];
+        "nothing to check: no finding concerns this machine", Exit::Ok,
+            vec![finding("b", Verdict::Skip, "none")];
+    } {
         assert_eq!(first(exit, findings), expected);
     }
 }

@@ -119,15 +119,12 @@ mod tests {
         ] {
             assert_eq!(duration(seconds), text);
         }
-        for ((current, total, unit), text) in [
-            ((3, Some(9), "packages"), "3 of 9 packages"),
-            ((42, Some(100), "percent"), "42 %"),
-            (
-                (12_340_000, Some(1_500_000_000), "bytes"),
-                "12.3 MB of 1.5 GB",
-            ),
-            ((999, None, "bytes"), "999 B"),
-        ] {
+        for ((current, total, unit), text) in rows! {
+            (3, Some(9), "packages"), "3 of 9 packages";
+            (42, Some(100), "percent"), "42 %";
+            (12_340_000, Some(1_500_000_000), "bytes"), "12.3 MB of 1.5 GB";
+            (999, None, "bytes"), "999 B";
+        } {
             assert_eq!(amount(current, total, unit), text);
         }
     }

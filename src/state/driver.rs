@@ -400,18 +400,14 @@ mod tests {
 
     #[test]
     fn the_loaded_module_tells_its_flavour() {
-        for (line, flavour) in [
-            (
-                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build",
-                Some(Flavour::Open),
-            ),
-            (
-                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Wed Oct 30",
-                Some(Flavour::Proprietary),
-            ),
-            ("NVRM version: NVIDIA  580.95.05", None),
-            ("GCC version: Open Kernel Module", None),
-        ] {
+        for (line, flavour) in rows! {
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build",
+                Some(Flavour::Open);
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Wed Oct 30",
+                Some(Flavour::Proprietary);
+            "NVRM version: NVIDIA  580.95.05", None;
+            "GCC version: Open Kernel Module", None;
+        } {
             assert_eq!(parse_proc_flavour(line), flavour, "{line}");
         }
     }

@@ -145,14 +145,11 @@ mod tests {
             told(&[("/proc/modules", "nvidia 1 0 - Live 0x0\n")], None),
             None
         );
-        for (file, name) in [
-            ("/etc/nv_tegra_release", "NVIDIA's JetPack"),
-            ("/run/ostree-booted", "an image of OSTree"),
-            (
-                "/home/kubernetes/bin/nvidia/bin/nvidia-smi",
-                "Google Kubernetes Engine",
-            ),
-        ] {
+        for (file, name) in rows! {
+            "/etc/nv_tegra_release", "NVIDIA's JetPack";
+            "/run/ostree-booted", "an image of OSTree";
+            "/home/kubernetes/bin/nvidia/bin/nvidia-smi", "Google Kubernetes Engine";
+        } {
             assert_eq!(told(&[(file, "")], None).unwrap().0, name);
         }
         for (id, name) in [

@@ -186,18 +186,15 @@ mod tests {
     #[tokio::test]
     async fn parts_of_the_driver_have_its_version() {
         let (host, fakes) = fake::host();
-        let names = [
-            ("nvidia-kernel-dkms", "535.261.03-1"),
-            ("libcuda1", "535.247.01-1"),
+        let names = rows! {
+            "nvidia-kernel-dkms", "535.261.03-1";
+            "libcuda1", "535.247.01-1";
             // These have versions of their own.
-            ("nvidia-modprobe", "570.133.07-1"),
-            ("nvidia-container-toolkit", "1.20.0-1"),
-            ("nvidia-driver-pinning-595", "595.58.03-1"),
-            (
-                "linux-modules-nvidia-580-server-open-generic",
-                "6.8.0-139.139",
-            ),
-        ];
+            "nvidia-modprobe", "570.133.07-1";
+            "nvidia-container-toolkit", "1.20.0-1";
+            "nvidia-driver-pinning-595", "595.58.03-1";
+            "linux-modules-nvidia-580-server-open-generic", "6.8.0-139.139";
+        };
         let entry = |(name, version): &(&str, &str)| {
             format!("Package: {name}\nStatus: install ok installed\nVersion: {version}\n\n")
         };

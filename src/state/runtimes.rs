@@ -186,18 +186,12 @@ mod tests {
         ] {
             assert_eq!(upstream(package), expected, "{package}");
         }
-        for (text, expected) in [
-            (
-                "Docker version 20.10.24+dfsg1, build 297e128",
-                Some("20.10.24"),
-            ),
-            (
-                "containerd github.com/containerd/containerd v1.7.28 b98a3aa",
-                Some("1.7.28"),
-            ),
-            ("crio version 1.31.0\nGitCommit: x", Some("1.31.0")),
-            ("", None),
-        ] {
+        for (text, expected) in rows! {
+            "Docker version 20.10.24+dfsg1, build 297e128", Some("20.10.24");
+            "containerd github.com/containerd/containerd v1.7.28 b98a3aa", Some("1.7.28");
+            "crio version 1.31.0\nGitCommit: x", Some("1.31.0");
+            "", None;
+        } {
             assert_eq!(parse_version(text).as_deref(), expected, "{text}");
         }
     }

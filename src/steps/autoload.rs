@@ -92,14 +92,12 @@ impl Step for Autoload {
 #[cfg(test)]
 mod tests {
     use super::{AutoloadState, decide};
-    use crate::{change::Change, step::Assessment, steps::fixtures::desired};
+    use crate::{change::Change, steps::fixtures::desired};
 
     #[test]
     fn what_is_written_satisfies() {
         let want = desired();
-        let Assessment::Needs { changes, .. } = decide(&AutoloadState::default(), &want) else {
-            panic!("a missing file must be written");
-        };
+        let (_, changes) = decide(&AutoloadState::default(), &want).expect_needs();
         let [Change::WriteFile { content, .. }] = &changes[..] else {
             panic!("one file")
         };
@@ -107,14 +105,11 @@ mod tests {
             content: Some(content.clone()),
             ..AutoloadState::default()
         };
-        assert!(matches!(
-            decide(&written, &want),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&written, &want).expect_satisfied();
         let other = AutoloadState {
             content: Some("nouveau\n".into()),
             ..AutoloadState::default()
         };
-        assert!(matches!(decide(&other, &want), Assessment::Needs { .. }));
+        decide(&other, &want).expect_needs();
     }
 }

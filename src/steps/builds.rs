@@ -379,16 +379,10 @@ mod tests {
                 build("3:615.71.09-2.el9", &[OLD]),
             ],
         );
-        for (name, versions) in [
-            (
-                "nvidia-open-kmod",
-                &["3:610.43.02-2.el9", "3:615.71.09-1.el9"][..],
-            ),
-            (
-                "nvidia-driver-cuda",
-                &["3:610.43.02-1.el9", "3:615.71.09-1.el9"],
-            ),
-        ] {
+        for (name, versions) in rows! {
+            "nvidia-open-kmod", &["3:610.43.02-2.el9", "3:615.71.09-1.el9"][..];
+            "nvidia-driver-cuda", &["3:610.43.02-1.el9", "3:615.71.09-1.el9"];
+        } {
             let versions = versions.iter().map(ToString::to_string).collect();
             builds.beside.insert(name.into(), versions);
         }
@@ -397,24 +391,15 @@ mod tests {
 
     #[test]
     fn a_module_belongs_to_the_kernel_in_whose_folder_it_is() {
-        for (path, expected) in [
-            (
-                format!("/lib/modules/{OLD}/extra/nvidia-open/nvidia.ko"),
-                Some(OLD),
-            ),
-            (
-                format!("/usr/lib/modules/{OLD}/extra/nvidia.ko.xz"),
-                Some(OLD),
-            ),
-            (
-                format!("/lib/modules/{OLD}/weak-updates/nvidia-open/nvidia.ko"),
-                None,
-            ),
-            (format!("/lib/modules/{OLD}/extra/nvidia-uvm.ko"), None),
-            (format!("/lib/modules/{OLD}/extra/nvidia.kox"), None),
-            (format!("/lib/modules/{OLD}"), None),
-            ("/usr/share/licenses/nvidia.ko".to_owned(), None),
-        ] {
+        for (path, expected) in rows! {
+            format!("/lib/modules/{OLD}/extra/nvidia-open/nvidia.ko"), Some(OLD);
+            format!("/usr/lib/modules/{OLD}/extra/nvidia.ko.xz"), Some(OLD);
+            format!("/lib/modules/{OLD}/weak-updates/nvidia-open/nvidia.ko"), None;
+            format!("/lib/modules/{OLD}/extra/nvidia-uvm.ko"), None;
+            format!("/lib/modules/{OLD}/extra/nvidia.kox"), None;
+            format!("/lib/modules/{OLD}"), None;
+            "/usr/share/licenses/nvidia.ko".to_owned(), None;
+        } {
             let found = kernel_of(path.as_str().into(), "nvidia");
             assert_eq!(found, expected.map(kernel), "{path}");
         }

@@ -445,9 +445,7 @@ devices:
         state.seen.push(seen(REFRESHED, SPEC));
         assert!(said(&state).ends_with("`/var/run/cdi/nvidia.yaml` does, too"));
         state.seen[1] = seen(REFRESHED, &SPEC.replace("535.261.03", "525.1.1"));
-        let Assessment::Needs { why, changes } = decide(&state, &desired(), &facts()) else {
-            panic!("the unit has to run again");
-        };
+        let (why, changes) = decide(&state, &desired(), &facts()).expect_needs();
         assert!(
             why.starts_with("`/var/run/cdi/nvidia.yaml`, which runtimes prefer, "),
             "{why}"
@@ -489,9 +487,7 @@ devices:
             enabled: false,
             ..state("535.261.03")
         };
-        let Assessment::Needs { changes, .. } = decide(&bare, &want, &facts) else {
-            panic!("a unit is missing");
-        };
+        let (_, changes) = decide(&bare, &want, &facts).expect_needs();
         assert!(matches!(
             &changes[..],
             [
@@ -503,9 +499,7 @@ devices:
             seen: vec![],
             ..bare
         };
-        let Assessment::Needs { changes, .. } = decide(&missing, &want, &facts) else {
-            panic!("all of it is missing");
-        };
+        let (_, changes) = decide(&missing, &want, &facts).expect_needs();
         assert!(matches!(
             &changes[0],
             Change::RunTool { repeated: true, .. }
@@ -599,14 +593,8 @@ devices:
     #[test]
     fn without_a_loaded_driver_it_waits() {
         let (mut want, facts) = (desired(), facts());
-        assert!(matches!(
-            decide(&state(""), &want, &facts),
-            Assessment::After { .. }
-        ));
+        decide(&state(""), &want, &facts).expect_after();
         want.image = true;
-        assert!(matches!(
-            decide(&state(""), &want, &facts),
-            Assessment::AwaitingBoot { .. }
-        ));
+        decide(&state(""), &want, &facts).expect_awaiting_boot();
     }
 }

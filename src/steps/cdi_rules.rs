@@ -451,19 +451,13 @@ devices:
         ] {
             assert_eq!(compared(right, &view), None, "{right:?}");
         }
-        for (wrong, words) in [
-            (&["0", "1"][..], "names `0`, which is not a GPU"),
-            (
-                &["0:0", "0:1", "1"],
-                "names `0:1`, which is not a MIG device",
-            ),
-            (
-                &["MIG-a", "MIG-c", "GPU-1"],
-                "names `MIG-c`, which is not a MIG device",
-            ),
-            (&["0:0", "1"], "does not name `MIG-b`, which NVML lists"),
-            (&["0:0", "0:2"], "does not name `GPU-1`, which NVML lists"),
-        ] {
+        for (wrong, words) in rows! {
+            &["0", "1"][..], "names `0`, which is not a GPU";
+            &["0:0", "0:1", "1"], "names `0:1`, which is not a MIG device";
+            &["MIG-a", "MIG-c", "GPU-1"], "names `MIG-c`, which is not a MIG device";
+            &["0:0", "1"], "does not name `MIG-b`, which NVML lists";
+            &["0:0", "0:2"], "does not name `GPU-1`, which NVML lists";
+        } {
             let why = compared(wrong, &view).unwrap_or_default();
             assert!(why.contains(words), "{wrong:?}: {why}");
         }

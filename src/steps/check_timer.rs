@@ -278,13 +278,6 @@ mod tests {
         }
     }
 
-    fn needs(state: &TimerState, want: &Desired) -> (String, Vec<Change>) {
-        match decide(state, want) {
-            Assessment::Needs { why, changes } => (why, changes),
-            other => panic!("{other:?}"),
-        }
-    }
-
     /// The state after these changes.
     fn after(mut state: TimerState, changes: &[Change]) -> TimerState {
         for change in changes {
@@ -309,11 +302,8 @@ mod tests {
     fn without_a_setting_nothing_is_made() {
         let want = desired();
         assert_eq!(want.reports, None);
-        assert!(matches!(
-            decide(&bare(), &want),
-            Assessment::NotApplicable { .. }
-        ));
-        let (_, changes) = needs(&bare(), &wish(true, false));
+        decide(&bare(), &want).expect_not_applicable();
+        let (_, changes) = decide(&bare(), &wish(true, false)).expect_needs();
         assert!(
             changes
                 .iter()
@@ -323,21 +313,15 @@ mod tests {
 
     #[test]
     fn what_is_made_satisfies_for_each_of_the_two_readers() {
-        for (metrics, condition, command) in [
-            (
-                true,
-                false,
-                "check --as-installed --format prometheus --output /var/lib/node_exporter/gpu_bootstrap.prom",
-            ),
-            (false, true, "check --as-installed --node-condition"),
-            (
-                true,
-                true,
-                "check --as-installed --format prometheus --output /var/lib/node_exporter/gpu_bootstrap.prom --node-condition",
-            ),
-        ] {
+        for (metrics, condition, command) in rows! {
+            true, false,
+                "check --as-installed --format prometheus --output /var/lib/node_exporter/gpu_bootstrap.prom";
+            false, true, "check --as-installed --node-condition";
+            true, true,
+                "check --as-installed --format prometheus --output /var/lib/node_exporter/gpu_bootstrap.prom --node-condition";
+        } {
             let want = wish(metrics, condition);
-            let (why, changes) = needs(&bare(), &want);
+            let (why, changes) = decide(&bare(), &want).expect_needs();
             assert!(
                 why.contains("`gpu-bootstrap-check.service` is missing"),
                 "{why}"
@@ -346,7 +330,7 @@ mod tests {
             let service = made.service.as_deref().unwrap_or_default();
             let line = format!("ExecStart=/usr/local/bin/gpu-bootstrap {command}\n");
             assert!(service.contains(&line), "{service}");
-            assert!(matches!(decide(&made, &want), Assessment::Satisfied { .. }));
+            decide(&made, &want).expect_satisfied();
             assert!(changes.iter().all(|change| CheckTimer.wants(change, &want)));
         }
     }
@@ -354,7 +338,7 @@ mod tests {
     #[test]
     fn a_reader_that_is_taken_back_loses_what_was_written_for_it() {
         let both = wish(true, true);
-        let (_, changes) = needs(&bare(), &both);
+        let (_, changes) = decide(&bare(), &both).expect_needs();
         let made = after(bare(), &changes);
         let only_condition = wish(false, true);
         let unwanted: Vec<&Change> = (changes.iter())
@@ -364,24 +348,21 @@ mod tests {
             matches!(&unwanted[..], [Change::RunTool { writes, .. }] if writes == &[FILE]),
             "{unwanted:?}"
         );
-        let (why, changes) = needs(&made, &only_condition);
+        let (why, changes) = decide(&made, &only_condition).expect_needs();
         assert_eq!(why, "`gpu-bootstrap-check.service` has another text");
         let made = after(made, &changes);
-        assert!(matches!(
-            decide(&made, &only_condition),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&made, &only_condition).expect_satisfied();
     }
 
     #[test]
     fn a_timer_that_somebody_has_stopped_or_masked_is_named() {
         let want = wish(true, false);
-        let made = after(bare(), &needs(&bare(), &want).1);
+        let made = after(bare(), &decide(&bare(), &want).expect_needs().1);
         let stopped = TimerState {
             unit: Some(unit("disabled", "inactive")),
             ..made.clone()
         };
-        let (why, changes) = needs(&stopped, &want);
+        let (why, changes) = decide(&stopped, &want).expect_needs();
         assert!(
             why.contains("`gpu-bootstrap-check.timer` is disabled"),
             "{why}"
@@ -394,7 +375,7 @@ mod tests {
             }),
             ..made
         };
-        assert!(matches!(decide(&masked, &want), Assessment::Blocked { .. }));
+        decide(&masked, &want).expect_blocked();
     }
 
     #[test]
@@ -404,15 +385,9 @@ mod tests {
             program: Err("`/tmp/gpu-bootstrap` may be emptied".to_owned()),
             ..bare()
         };
-        assert!(matches!(
-            decide(&passing, &want),
-            Assessment::Blocked { .. }
-        ));
+        decide(&passing, &want).expect_blocked();
         want.image = true;
-        assert!(matches!(
-            decide(&TimerState::default(), &want),
-            Assessment::AwaitingBoot { .. }
-        ));
+        decide(&TimerState::default(), &want).expect_awaiting_boot();
     }
 
     /// An account that owns the folder could put a link there, and an undo would write what it leads to.
@@ -432,14 +407,11 @@ mod tests {
     #[test]
     fn the_program_of_a_unit_is_read_back() {
         let wish = wish(true, true).reports.expect("a wish");
-        for (program, expected) in [
-            (
-                "/usr/local/bin/gpu-bootstrap",
-                Some("/usr/local/bin/gpu-bootstrap"),
-            ),
-            ("/opt/a program", None),
-            ("/opt/100%", None),
-        ] {
+        for (program, expected) in rows! {
+            "/usr/local/bin/gpu-bootstrap", Some("/usr/local/bin/gpu-bootstrap");
+            "/opt/a program", None;
+            "/opt/100%", None;
+        } {
             let text = service(program.into(), &wish);
             let found = program_of(&text);
             assert_eq!(found.as_deref().map(Utf8Path::as_str), expected, "{text}");

@@ -185,17 +185,10 @@ mod tests {
         })
     }
 
-    fn needs(state: &ComputeState, desired: &Desired, facts: &Facts) -> (String, Vec<Change>) {
-        match decide(state, desired, facts) {
-            Assessment::Needs { why, changes } => (why, changes),
-            other => panic!("must be proven: {other:?}"),
-        }
-    }
-
     #[test]
     fn proven_once_and_again_when_something_moved() {
         let (want, facts, mut state) = machine();
-        let (why, changes) = needs(&state, &want, &facts);
+        let (why, changes) = decide(&state, &want, &facts).expect_needs();
         assert_eq!(why, "nothing has computed on the host yet");
         assert!(matches!(
             &changes[..],
@@ -206,33 +199,31 @@ mod tests {
             }]
         ));
         state.record = record(&changes);
-        let Assessment::Satisfied { why } = decide(&state, &want, &facts) else {
-            panic!("proven");
-        };
+        let why = decide(&state, &want, &facts).expect_satisfied();
         let words = "2 GPUs computed on the host with driver 535.261.03 in this boot";
         assert!(why.starts_with(words), "{why}");
         // What NVML does not tell is no difference.
         let uuids = state.uuids.take();
         let answer = decide(&state, &want, &facts);
-        assert!(matches!(answer, Assessment::Satisfied { .. }), "{answer:?}");
+        answer.expect_satisfied();
         state.uuids = uuids.map(|_| vec!["GPU-a".into(), "MIG-c".into()]);
-        let (why, _) = needs(&state, &want, &facts);
+        let (why, _) = decide(&state, &want, &facts).expect_needs();
         assert_eq!(why, "since the last probe: device=MIG-c");
         state.loaded = "535.309.01".parse().ok();
-        let (why, _) = needs(&state, &want, &facts);
+        let (why, _) = decide(&state, &want, &facts).expect_needs();
         assert!(why.starts_with("since the last probe: driver=535.309.01"));
     }
 
     #[test]
     fn a_proof_ends_with_its_boot() {
         let (want, mut facts, mut state) = machine();
-        state.record = record(&needs(&state, &want, &facts).1);
+        state.record = record(&decide(&state, &want, &facts).expect_needs().1);
         facts.boot_id = Some("b2".into());
-        let (why, changes) = needs(&state, &want, &facts);
+        let (why, changes) = decide(&state, &want, &facts).expect_needs();
         assert_eq!(why, "nothing has computed on the host since this boot");
         assert!(changes.iter().all(Change::only_repeats_proof));
         state.loaded = "535.309.01".parse().ok();
-        let (_, changes) = needs(&state, &want, &facts);
+        let (_, changes) = decide(&state, &want, &facts).expect_needs();
         assert!(!changes.iter().any(Change::only_repeats_proof));
     }
 
@@ -246,7 +237,7 @@ mod tests {
         let mut without_container = desired();
         without_container.validation.container = false;
         for want in [&bare, &only_pods, &without_toolkit, &without_container] {
-            needs(&state, want, &facts);
+            decide(&state, want, &facts).expect_needs();
         }
         let mut driverless = bare.clone();
         driverless.driver = None;
@@ -266,13 +257,10 @@ mod tests {
         let (mut want, mut facts, mut state) = machine();
         state.loaded = None;
         let answer = decide(&state, &want, &facts);
-        assert!(matches!(answer, Assessment::After { .. }), "{answer:?}");
+        answer.expect_after();
         want.image = true;
         let answer = decide(&state, &want, &facts);
-        assert!(
-            matches!(answer, Assessment::AwaitingBoot { .. }),
-            "{answer:?}"
-        );
+        answer.expect_awaiting_boot();
         want.image = false;
         state.gpus.clear();
         for words in ["reserved for virtual machines", "is on the PCI bus"] {

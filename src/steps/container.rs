@@ -341,7 +341,6 @@ mod tests {
         change::{Change, ProofRecord},
         config::desired::{Desired, RuntimeKind},
         facts::Facts,
-        step::Assessment,
         steps::{
             fixtures::{desired, facts},
             wishes::fixtures::packages,
@@ -373,22 +372,15 @@ mod tests {
     #[test]
     fn proven_once_and_again_when_something_moved() {
         let (want, facts, mut state) = machine();
-        let Assessment::Needs { changes, .. } = decide(&state, &want, &facts) else {
-            panic!("must be proven");
-        };
+        let (_, changes) = decide(&state, &want, &facts).expect_needs();
         let [Change::RunProbe { inputs, again, .. }] = &changes[..] else {
             panic!("one proof")
         };
         assert!(!again);
         (state.records).insert(RuntimeKind::Docker, record(inputs, "b1"));
-        assert!(matches!(
-            decide(&state, &want, &facts),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&state, &want, &facts).expect_satisfied();
         state.installed = packages(&["docker.io=26.1.5", "nvidia-container-toolkit=1.20.0-1"]);
-        let Assessment::Needs { why, .. } = decide(&state, &want, &facts) else {
-            panic!("must be proven again");
-        };
+        let (why, _) = decide(&state, &want, &facts).expect_needs();
         assert_eq!(
             why,
             "docker: since the last probe: package=docker.io 26.1.5"
@@ -396,31 +388,22 @@ mod tests {
         // Another MIG layout is proven again; what NVML does not tell is no difference.
         state.installed = packages(&["docker.io=20.10.24", "nvidia-container-toolkit=1.20.0-1"]);
         state.uuids = Some(vec!["GPU-a".into(), "MIG-c".into()]);
-        let Assessment::Needs { why, .. } = decide(&state, &want, &facts) else {
-            panic!("must be proven again");
-        };
+        let (why, _) = decide(&state, &want, &facts).expect_needs();
         assert_eq!(why, "docker: since the last probe: device=MIG-c");
         state.uuids = None;
-        assert!(matches!(
-            decide(&state, &want, &facts),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&state, &want, &facts).expect_satisfied();
     }
 
     #[test]
     fn a_proof_ends_with_its_boot() {
         let (want, mut facts, mut state) = machine();
-        let Assessment::Needs { changes, .. } = decide(&state, &want, &facts) else {
-            panic!("must be proven");
-        };
+        let (_, changes) = decide(&state, &want, &facts).expect_needs();
         let [Change::RunProbe { inputs, .. }] = &changes[..] else {
             panic!("one proof")
         };
         (state.records).insert(RuntimeKind::Docker, record(inputs, "b1"));
         facts.boot_id = Some("b2".into());
-        let Assessment::Needs { why, changes } = decide(&state, &want, &facts) else {
-            panic!("must be proven again");
-        };
+        let (why, changes) = decide(&state, &want, &facts).expect_needs();
         assert_eq!(
             why,
             "docker: no container has seen the GPUs since this boot"
@@ -428,9 +411,7 @@ mod tests {
         assert!(changes.iter().all(Change::only_repeats_proof));
         // Also something else has changed: then it is no repetition.
         state.loaded = "535.309.01".parse().ok();
-        let Assessment::Needs { changes, .. } = decide(&state, &want, &facts) else {
-            panic!("must be proven again");
-        };
+        let (_, changes) = decide(&state, &want, &facts).expect_needs();
         assert!(!changes.iter().any(Change::only_repeats_proof));
     }
 
@@ -440,9 +421,7 @@ mod tests {
         let mut second = want.runtimes[0].clone();
         second.kind = RuntimeKind::Containerd;
         want.runtimes.push(second);
-        let Assessment::Needs { changes, .. } = decide(&state, &want, &facts) else {
-            panic!("must be proven");
-        };
+        let (_, changes) = decide(&state, &want, &facts).expect_needs();
         let [
             Change::RunProbe { inputs, .. },
             Change::RunProbe { record: path, .. },
@@ -452,9 +431,7 @@ mod tests {
         };
         assert!(path.ends_with("validations/container-containerd"));
         (state.records).insert(RuntimeKind::Docker, record(inputs, "b1"));
-        let Assessment::Needs { why, changes } = decide(&state, &want, &facts) else {
-            panic!("one is missing");
-        };
+        let (why, changes) = decide(&state, &want, &facts).expect_needs();
         assert_eq!(why, "containerd: no container has seen the GPUs yet");
         assert_eq!(changes.len(), 1);
     }

@@ -458,10 +458,7 @@ mod tests {
 
     #[test]
     fn agreement_passes() {
-        assert!(matches!(
-            decide(&good(), &desired(), &facts(), None),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&good(), &desired(), &facts(), None).expect_satisfied();
     }
 
     #[test]
@@ -472,25 +469,14 @@ mod tests {
         state.bound[0].1 = None;
         assert!(why(&state).contains("no driver is bound to GPU"));
 
-        for (nvml, words) in [
-            (
-                Nvml::NotLoadable {
-                    why: "no such file".into(),
-                },
-                "cannot be opened: no such file",
-            ),
-            (Nvml::VersionMismatch, "different versions"),
-            (Nvml::NoDevices, "none initialised"),
-            (Nvml::Hung { after_seconds: 30 }, "within 30 s"),
-            (
-                Nvml::Failed {
-                    code: Some(999),
-                    why: "unknown".into(),
-                },
-                "(code 999): unknown",
-            ),
-            (Nvml::DriverNotLoaded, "NVML says that none is"),
-        ] {
+        for (nvml, words) in rows! {
+            Nvml::NotLoadable { why: "no such file".into() }, "cannot be opened: no such file";
+            Nvml::VersionMismatch, "different versions";
+            Nvml::NoDevices, "none initialised";
+            Nvml::Hung { after_seconds: 30 }, "within 30 s";
+            Nvml::Failed { code: Some(999), why: "unknown".into() }, "(code 999): unknown";
+            Nvml::DriverNotLoaded, "NVML says that none is";
+        } {
             let state = DevicesState { nvml, ..good() };
             assert!(why(&state).contains(words), "{}", why(&state));
         }
@@ -537,16 +523,11 @@ mod tests {
         if let Nvml::Ready(view) = &mut state.nvml {
             view.devices.pop();
         }
-        let Assessment::Satisfied { why } = decide(&state, &desired(), &facts(), None) else {
-            panic!("the other GPU is ready");
-        };
+        let why = decide(&state, &desired(), &facts(), None).expect_satisfied();
         let words = "reserved for virtual machines: 0000:2a:00.0";
         assert!(why.contains(words), "{why}");
         state.reserved.push(state.bound.remove(0).0);
-        assert!(matches!(
-            decide(&state, &desired(), &facts(), None),
-            Assessment::NotApplicable { .. }
-        ));
+        decide(&state, &desired(), &facts(), None).expect_not_applicable();
     }
 
     #[test]
@@ -563,10 +544,7 @@ mod tests {
             ..good()
         };
         for state in [&bare, &good()] {
-            let Assessment::Blocked { why, hint } = decide(state, &desired(), &facts(), promise(8))
-            else {
-                panic!("only a person can heal this");
-            };
+            let (why, hint) = decide(state, &desired(), &facts(), promise(8)).expect_blocked();
             assert_eq!(
                 why,
                 "p5.48xlarge has 8 GPUs, but only 2 GPUs are on the PCI bus"
@@ -575,14 +553,11 @@ mod tests {
         }
         for fewer in [1, 2] {
             let answer = decide(&good(), &desired(), &facts(), promise(fewer));
-            assert!(matches!(answer, Assessment::Satisfied { .. }), "{answer:?}");
+            answer.expect_satisfied();
         }
         let mut image = desired();
         image.image = true;
-        assert!(matches!(
-            decide(&bare, &image, &facts(), promise(8)),
-            Assessment::AwaitingBoot { .. }
-        ));
+        decide(&bare, &image, &facts(), promise(8)).expect_awaiting_boot();
     }
 
     #[test]
@@ -591,15 +566,9 @@ mod tests {
             loaded: None,
             ..good()
         };
-        assert!(matches!(
-            decide(&state, &desired(), &facts(), None),
-            Assessment::After { .. }
-        ));
+        decide(&state, &desired(), &facts(), None).expect_after();
         let mut image = desired();
         image.image = true;
-        assert!(matches!(
-            decide(&state, &image, &facts(), None),
-            Assessment::AwaitingBoot { .. }
-        ));
+        decide(&state, &image, &facts(), None).expect_awaiting_boot();
     }
 }

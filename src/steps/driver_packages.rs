@@ -397,9 +397,7 @@ mod tests {
 
     /// What the installation removes.
     fn removed(state: &DriverPackagesState, desired: &Desired) -> Vec<String> {
-        let Assessment::Needs { changes, .. } = decide(state, desired) else {
-            panic!("must be replaced");
-        };
+        let (_, changes) = decide(state, desired).expect_needs();
         let Change::InstallPackages { removing, .. } = &changes[1] else {
             panic!("install")
         };
@@ -428,44 +426,27 @@ mod tests {
     #[test]
     fn packages_and_a_module_for_each_kernel() {
         let want = desired();
-        assert!(matches!(
-            decide(&state(&[], &[]), &want),
-            Assessment::Needs { .. }
-        ));
-        let Assessment::Needs { changes, .. } =
-            decide(&state(&INSTALLED, &["6.1.0-44-amd64"]), &want)
-        else {
-            panic!("a kernel without a module must get one");
-        };
+        decide(&state(&[], &[]), &want).expect_needs();
+        let (_, changes) = decide(&state(&INSTALLED, &["6.1.0-44-amd64"]), &want).expect_needs();
         assert!(
             matches!(&changes[..], [Change::BuildModule { kernel, .. }] if kernel == "6.1.0-44-amd64")
         );
-        assert!(matches!(
-            decide(&state(&INSTALLED, &[]), &want),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&state(&INSTALLED, &[]), &want).expect_satisfied();
         let kernel = ["6.1.0-44-amd64"];
         for (installed, last) in [(&INSTALLED[..1], true), (&INSTALLED[1..], false)] {
-            let Assessment::Needs { changes, .. } = decide(&state(installed, &kernel), &want)
-            else {
-                panic!("a package is missing");
-            };
+            let (_, changes) = decide(&state(installed, &kernel), &want).expect_needs();
             let builds = matches!(changes.last(), Some(Change::BuildModule { .. }));
             assert_eq!(builds, last, "{installed:?}");
         }
         // An administrator has forbidden the packages to build.
         let mut forbidden = state(&[], &kernel);
         forbidden.no_autoinstall = true;
-        let Assessment::Needs { changes, .. } = decide(&forbidden, &want) else {
-            panic!("all packages are missing");
-        };
+        let (_, changes) = decide(&forbidden, &want).expect_needs();
         assert!(matches!(changes.last(), Some(Change::BuildModule { .. })));
         // The packages leave it to a change behind them.
         let mut left = state(&[], &kernel);
         left.leaves_module = true;
-        let Assessment::Needs { changes, .. } = decide(&left, &want) else {
-            panic!("all packages are missing");
-        };
+        let (_, changes) = decide(&left, &want).expect_needs();
         assert!(matches!(
             &changes[..],
             [
@@ -476,9 +457,7 @@ mod tests {
         ));
         let mut failed = state(&INSTALLED, &["6.1.0-44-amd64"]);
         failed.build = Some("the log says: error".to_owned());
-        let Assessment::Needs { why, .. } = decide(&failed, &want) else {
-            panic!("it is built again");
-        };
+        let (why, _) = decide(&failed, &want).expect_needs();
         assert!(
             why.ends_with("6.1.0-44-amd64; the log says: error"),
             "{why}"
@@ -491,9 +470,7 @@ mod tests {
             "nvidia-kernel-dkms!=525.147.05-1",
             "nvidia-smi=535.261.03-1~deb12u1",
         ];
-        let Assessment::Blocked { why, hint } = decide(&state(&held, &[]), &desired()) else {
-            panic!("a foreign hold must block");
-        };
+        let (why, hint) = decide(&state(&held, &[]), &desired()).expect_blocked();
         assert!(why.contains("525.147.05") && why.contains("held"), "{why}");
         assert!(hint.contains("unhold"), "{hint}");
     }
@@ -505,21 +482,13 @@ mod tests {
             &["nvidia-smi=470.256.02-1", "libnvidia-ml1=470.256.02-1"],
             &[],
         );
-        let Assessment::Blocked { why, hint } = decide(&old, &want) else {
-            panic!("two branches exclude each other");
-        };
+        let (why, hint) = decide(&old, &want).expect_blocked();
         assert!(why.contains("nvidia-smi 470.256.02-1"), "{why}");
         assert!(hint.contains("driver.existing = \"replace\""), "{hint}");
         let mut same_branch = state(&["libnvidia-ml1=535.261.03-1"], &[]);
-        assert!(matches!(
-            decide(&same_branch, &want),
-            Assessment::Needs { .. }
-        ));
+        decide(&same_branch, &want).expect_needs();
         same_branch.found.origin = Some(Origin::Vendor);
-        assert!(matches!(
-            decide(&same_branch, &want),
-            Assessment::Blocked { .. }
-        ));
+        decide(&same_branch, &want).expect_blocked();
         want.driver.as_mut().expect("a driver").existing = Existing::Replace;
         assert_eq!(removed(&old, &want), ["libnvidia-ml1", "nvidia-smi"]);
     }
@@ -536,9 +505,7 @@ mod tests {
         );
         old.stream = Some("470-open".into());
         for state in [state(&[], &[]), old] {
-            let Assessment::Needs { changes, .. } = decide(&state, &want) else {
-                panic!("must be installed");
-            };
+            let (_, changes) = decide(&state, &want).expect_needs();
             assert!(
                 matches!(
                     &changes[..],
@@ -560,9 +527,7 @@ mod tests {
         (driver.packages).extend(wishes(&["nvidia-fabricmanager=535.*"]));
         let mut rebuilt = state(&INSTALLED, &[]);
         rebuilt.found.origin = Some(Origin::Vendor);
-        let Assessment::Needs { why, .. } = decide(&rebuilt, &want) else {
-            panic!("the fabric manager is missing");
-        };
+        let (why, _) = decide(&rebuilt, &want).expect_needs();
         assert_eq!(why, "nvidia-fabricmanager is not installed");
     }
 
@@ -581,22 +546,14 @@ mod tests {
             state.found.package_version = "535.261.03".parse().ok();
             decide(&state, &want)
         };
-        assert!(matches!(
-            with("nvidia-fabricmanager=535.261.03-1"),
-            Assessment::Satisfied { .. }
-        ));
-        let Assessment::Needs { why, .. } = with("nvidia-fabricmanager=535.247.01-1") else {
-            panic!("it works with no other driver");
-        };
+        with("nvidia-fabricmanager=535.261.03-1").expect_satisfied();
+        let (why, _) = with("nvidia-fabricmanager=535.247.01-1").expect_needs();
         assert!(
             why.contains("nvidia-fabricmanager 535.247.01-1 is installed, 535.261.03-* is wanted"),
             "{why}"
         );
         // A hold on it is somebody's own.
-        assert!(matches!(
-            with("nvidia-fabricmanager!=535.247.01-1"),
-            Assessment::Blocked { .. }
-        ));
+        with("nvidia-fabricmanager!=535.247.01-1").expect_blocked();
     }
 
     #[test]
@@ -606,10 +563,7 @@ mod tests {
         found.push("nvidia-modprobe=570.133.07-1");
         found.push("nvidia-settings=550.163.01-1");
         let with_helpers = state(&found, &[]);
-        assert!(matches!(
-            decide(&with_helpers, &desired()),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&with_helpers, &desired()).expect_satisfied();
         // Beside another driver it stays what it is.
         let mut want = desired();
         want.driver.as_mut().expect("a driver").existing = Existing::Replace;
@@ -626,33 +580,24 @@ mod tests {
         let mut empty = state(&[], &[]);
         empty.found.origin = Some(Origin::Runfile);
         empty.found.loaded_version = Some("535.104.05".parse().expect("a version"));
-        let Assessment::Blocked { hint, .. } = decide(&empty, &want) else {
-            panic!("must be refused");
-        };
+        let (_, hint) = decide(&empty, &want).expect_blocked();
         assert!(hint.contains("driver.existing"), "{hint}");
 
         want.driver.as_mut().expect("a driver").existing = Existing::Keep;
-        assert!(matches!(
-            decide(&empty, &want),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&empty, &want).expect_satisfied();
         empty.found.loaded_version = Some("470.256.02".parse().expect("a version"));
-        assert!(matches!(decide(&empty, &want), Assessment::Blocked { .. }));
+        decide(&empty, &want).expect_blocked();
 
         want.driver.as_mut().expect("a driver").existing = Existing::Replace;
-        let Assessment::Needs { changes, .. } = decide(&empty, &want) else {
-            panic!("must be replaced");
-        };
+        let (_, changes) = decide(&empty, &want).expect_needs();
         assert!(matches!(&changes[0], Change::RunTool { .. }));
         // Marks without the program that undoes the installation are no reason to run it.
         let mut removed = empty.clone();
         removed.uninstaller = false;
-        let Assessment::Needs { changes, .. } = decide(&removed, &want) else {
-            panic!("the packages are still to come");
-        };
+        let (_, changes) = decide(&removed, &want).expect_needs();
         assert!(matches!(&changes[0], Change::RefreshRepositories));
         empty.found.origin = Some(Origin::Preinstalled);
-        assert!(matches!(decide(&empty, &want), Assessment::Blocked { .. }));
+        decide(&empty, &want).expect_blocked();
     }
 
     #[test]

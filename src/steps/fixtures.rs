@@ -1,8 +1,12 @@
 //! A machine and a resolved configuration for the tests of `decide`: Debian 12 with two H100.
 
-use std::sync::{Arc, LazyLock};
+use std::{
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use crate::{
+    change::Change,
     compat::matrix::{Fabric, Matrix},
     config::{
         desired::{
@@ -15,10 +19,11 @@ use crate::{
     host::{Host, NvmlDevice, fake::FakeFiles},
     model::{
         gpu::{ArchitectureEvidence, Flavour, SupportedFlavours},
+        id::StepId,
         version::Branch,
     },
     state::State,
-    step::Cx,
+    step::{Assessment, Cx},
     steps::wishes::fixtures::wishes,
     tools::systemctl::UnitState,
 };
@@ -250,5 +255,82 @@ pub(crate) fn desired() -> Desired {
             packages: vec![],
         },
         ..OF_PROFILE.clone()
+    }
+}
+
+/// What a test expects of an answer. Another answer fails the test, and is shown.
+impl Assessment {
+    /// Its reason.
+    #[track_caller]
+    pub(crate) fn expect_satisfied(self) -> String {
+        match self {
+            Self::Satisfied { why } => why,
+            other => panic!("expected `Satisfied`: {other:?}"),
+        }
+    }
+
+    /// Its reason and its changes.
+    #[track_caller]
+    pub(crate) fn expect_needs(self) -> (String, Vec<Change>) {
+        match self {
+            Self::Needs { why, changes } => (why, changes),
+            other => panic!("expected `Needs`: {other:?}"),
+        }
+    }
+
+    /// Its reason.
+    #[track_caller]
+    pub(crate) fn expect_not_applicable(self) -> String {
+        match self {
+            Self::NotApplicable { why } => why,
+            other => panic!("expected `NotApplicable`: {other:?}"),
+        }
+    }
+
+    /// Its reason and its hint.
+    #[track_caller]
+    pub(crate) fn expect_blocked(self) -> (String, String) {
+        match self {
+            Self::Blocked { why, hint } => (why, hint),
+            other => panic!("expected `Blocked`: {other:?}"),
+        }
+    }
+
+    /// Its reason, its hint, and how long it lasts at most.
+    #[track_caller]
+    pub(crate) fn expect_blocked_now(self) -> (String, String, Option<Duration>) {
+        match self {
+            Self::BlockedNow { why, hint, passes } => (why, hint, passes),
+            other => panic!("expected `BlockedNow`: {other:?}"),
+        }
+    }
+
+    /// Its reason and its hint.
+    #[track_caller]
+    pub(crate) fn expect_blocked_by_old_lists(self) -> (String, String) {
+        match self {
+            Self::BlockedByOldLists { why, hint } => (why, hint),
+            other => panic!("expected `BlockedByOldLists`: {other:?}"),
+        }
+    }
+
+    /// Its reason.
+    #[track_caller]
+    pub(crate) fn expect_awaiting_boot(self) -> String {
+        match self {
+            Self::AwaitingBoot { why } => why,
+            other => panic!("expected `AwaitingBoot`: {other:?}"),
+        }
+    }
+
+    /// The step that it awaits, and what it will do then.
+    #[track_caller]
+    pub(crate) fn expect_after(self) -> (StepId, Vec<Change>) {
+        match self {
+            Self::After {
+                upstream, expected, ..
+            } => (upstream, expected),
+            other => panic!("expected `After`: {other:?}"),
+        }
     }
 }

@@ -94,24 +94,15 @@ mod tests {
     fn missing_headers_are_installed() {
         let mut want = desired();
         want.headers = wishes(&["linux-headers-6.1.0-44-amd64"]);
-        assert!(matches!(
-            decide(&state(&[]), &want),
-            Assessment::Needs { .. }
-        ));
-        assert!(matches!(
-            decide(&state(&["linux-headers-6.1.0-44-amd64=6.1.1"]), &want),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&state(&[]), &want).expect_needs();
+        decide(&state(&["linux-headers-6.1.0-44-amd64=6.1.1"]), &want).expect_satisfied();
     }
 
     #[test]
     fn without_compiling_there_is_nothing_to_do() {
         let mut want = desired();
         want.driver.as_mut().expect("a driver").dkms = None;
-        assert!(matches!(
-            decide(&state(&[]), &want),
-            Assessment::NotApplicable { .. }
-        ));
+        decide(&state(&[]), &want).expect_not_applicable();
     }
 
     #[test]

@@ -153,7 +153,6 @@ mod tests {
     use super::{HoldState, NoHolds, decide};
     use crate::{
         change::Change,
-        step::Assessment,
         steps::{
             fixtures::desired,
             wishes::fixtures::{packages, wishes},
@@ -169,14 +168,12 @@ mod tests {
                 .map(|updater| updater.exclusion(&want.hold.blacklist).1),
             needs: None,
         };
-        assert!(matches!(decide(&good, &want), Assessment::Satisfied { .. }));
+        decide(&good, &want).expect_satisfied();
         let one_free = HoldState {
             installed: packages(&["libnvidia-ml1=535.1", "nvidia-smi!=535.1"]),
             ..good.clone()
         };
-        let Assessment::Needs { why, changes } = decide(&one_free, &want) else {
-            panic!("must be held");
-        };
+        let (why, changes) = decide(&one_free, &want).expect_needs();
         assert_eq!(why, "1 of 2 packages are not held: libnvidia-ml1");
         assert!(matches!(&changes[..], [Change::HoldPackages { .. }]));
     }
@@ -194,9 +191,7 @@ mod tests {
             }),
             ..HoldState::default()
         };
-        let Assessment::Needs { changes, .. } = decide(&lacks, &want) else {
-            panic!("must be planned");
-        };
+        let (_, changes) = decide(&lacks, &want).expect_needs();
         assert!(
             matches!(
                 &changes[..2],
@@ -206,9 +201,7 @@ mod tests {
             "{changes:?}"
         );
         lacks.installed = packages(&["libnvidia-ml1=535.1", "plugin=4"]);
-        let Assessment::Blocked { why, .. } = decide(&lacks, &want) else {
-            panic!("somebody has disabled it");
-        };
+        let (why, _) = decide(&lacks, &want).expect_blocked();
         assert!(why.contains("it is disabled"), "{why}");
         // No package helps against a setting.
         lacks.installed = packages(&["libnvidia-ml1=535.1"]);
@@ -216,17 +209,13 @@ mod tests {
             package: false,
             ..needs
         });
-        let Assessment::Blocked { hint, .. } = decide(&lacks, &want) else {
-            panic!("somebody has disabled it");
-        };
+        let (_, hint) = decide(&lacks, &want).expect_blocked();
         assert!(hint.starts_with("enable it; or set `hold = "), "{hint}");
     }
 
     #[test]
     fn before_anything_is_installed_the_plan_says_what_will_be_held() {
-        let Assessment::Needs { changes, .. } = decide(&HoldState::default(), &desired()) else {
-            panic!("must be planned");
-        };
+        let (_, changes) = decide(&HoldState::default(), &desired()).expect_needs();
         assert!(matches!(
             &changes[..],
             [Change::HoldPackages { .. }, Change::WriteFile { .. }]

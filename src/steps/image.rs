@@ -188,9 +188,7 @@ mod tests {
             (RuntimeKind::Containerd, Found::Present),
             (RuntimeKind::Podman, Found::Missing),
         ]);
-        let Assessment::Needs { why, changes } = decide(&state, IMAGE, &with_image()) else {
-            panic!("must be pulled");
-        };
+        let (why, changes) = decide(&state, IMAGE, &with_image()).expect_needs();
         assert_eq!(why, format!("the image `{IMAGE}` is not in docker, podman"));
         let pull = |runtime| Change::PullImage {
             runtime,
@@ -207,23 +205,16 @@ mod tests {
     fn what_was_proven_in_it_needs_it_no_more() {
         let mut state = ImageState::from([(RuntimeKind::Docker, Found::Proven)]);
         let answer = decide(&state, IMAGE, &with_image());
-        assert!(matches!(answer, Assessment::Satisfied { .. }), "{answer:?}");
+        answer.expect_satisfied();
         state.insert(RuntimeKind::Docker, Found::Present);
-        let Assessment::Satisfied { why } = decide(&state, IMAGE, &with_image()) else {
-            panic!("it is there");
-        };
+        let why = decide(&state, IMAGE, &with_image()).expect_satisfied();
         assert_eq!(why, format!("the image `{IMAGE}` is in docker"));
     }
 
     #[test]
     fn a_plan_names_the_pull_before_the_runtime_is_installed() {
         let state = ImageState::from([(RuntimeKind::Containerd, Found::NoRuntime)]);
-        let Assessment::After {
-            upstream, expected, ..
-        } = decide(&state, IMAGE, &with_image())
-        else {
-            panic!("there is no runtime yet");
-        };
+        let (upstream, expected) = decide(&state, IMAGE, &with_image()).expect_after();
         assert_eq!(upstream, super::RUNTIME_CONTAINERD);
         assert!(matches!(&expected[..], [Change::PullImage { .. }]));
     }

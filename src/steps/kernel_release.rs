@@ -338,16 +338,9 @@ mod tests {
         }
     }
 
-    fn needs(state: &KernelState, desired: &Desired) -> (String, Vec<Change>) {
-        match decide(state, desired) {
-            Assessment::Needs { why, changes } => (why, changes),
-            other => panic!("{other:?}"),
-        }
-    }
-
     #[test]
     fn an_installation_names_the_kernel_brings_the_driver_and_tells_its_cost() {
-        let (why, changes) = needs(&state(&[NEW]), &want());
+        let (why, changes) = decide(&state(&[NEW]), &want()).expect_needs();
         assert!(
             why.ends_with("of the same series can have it: 1 reboot"),
             "{why}"
@@ -366,7 +359,7 @@ mod tests {
         // What is to be replaced conflicts with it: that is the work of the driver's own step.
         let mut replaces = state(&[NEW]);
         replaces.replaces = true;
-        let (_, changes) = needs(&replaces, &want());
+        let (_, changes) = decide(&replaces, &want()).expect_needs();
         assert!(
             matches!(&changes[1], Change::InstallPackages { packages, .. } if packages.len() == 1),
             "{changes:?}"
@@ -378,7 +371,7 @@ mod tests {
         let mut image = state(&[NEW]);
         image.asked.question.kernels.image = true;
         image.asked.answer = Some(image.asked.question.answer());
-        let (why, changes) = needs(&image, &want());
+        let (why, changes) = decide(&image, &want()).expect_needs();
         assert!(why.ends_with("no reboot"), "{why}");
         assert_eq!(changes.len(), 2);
     }
@@ -387,16 +380,16 @@ mod tests {
     fn lists_of_an_earlier_day_are_not_believed() {
         let mut older = state(&[OLD]);
         older.asked.certain = false;
-        let (why, changes) = needs(&older, &want());
+        let (why, changes) = decide(&older, &want()).expect_needs();
         assert!(why.ends_with("can be had, no reboot"), "{why}");
         assert_eq!(changes, [Change::RefreshRepositories]);
         older.asked.certain = true;
-        assert!(matches!(
-            decide(&older, &want()),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&older, &want()).expect_satisfied();
         older.asked.answer = None;
-        assert_eq!(needs(&older, &want()).1, [Change::RefreshRepositories]);
+        assert_eq!(
+            decide(&older, &want()).expect_needs().1,
+            [Change::RefreshRepositories]
+        );
     }
 
     #[test]
@@ -406,7 +399,7 @@ mod tests {
         driver.stream = Some("nvidia-driver:580-open".into());
         let mut older = state(&[OLD]);
         older.asked.certain = false;
-        let (_, changes) = needs(&older, &want);
+        let (_, changes) = decide(&older, &want).expect_needs();
         assert!(
             matches!(
                 &changes[..],
@@ -416,22 +409,19 @@ mod tests {
             "{changes:?}"
         );
         older.stream = Some("580-open".into());
-        assert_eq!(needs(&older, &want).1, [Change::RefreshRepositories]);
+        assert_eq!(
+            decide(&older, &want).expect_needs().1,
+            [Change::RefreshRepositories]
+        );
     }
 
     #[test]
     fn lists_of_an_earlier_day_refuse_nothing_and_reboot_nothing() {
         let mut older = state(&[]);
         older.asked.certain = false;
-        assert!(matches!(
-            decide(&older, &want()),
-            Assessment::BlockedByOldLists { .. }
-        ));
+        decide(&older, &want()).expect_blocked_by_old_lists();
         older.asked.certain = true;
-        assert!(matches!(
-            decide(&older, &want()),
-            Assessment::Blocked { .. }
-        ));
+        decide(&older, &want()).expect_blocked();
         // The kernel of the next boot can have a module, by these lists.
         let mut next = state(&[NEW]);
         let kernels = &mut next.asked.question.kernels;
@@ -439,12 +429,12 @@ mod tests {
         kernels.installed.extend(NEW.parse().ok());
         next.asked.answer = Some(next.asked.question.answer());
         assert!(matches!(
-            &needs(&next, &want()).1[..],
+            &decide(&next, &want()).expect_needs().1[..],
             [Change::Reboot { .. }]
         ));
         next.asked.certain = false;
         assert!(matches!(
-            &needs(&next, &want()).1[..],
+            &decide(&next, &want()).expect_needs().1[..],
             [Change::RefreshRepositories, Change::Reboot { .. }]
         ));
     }
@@ -454,9 +444,7 @@ mod tests {
         let mut none = state(&[NEW]);
         none.asked.question.consent = crate::compat::kernels::Consent::No;
         none.asked.answer = Some(none.asked.question.answer());
-        let Assessment::Blocked { why, hint } = decide(&none, &want()) else {
-            panic!("no kernel may be installed");
-        };
+        let (why, hint) = decide(&none, &want()).expect_blocked();
         assert!(
             why.ends_with("linux-modules-nvidia-580-server-open-6.8.0-1021-aws"),
             "{why}"
@@ -488,15 +476,12 @@ mod tests {
         assert_eq!(decide(&there, &want), blocked);
         there.asked.question.ways[0].complete = true;
         there.asked.answer = Some(there.asked.question.answer());
-        assert!(matches!(
-            decide(&there, &want),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&there, &want).expect_satisfied();
         let mut next = state(&[NEW]);
         next.asked.question.kernels.next = NEW.parse().ok();
         next.asked.left = Some((OLD.parse().expect("a kernel"), "it is of a vendor".into()));
         next.asked.answer = Some(next.asked.question.answer());
-        let (why, _) = needs(&next, &want);
+        let (why, _) = decide(&next, &want).expect_needs();
         assert!(why.contains(": it is of a vendor; the next boot"), "{why}");
     }
 
@@ -506,9 +491,7 @@ mod tests {
         let kernels = &mut installed.asked.question.kernels;
         kernels.installed.push(NEW.parse().expect("a kernel"));
         installed.asked.answer = Some(installed.asked.question.answer());
-        let Assessment::Blocked { why, .. } = decide(&installed, &want()) else {
-            panic!("another kernel would be started");
-        };
+        let (why, _) = decide(&installed, &want()).expect_blocked();
         assert!(
             why.ends_with(
                 "kernel 6.8.0-1050-aws is installed, but the boot loader starts 6.8.0-1021-aws"

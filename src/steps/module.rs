@@ -264,7 +264,6 @@ mod tests {
     use crate::{
         change::Change,
         model::gpu::Flavour,
-        step::Assessment,
         steps::fixtures::{desired, facts},
     };
 
@@ -285,9 +284,7 @@ mod tests {
     fn a_module_beside_it_may_be_missing() {
         let mut cut_off = state("535.261.03", "535.261.03");
         cut_off.not_loaded = vec!["nvidia-uvm".into()];
-        let Assessment::Needs { why, changes } = decide(&cut_off, &desired(), &facts()) else {
-            panic!("CUDA needs nvidia-uvm");
-        };
+        let (why, changes) = decide(&cut_off, &desired(), &facts()).expect_needs();
         assert_eq!(why, "module 535.261.03 is loaded, nvidia-uvm is not");
         assert!(matches!(&changes[..], [Change::LoadModule { module }] if module == "nvidia-uvm"));
     }
@@ -295,15 +292,9 @@ mod tests {
     #[test]
     fn loaded_and_installed_must_agree() {
         let (want, facts) = (desired(), facts());
-        assert!(matches!(
-            decide(&state("535.261.03", "535.261.03"), &want, &facts),
-            Assessment::Satisfied { .. }
-        ));
-        let Assessment::Needs { why, changes } =
-            decide(&state("535.247.01", "535.261.03"), &want, &facts)
-        else {
-            panic!("two versions need a reboot");
-        };
+        decide(&state("535.261.03", "535.261.03"), &want, &facts).expect_satisfied();
+        let (why, changes) =
+            decide(&state("535.247.01", "535.261.03"), &want, &facts).expect_needs();
         assert_eq!(why, "module 535.247.01 is loaded, 535.261.03 is installed");
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
     }
@@ -318,14 +309,9 @@ mod tests {
         };
         let mut loaded = state("535.261.03", "535.261.03");
         loaded.flavour = Some(flavour);
-        assert!(matches!(
-            decide(&loaded, &want, &facts),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&loaded, &want, &facts).expect_satisfied();
         loaded.flavour = Some(other);
-        let Assessment::Needs { why, changes } = decide(&loaded, &want, &facts) else {
-            panic!("a module is not replaced while it runs");
-        };
+        let (why, changes) = decide(&loaded, &want, &facts).expect_needs();
         assert_eq!(
             why,
             format!("the {other} module 535.261.03 is loaded, the {flavour} one is installed")
@@ -338,43 +324,30 @@ mod tests {
         let (want, facts) = (desired(), facts());
         let mut now = state("535.261.03", "535.261.03");
         now.next.version = "535.261.03".parse().ok();
-        assert!(matches!(
-            decide(&now, &want, &facts),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&now, &want, &facts).expect_satisfied();
         now.next.version = "535.247.01".parse().ok();
         // Not for good: the packages may still be replaced.
-        let Assessment::BlockedNow { why, hint, passes } = decide(&now, &want, &facts) else {
-            panic!("the next boot breaks the driver");
-        };
+        let (why, hint, passes) = decide(&now, &want, &facts).expect_blocked_now();
         assert_eq!(passes, None);
         assert!(why.contains("the next boot would load 535.247.01"), "{why}");
         assert!(hint.contains("535.261.03"), "{hint}");
         // While another version is loaded, a reboot comes first.
         now.loaded = "535.216.01".parse().ok();
-        assert!(matches!(
-            decide(&now, &want, &facts),
-            Assessment::Needs { .. }
-        ));
+        decide(&now, &want, &facts).expect_needs();
     }
 
     #[test]
     fn an_image_awaits_its_boot() {
         let (mut want, facts) = (desired(), facts());
         want.image = true;
-        assert!(matches!(
-            decide(&state("", "535.261.03"), &want, &facts),
-            Assessment::AwaitingBoot { .. }
-        ));
+        decide(&state("", "535.261.03"), &want, &facts).expect_awaiting_boot();
     }
 
     #[test]
     fn nouveau_in_the_way_needs_a_reboot() {
         let mut held = state("", "535.261.03");
         held.denied_loaded = vec!["nouveau".into()];
-        let Assessment::Needs { changes, .. } = decide(&held, &desired(), &facts()) else {
-            panic!("nouveau must go");
-        };
+        let (_, changes) = decide(&held, &desired(), &facts()).expect_needs();
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
     }
 
@@ -384,36 +357,25 @@ mod tests {
         moved.on_disk = false;
         moved.next.kernel = Some("6.1.0-49-amd64".into());
         let mut want = desired();
-        let Assessment::Needs { why, changes } = decide(&moved, &want, &facts()) else {
-            panic!("the next boot has a module");
-        };
+        let (why, changes) = decide(&moved, &want, &facts()).expect_needs();
         assert!(why.contains("kernel 6.1.0-49-amd64"), "{why}");
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
         // Without such a kernel a packaged module does not appear by itself.
         moved.next.kernel = None;
         want.driver.as_mut().expect("a driver").dkms = None;
-        assert!(matches!(
-            decide(&moved, &want, &facts()),
-            Assessment::Blocked { .. }
-        ));
+        decide(&moved, &want, &facts()).expect_blocked();
     }
 
     #[test]
     fn the_modules_are_loaded_in_order_once_they_exist() {
         let (want, facts) = (desired(), facts());
-        let Assessment::Needs { changes, .. } = decide(&state("", "535.261.03"), &want, &facts)
-        else {
-            panic!("must be loaded");
-        };
+        let (_, changes) = decide(&state("", "535.261.03"), &want, &facts).expect_needs();
         assert_eq!(
             changes.len(),
             want.driver.expect("a driver").load_modules.len()
         );
         let mut none = state("", "");
         none.on_disk = false;
-        assert!(matches!(
-            decide(&none, &desired(), &facts),
-            Assessment::After { .. }
-        ));
+        decide(&none, &desired(), &facts).expect_after();
     }
 }

@@ -213,7 +213,7 @@ mod tests {
     use super::{Nodes, NodesState, UNIT, decide, rule, unit};
     use crate::{
         change::Change,
-        step::{Assessment, Step},
+        step::Step,
         steps::fixtures::{desired, facts},
     };
 
@@ -232,17 +232,12 @@ mod tests {
     #[test]
     fn a_node_without_a_link_is_named_and_the_unit_makes_it() {
         let (want, facts) = (desired(), facts());
-        assert!(matches!(
-            decide(&made(), &want, &facts),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&made(), &want, &facts).expect_satisfied();
         let state = NodesState {
             without: vec!["/dev/nvidia0".into()],
             ..made()
         };
-        let Assessment::Needs { why, changes } = decide(&state, &want, &facts) else {
-            panic!("a link is missing");
-        };
+        let (why, changes) = decide(&state, &want, &facts).expect_needs();
         assert!(
             why.contains("1 of 4") && why.contains("`/dev/nvidia0`"),
             "{why}"
@@ -252,9 +247,7 @@ mod tests {
             active: false,
             ..state
         };
-        let Assessment::Needs { changes, .. } = decide(&stopped, &want, &facts) else {
-            panic!("a link is missing");
-        };
+        let (_, changes) = decide(&stopped, &want, &facts).expect_needs();
         assert!(matches!(
             &changes[..],
             [Change::EnableUnit { start: true, .. }]
@@ -266,15 +259,10 @@ mod tests {
         let (mut want, mut facts) = (desired(), facts());
         // The machine that makes an image has no GPU, as a rule.
         facts.gpus.clear();
-        assert!(matches!(
-            decide(&NodesState::default(), &want, &facts),
-            Assessment::NotApplicable { .. }
-        ));
+        decide(&NodesState::default(), &want, &facts).expect_not_applicable();
         want.image = true;
         let bare = decide(&NodesState::default(), &want, &facts);
-        let Assessment::Needs { changes, .. } = bare else {
-            panic!("nothing is there");
-        };
+        let (_, changes) = bare.expect_needs();
         assert!(matches!(
             &changes[..],
             [
@@ -287,15 +275,9 @@ mod tests {
             loaded: false,
             ..made()
         };
-        assert!(matches!(
-            decide(&state, &want, &facts),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&state, &want, &facts).expect_satisfied();
         want.toolkit = None;
-        assert!(matches!(
-            decide(&made(), &want, &facts),
-            Assessment::NotApplicable { .. }
-        ));
+        decide(&made(), &want, &facts).expect_not_applicable();
     }
 
     #[test]

@@ -206,7 +206,6 @@ mod tests {
     use crate::{
         change::Change,
         config::desired::{Desired, ModuleOption},
-        step::Assessment,
         steps::fixtures::desired,
         tools::kmod::ModuleSetting,
     };
@@ -234,9 +233,7 @@ mod tests {
     }
 
     fn written(state: OptionsState) -> OptionsState {
-        let Assessment::Needs { changes, .. } = decide(&OptionsState::default(), &wanted()) else {
-            panic!("a missing file must be written");
-        };
+        let (_, changes) = decide(&OptionsState::default(), &wanted()).expect_needs();
         let [Change::WriteFile { content, .. }] = &changes[..] else {
             panic!("{changes:?}");
         };
@@ -264,37 +261,27 @@ mod tests {
             }),
         ] {
             let answer = decide(&state, &wanted());
-            assert!(matches!(answer, Assessment::Satisfied { .. }), "{answer:?}");
+            answer.expect_satisfied();
         }
-        assert!(matches!(
-            decide(&OptionsState::default(), &desired()),
-            Assessment::NotApplicable { .. }
-        ));
+        decide(&OptionsState::default(), &desired()).expect_not_applicable();
     }
 
     #[test]
     fn a_module_that_was_loaded_with_another_value_needs_a_reboot() {
-        let Assessment::Needs { why, changes } = decide(&written(loaded("18")), &wanted()) else {
-            panic!("options count when the module is loaded");
-        };
+        let (why, changes) = decide(&written(loaded("18")), &wanted()).expect_needs();
         assert_eq!(
             why,
             "the loaded module has 18 for NVreg_EnableGpuFirmware, not 0"
         );
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
-        let Assessment::Needs { changes, .. } = decide(&loaded("18"), &wanted()) else {
-            panic!("the file comes first");
-        };
+        let (_, changes) = decide(&loaded("18"), &wanted()).expect_needs();
         assert!(matches!(
             &changes[..],
             [Change::WriteFile { .. }, Change::Reboot { .. }]
         ));
         let mut image = wanted();
         image.image = true;
-        assert!(matches!(
-            decide(&written(loaded("18")), &image),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&written(loaded("18")), &image).expect_satisfied();
     }
 
     #[test]
@@ -310,17 +297,13 @@ mod tests {
             )],
             ..loaded(now)
         };
-        let Assessment::Satisfied { why } = decide(&theirs("1", "1"), &wanted()) else {
-            panic!("their option wins");
-        };
+        let why = decide(&theirs("1", "1"), &wanted()).expect_satisfied();
         assert!(
             why.ends_with("`/etc/modprobe.d/site.conf` sets NVreg_EnableGpuFirmware=1, not 0"),
             "{why}"
         );
         // Theirs is what the next boot has: the module must have it, too.
-        let Assessment::Needs { changes, .. } = decide(&theirs("1", "0"), &wanted()) else {
-            panic!("the loaded module has another value");
-        };
+        let (_, changes) = decide(&theirs("1", "0"), &wanted()).expect_needs();
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
     }
 }

@@ -168,7 +168,6 @@ mod tests {
     use super::{PersistenceState, decide};
     use crate::{
         change::Change,
-        step::Assessment,
         steps::fixtures::{desired, facts, unit},
     };
 
@@ -183,23 +182,15 @@ mod tests {
     #[test]
     fn enabled_and_active() {
         let (mut want, facts) = (desired(), facts());
-        assert!(matches!(
-            decide(&state("enabled", "active", &[]), &want, &facts, false),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&state("enabled", "active", &[]), &want, &facts, false).expect_satisfied();
         let failed = state("enabled", "failed", &[0, 1]);
-        let Assessment::Needs { why, .. } = decide(&failed, &want, &facts, false) else {
-            panic!("must be started");
-        };
+        let (why, _) = decide(&failed, &want, &facts, false).expect_needs();
         assert_eq!(
             why,
             "`nvidia-persistenced.service` is enabled and failed (success)"
         );
         want.image = true;
-        assert!(matches!(
-            decide(&PersistenceState::default(), &want, &facts, false),
-            Assessment::AwaitingBoot { .. }
-        ));
+        decide(&PersistenceState::default(), &want, &facts, false).expect_awaiting_boot();
     }
 
     #[test]
@@ -212,9 +203,7 @@ mod tests {
              --verbose"
                 .into(),
         );
-        let Assessment::Needs { why, changes } = decide(&ubuntu, &want, &facts, false) else {
-            panic!("persistence is off");
-        };
+        let (why, changes) = decide(&ubuntu, &want, &facts, false).expect_needs();
         assert!(why.contains("runs with `--no-persistence-mode`"), "{why}");
         let [
             Change::WriteFile { path, content, .. },
@@ -241,17 +230,12 @@ mod tests {
     fn nvml_has_the_last_word() {
         let (want, facts) = (desired(), facts());
         let one = state("enabled", "active", &[1]);
-        let Assessment::Needs { why, changes } = decide(&one, &want, &facts, false) else {
-            panic!("persistence is off");
-        };
+        let (why, changes) = decide(&one, &want, &facts, false).expect_needs();
         assert!(why.ends_with("persistence mode is off on GPU 1"), "{why}");
         assert!(matches!(&changes[..], [Change::RestartUnit { .. }]));
         // Without an answer of NVML the unit counts.
         let mut silent = state("enabled", "active", &[]);
         silent.off = None;
-        assert!(matches!(
-            decide(&silent, &want, &facts, false),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&silent, &want, &facts, false).expect_satisfied();
     }
 }

@@ -352,10 +352,7 @@ mod tests {
             last_package_run: Some(state().now + seconds),
             ..state()
         };
-        assert!(matches!(
-            decide(&behind(24 * 3600), &desired(), &facts()),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&behind(24 * 3600), &desired(), &facts()).expect_satisfied();
         let (why, hint) = blocked(&behind(24 * 3600 + 1));
         assert!(why.starts_with("the clock says"), "{why}");
         assert!(hint.contains("timedatectl"), "{hint}");
@@ -363,10 +360,7 @@ mod tests {
 
     #[test]
     fn a_good_machine_passes() {
-        assert!(matches!(
-            decide(&state(), &desired(), &facts()),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&state(), &desired(), &facts()).expect_satisfied();
     }
 
     #[test]
@@ -392,10 +386,7 @@ mod tests {
         // A small root is no obstacle if packages are put elsewhere.
         split.root = room(most / 4);
         split.others = vec![("/usr".into(), room(most)), ("/var".into(), room(most))];
-        assert!(matches!(
-            decide(&split, &desired(), &facts()),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&split, &desired(), &facts()).expect_satisfied();
         split.others[1].1 = room(most / 9);
         let (why, hint) = blocked(&split);
         let wanted = bytes(most / 8);
@@ -415,10 +406,7 @@ mod tests {
             "{why}"
         );
         split.here = most / 2;
-        assert!(matches!(
-            decide(&split, &desired(), &facts()),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&split, &desired(), &facts()).expect_satisfied();
     }
 
     #[test]
@@ -427,10 +415,7 @@ mod tests {
         full.root = room(GIB / 2);
         blocked(&full);
         full.to_come = false;
-        assert!(matches!(
-            decide(&full, &desired(), &facts()),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&full, &desired(), &facts()).expect_satisfied();
 
         let want = desired();
         let to_come = |installed: &Packages| {
@@ -484,10 +469,7 @@ mod tests {
         let wanted = bytes(most / 2);
         assert!(why.contains(&format!("{wanted} are wanted")), "{why}");
         late.here = most - most / 4;
-        assert!(matches!(
-            decide(&late, &desired(), &facts()),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&late, &desired(), &facts()).expect_satisfied();
         late.here = 2 * most;
         late.root = room(most / 100);
         blocked(&late);
@@ -557,24 +539,16 @@ mod tests {
         let mut none = facts();
         none.gpus.clear();
         let mut want = desired();
-        assert!(matches!(
-            decide(&state(), &want, &none),
-            Assessment::Blocked { .. }
-        ));
+        decide(&state(), &want, &none).expect_blocked();
         want.preflight.gpu_optional = true;
-        assert!(matches!(
-            decide(&state(), &want, &none),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&state(), &want, &none).expect_satisfied();
     }
 
     #[test]
     fn an_interrupted_package_manager_is_repaired() {
         let mut half = state();
         half.half_done = vec!["nvidia-kernel-dkms is half configured".into()];
-        let Assessment::Needs { changes, .. } = decide(&half, &desired(), &facts()) else {
-            panic!("must be repaired");
-        };
+        let (_, changes) = decide(&half, &desired(), &facts()).expect_needs();
         assert_eq!(changes, [Change::RepairPackages]);
     }
 }

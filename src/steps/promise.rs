@@ -91,30 +91,18 @@ mod tests {
 
     #[test]
     fn fewer_gpus_than_promised_are_named_with_both_counts() {
-        for (provider, name, gpus, broken) in [
-            ("aws", "p5.48xlarge", 8, None),
-            (
-                "aws",
-                "p5.48xlarge",
-                7,
-                Some("p5.48xlarge has 8 GPUs, but only 7 GPUs are on the PCI bus"),
-            ),
-            (
-                "aws",
-                "g4dn.12xlarge",
-                1,
-                Some("g4dn.12xlarge has 4 GPUs, but only 1 GPU is on the PCI bus"),
-            ),
-            ("gcp", "a3-highgpu-8g", 8, None),
+        for (provider, name, gpus, broken) in rows! {
+            "aws", "p5.48xlarge", 8, None;
+            "aws", "p5.48xlarge", 7,
+                Some("p5.48xlarge has 8 GPUs, but only 7 GPUs are on the PCI bus");
+            "aws", "g4dn.12xlarge", 1,
+                Some("g4dn.12xlarge has 4 GPUs, but only 1 GPU is on the PCI bus");
+            "gcp", "a3-highgpu-8g", 8, None;
             // Azure's service does not keep the case.
-            (
-                "azure",
-                "standard_nd96isr_h100_v5",
-                7,
-                Some("standard_nd96isr_h100_v5 has 8 GPUs, but only 7 GPUs are on the PCI bus"),
-            ),
-            ("aws", "g6.xlarge", 2, None),
-        ] {
+            "azure", "standard_nd96isr_h100_v5", 7,
+                Some("standard_nd96isr_h100_v5 has 8 GPUs, but only 7 GPUs are on the PCI bus");
+            "aws", "g6.xlarge", 2, None;
+        } {
             let facts = machine(provider, name, gpus);
             let promise = Promise::of(&facts, &matrix()).expect("a promise");
             assert_eq!(promise.broken().as_deref(), broken, "{name}");

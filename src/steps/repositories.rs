@@ -264,7 +264,7 @@ mod tests {
                 .map(|pin| apt().pin(pin).map(|(_, text)| text))
                 .collect(),
         };
-        assert!(matches!(decide(&good, &want), Assessment::Satisfied { .. }));
+        decide(&good, &want).expect_satisfied();
 
         let why = |state: &RepositoriesState| match decide(state, &want) {
             Assessment::Needs { why, .. } => why,
@@ -282,9 +282,7 @@ mod tests {
         assert!(why(&stranger).contains("missing, cannot be read, or is not root"));
         let mut unpinned = good;
         unpinned.pins[0] = None;
-        let Assessment::Needs { changes, .. } = decide(&unpinned, &want) else {
-            panic!("must be pinned");
-        };
+        let (_, changes) = decide(&unpinned, &want).expect_needs();
         assert!(matches!(&changes[..], [Change::WriteFile { .. }]));
     }
 
@@ -302,9 +300,7 @@ mod tests {
             repositories: vec![found.clone()],
             pins: vec![],
         };
-        let Assessment::Needs { changes, .. } = decide(&state(&found), &want) else {
-            panic!("it has no priority");
-        };
+        let (_, changes) = decide(&state(&found), &want).expect_needs();
         let (path, text) = apt().priority(&want.repositories[0]).expect("a priority");
         assert_eq!(
             changes,
@@ -315,9 +311,7 @@ mod tests {
             }]
         );
         found.priority = Some(text);
-        let Assessment::Satisfied { why } = decide(&state(&found), &want) else {
-            panic!("nothing is left to do");
-        };
+        let why = decide(&state(&found), &want).expect_satisfied();
         assert!(
             why.contains("by `/etc/apt/sources.list.d/theirs.list`"),
             "{why}"

@@ -313,50 +313,34 @@ mod tests {
     fn what_the_daemon_says_decides() {
         let mut want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
-        assert!(matches!(
-            decide(
-                &known(&["nvidia", "runc"], "runc"),
-                Daemon::Docker,
-                &docker,
-                &want
-            ),
-            Assessment::Satisfied { .. }
-        ));
-        let Assessment::Needs { why, changes } =
-            decide(&known(&["runc"], "runc"), Daemon::Docker, &docker, &want)
-        else {
-            panic!("must be registered");
-        };
+        decide(
+            &known(&["nvidia", "runc"], "runc"),
+            Daemon::Docker,
+            &docker,
+            &want,
+        )
+        .expect_satisfied();
+        let (why, changes) =
+            decide(&known(&["runc"], "runc"), Daemon::Docker, &docker, &want).expect_needs();
         assert_eq!(why, "docker runs without the nvidia runtime (runc)");
         assert!(matches!(&changes[..], [Change::ConfigureRuntime { .. }]));
         let mut as_default = docker.clone();
         as_default.nvidia_default = true;
-        assert!(matches!(
-            decide(
-                &known(&["nvidia", "runc"], "runc"),
-                Daemon::Docker,
-                &as_default,
-                &want
-            ),
-            Assessment::Needs { .. }
-        ));
+        decide(
+            &known(&["nvidia", "runc"], "runc"),
+            Daemon::Docker,
+            &as_default,
+            &want,
+        )
+        .expect_needs();
         for unready in [Effective::Absent, Effective::Silent("no socket".into())] {
-            assert!(matches!(
-                decide(&intact(unready), Daemon::Docker, &docker, &want),
-                Assessment::Needs { .. }
-            ));
+            decide(&intact(unready), Daemon::Docker, &docker, &want).expect_needs();
         }
-        let Assessment::Needs { why, .. } =
-            decide(&known(&["nvidia"], "runc"), Daemon::Docker, &docker, &want)
-        else {
-            panic!("runc must not be lost");
-        };
+        let (why, _) =
+            decide(&known(&["nvidia"], "runc"), Daemon::Docker, &docker, &want).expect_needs();
         assert_eq!(why, "docker no longer has its default runtime runc");
         want.toolkit = None;
-        assert!(matches!(
-            decide(&intact(Effective::Absent), Daemon::Docker, &docker, &want),
-            Assessment::NotApplicable { .. }
-        ));
+        decide(&intact(Effective::Absent), Daemon::Docker, &docker, &want).expect_not_applicable();
     }
 
     #[test]
@@ -369,10 +353,7 @@ mod tests {
             why: "expected value at line 3 column 7".into(),
             forgiven: false,
         });
-        let Assessment::Blocked { why, hint } = decide(&state, Daemon::Docker, &docker, &want)
-        else {
-            panic!("must be blocked");
-        };
+        let (why, hint) = decide(&state, Daemon::Docker, &docker, &want).expect_blocked();
         assert!(why.contains("/etc/docker/daemon.json") && why.contains("line 3 column 7"));
         assert!(hint.contains("correct `/etc/docker/daemon.json`"), "{hint}");
     }
@@ -393,14 +374,9 @@ mod tests {
             });
             decide(&state, Daemon::Docker, &docker, &want)
         };
-        assert!(matches!(
-            flawed(&["nvidia", "runc"], true),
-            Assessment::Satisfied { .. }
-        ));
-        assert!(matches!(flawed(&["runc"], true), Assessment::Needs { .. }));
-        let Assessment::Blocked { why, hint } = flawed(&["nvidia", "runc"], false) else {
-            panic!("must be blocked");
-        };
+        flawed(&["nvidia", "runc"], true).expect_satisfied();
+        flawed(&["runc"], true).expect_needs();
+        let (why, hint) = flawed(&["nvidia", "runc"], false).expect_blocked();
         assert!(why.contains("read by docker: it is empty"), "{why}");
         assert!(hint.contains("docker does not start with it"), "{hint}");
     }
@@ -417,10 +393,7 @@ mod tests {
                 value: Some(true.into()),
             }],
         }];
-        let Assessment::Needs { why, changes } = decide(&state, Daemon::Docker, &docker, &want)
-        else {
-            panic!("must be written");
-        };
+        let (why, changes) = decide(&state, Daemon::Docker, &docker, &want).expect_needs();
         assert!(
             why.contains("`/etc/docker/daemon.json`") && why.contains("features.cdi"),
             "{why}"
@@ -490,10 +463,7 @@ mod tests {
             unread: true,
             ..known(&["nvidia", "runc"], "runc")
         };
-        let Assessment::Needs { why, changes } = decide(&state, Daemon::Docker, &docker, &want)
-        else {
-            panic!("the daemon has old files");
-        };
+        let (why, changes) = decide(&state, Daemon::Docker, &docker, &want).expect_needs();
         assert!(why.contains("interrupted"), "{why}");
         assert!(matches!(
             &changes[..],
@@ -510,20 +480,13 @@ mod tests {
         let state = intact(Effective::Silent(
             "failed to load TOML from conf.d/a.toml".into(),
         ));
-        let Assessment::Blocked { why, .. } =
-            decide(&state, Daemon::Containerd, &containerd, &want)
-        else {
-            panic!("must be blocked");
-        };
+        let (why, _) = decide(&state, Daemon::Containerd, &containerd, &want).expect_blocked();
         assert!(why.contains("conf.d/a.toml"), "{why}");
         let without = RuntimeState {
             configured: false,
             ..state
         };
-        assert!(matches!(
-            decide(&without, Daemon::Containerd, &containerd, &want),
-            Assessment::Needs { .. }
-        ));
+        decide(&without, Daemon::Containerd, &containerd, &want).expect_needs();
     }
 
     /// Google's script of each boot writes containerd's file anew; so does that by which Canonical's image joins EKS.

@@ -241,10 +241,7 @@ mod tests {
     fn installed_enabled_and_running() {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker");
-        let Assessment::Needs { changes, .. } = decide(&RuntimeState::default(), docker, &want)
-        else {
-            panic!("must be installed");
-        };
+        let (_, changes) = decide(&RuntimeState::default(), docker, &want).expect_needs();
         assert!(matches!(
             &changes[..],
             [
@@ -258,17 +255,12 @@ mod tests {
             unit: Some(unit("enabled", "active")),
             ..RuntimeState::default()
         };
-        assert!(matches!(
-            decide(&good, docker, &want),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&good, docker, &want).expect_satisfied();
         let stopped = RuntimeState {
             unit: Some(unit("enabled", "inactive")),
             ..good
         };
-        let Assessment::Needs { changes, .. } = decide(&stopped, docker, &want) else {
-            panic!("must be started");
-        };
+        let (_, changes) = decide(&stopped, docker, &want).expect_needs();
         assert!(matches!(&changes[..], [Change::EnableUnit { .. }]));
     }
 
@@ -330,9 +322,7 @@ mod tests {
             }),
             ..RuntimeState::default()
         };
-        let Assessment::Blocked { hint, .. } = decide(&masked, docker, &want) else {
-            panic!("nothing can start it");
-        };
+        let (_, hint) = decide(&masked, docker, &want).expect_blocked();
         assert!(hint.contains("`systemctl unmask docker.service`"), "{hint}");
     }
 
@@ -345,9 +335,7 @@ mod tests {
             unit: Some(unit("enabled", "active")),
             ..RuntimeState::default()
         };
-        let Assessment::Satisfied { why } = decide(&other, docker, &want) else {
-            panic!("must be kept");
-        };
+        let why = decide(&other, docker, &want).expect_satisfied();
         assert!(why.contains("docker-ce"), "{why}");
     }
 
@@ -366,9 +354,7 @@ mod tests {
             unit: Some(unit("enabled", "active")),
             ..RuntimeState::default()
         };
-        let Assessment::Satisfied { why } = decide(&there, docker, &want) else {
-            panic!("must be kept");
-        };
+        let why = decide(&there, docker, &want).expect_satisfied();
         assert!(
             why.starts_with("`/usr/local/bin/dockerd` was installed"),
             "{why}"
@@ -388,10 +374,7 @@ mod tests {
             nvidia_default: false,
             restart: Restart::WhenIdle,
         };
-        let Assessment::Needs { changes, .. } = decide(&RuntimeState::default(), &podman, &want)
-        else {
-            panic!("must be installed");
-        };
+        let (_, changes) = decide(&RuntimeState::default(), &podman, &want).expect_needs();
         assert!(matches!(
             &changes[..],
             [Change::RefreshRepositories, Change::InstallPackages { .. }]

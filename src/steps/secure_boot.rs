@@ -336,9 +336,7 @@ mod tests {
             key: Key::Enrolled,
             ..SecureBootState::default()
         };
-        let Assessment::Needs { changes, .. } = decide(&state, &facts, &want) else {
-            panic!("dkms must be told");
-        };
+        let (_, changes) = decide(&state, &facts, &want).expect_needs();
         let [Change::WriteFile { path, content, .. }] = &changes[..] else {
             panic!("{changes:?}");
         };
@@ -350,43 +348,26 @@ mod tests {
             "{content}"
         );
         state.told = Some(content.clone());
-        assert!(matches!(
-            decide(&state, &facts, &want),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&state, &facts, &want).expect_satisfied();
         // A module that was loaded before is no proof for the one that is compiled next.
         let loaded = SecureBootState {
             key: Key::NotEnrolled,
             loaded: true,
             ..state
         };
-        assert!(matches!(
-            decide(&loaded, &facts, &want),
-            Assessment::Blocked { .. }
-        ));
+        decide(&loaded, &facts, &want).expect_blocked();
     }
 
     #[test]
     fn a_key_that_the_machine_does_not_trust_is_refused_before_anything_is_compiled() {
         let (facts, want) = with_key();
-        for (key, why, hint) in [
-            (
-                Key::NotEnrolled,
-                "enrolled neither",
-                "mokutil --import /etc/mok/mok.der",
-            ),
-            (
-                Key::Unusable("/etc/mok/mok.key".into(), "it is missing".into()),
-                "`/etc/mok/mok.key`: it is missing",
-                "driver.secure-boot.key",
-            ),
-            (Key::NotDer, "PEM", "openssl x509"),
-            (
-                Key::Unread("2.8.7-2ubuntu2.2".into()),
-                "3.0.4",
-                "signed modules",
-            ),
-        ] {
+        for (key, why, hint) in rows! {
+            Key::NotEnrolled, "enrolled neither", "mokutil --import /etc/mok/mok.der";
+            Key::Unusable("/etc/mok/mok.key".into(), "it is missing".into()),
+                "`/etc/mok/mok.key`: it is missing", "driver.secure-boot.key";
+            Key::NotDer, "PEM", "openssl x509";
+            Key::Unread("2.8.7-2ubuntu2.2".into()), "3.0.4", "signed modules";
+        } {
             let state = SecureBootState {
                 key,
                 ..SecureBootState::default()

@@ -64,15 +64,12 @@ mod tests {
 
     #[test]
     fn a_process_of_its_services_is_told_by_the_control_group() {
-        for (group, ours) in [
-            ("0::/system.slice/cloud-final.service\n", true),
-            (
-                "1:name=systemd:/system.slice/cloud-init.service\n0::/\n",
-                true,
-            ),
-            ("0::/system.slice/gpu-bootstrap.service\n", false),
-            ("0::/user.slice/cloud-final.service.d\n", false),
-        ] {
+        for (group, ours) in rows! {
+            "0::/system.slice/cloud-final.service\n", true;
+            "1:name=systemd:/system.slice/cloud-init.service\n0::/\n", true;
+            "0::/system.slice/gpu-bootstrap.service\n", false;
+            "0::/user.slice/cloud-final.service.d\n", false;
+        } {
             let files = FakeFiles::new();
             files.put("/proc/self/cgroup", group);
             assert_eq!(started_us(&files).unwrap(), ours, "{group}");

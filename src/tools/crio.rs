@@ -396,24 +396,14 @@ mod tests {
             default: true,
             ..NVIDIA
         };
-        let cases = [
-            ("no file", vec![], NVIDIA),
-            ("the package's file", vec![packaged.clone()], NVIDIA),
-            ("as the default", vec![packaged.clone()], default),
-            (
-                "an entry whose program is gone",
-                vec![packaged.clone(), older.clone()],
-                NVIDIA,
-            ),
-            (
-                "an entry that is kept, as the default",
-                vec![packaged, older],
-                Runtime {
-                    kept: true,
-                    ..default
-                },
-            ),
-        ];
+        let cases = rows! {
+            "no file", vec![], NVIDIA;
+            "the package's file", vec![packaged.clone()], NVIDIA;
+            "as the default", vec![packaged.clone()], default;
+            "an entry whose program is gone", vec![packaged.clone(), older.clone()], NVIDIA;
+            "an entry that is kept, as the default", vec![packaged, older],
+                Runtime { kept: true, ..default };
+        };
         let mut all = String::new();
         for (name, files, runtime) in cases {
             let (files, text) = after(&files, &runtime);

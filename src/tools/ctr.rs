@@ -154,17 +154,14 @@ mod tests {
 
     #[test]
     fn names_get_registry_and_tag_as_docker_adds_them() {
-        for (image, full) in [
-            ("debian", "docker.io/library/debian:latest"),
-            (
-                "nvidia/cuda:12.8.1-base-ubi9",
-                "docker.io/nvidia/cuda:12.8.1-base-ubi9",
-            ),
-            ("nvcr.io/nvidia/cuda:1", "nvcr.io/nvidia/cuda:1"),
-            ("localhost/x", "localhost/x:latest"),
-            ("host:5000/x", "host:5000/x:latest"),
-            ("host:5000/x@sha256:00", "host:5000/x@sha256:00"),
-        ] {
+        for (image, full) in rows! {
+            "debian", "docker.io/library/debian:latest";
+            "nvidia/cuda:12.8.1-base-ubi9", "docker.io/nvidia/cuda:12.8.1-base-ubi9";
+            "nvcr.io/nvidia/cuda:1", "nvcr.io/nvidia/cuda:1";
+            "localhost/x", "localhost/x:latest";
+            "host:5000/x", "host:5000/x:latest";
+            "host:5000/x@sha256:00", "host:5000/x@sha256:00";
+        } {
             assert_eq!(full_name(image), full);
         }
     }

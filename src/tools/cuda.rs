@@ -106,20 +106,16 @@ mod tests {
 
     #[test]
     fn each_result_of_the_start_has_its_cause_and_remedy() {
-        for (code, cause, act) in [
-            (
-                802,
-                "fabric of NVSwitches is not ready",
-                "nvidia-fabricmanager",
-            ),
-            (803, "are of different versions", "reboot"),
-            (999, "an internal error of the driver", "nvidia-uvm"),
-            (100, "finds no GPU", "ls -l /dev/nvidia*"),
-            (3, "could not be initialised", "NVRM"),
-            (4, "shutting down", "again"),
-            (34, "the stub of a CUDA toolkit", "stubs"),
-            (46, "compute mode", "nvidia-smi -c"),
-        ] {
+        for (code, cause, act) in rows! {
+            802, "fabric of NVSwitches is not ready", "nvidia-fabricmanager";
+            803, "are of different versions", "reboot";
+            999, "an internal error of the driver", "nvidia-uvm";
+            100, "finds no GPU", "ls -l /dev/nvidia*";
+            3, "could not be initialised", "NVRM";
+            4, "shutting down", "again";
+            34, "the stub of a CUDA toolkit", "stubs";
+            46, "compute mode", "nvidia-smi -c";
+        } {
             let (why, remedy) = (why(&returned(code)), remedy(&returned(code)));
             assert!(why.starts_with(&format!("`cuInit` returned {code} (CUDA_ERROR_")));
             assert!(why.contains(cause), "{why}");

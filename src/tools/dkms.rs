@@ -418,21 +418,14 @@ eval "{ ${make_command/#make/make -j$parallel_jobs KERNELRELEASE=$kernelver}; }"
     fn dkms_asks_before_it_compiles_and_compiles_as_before_where_nothing_is_brought() {
         let asked = "asked modules take --driver=580.1 --kernel=6.1.0-44-amd64 -- nvidia-current=./nvidia.ko \
                      nvidia-uvm=sub/nvidia-uvm.ko\n";
-        for (make, made) in [
+        for (make, made) in rows! {
             // As Debian, NVIDIA and others write it.
-            (
-                "unset ARCH; env NV_VERBOSE=1 make ${parallel_jobs+-j$parallel_jobs} modules",
-                "made -j4 modules\n",
-            ),
-            (
-                "'make' -j4 NV_EXCLUDE_BUILD_MODULES='' modules",
-                "made -j4 NV_EXCLUDE_BUILD_MODULES= modules\n",
-            ),
-            (
-                "make M=. modules",
-                "made -j4 KERNELRELEASE=6.1.0-44-amd64 M=. modules\n",
-            ),
-        ] {
+            "unset ARCH; env NV_VERBOSE=1 make ${parallel_jobs+-j$parallel_jobs} modules",
+                "made -j4 modules\n";
+            "'make' -j4 NV_EXCLUDE_BUILD_MODULES='' modules",
+                "made -j4 NV_EXCLUDE_BUILD_MODULES= modules\n";
+            "make M=. modules", "made -j4 KERNELRELEASE=6.1.0-44-amd64 M=. modules\n";
+        } {
             let conf = format!("{NAMES}MAKE[0]=\"{make}\"");
             assert_eq!(built(&conf, "exit 0"), (true, asked.to_owned()), "{make}");
             assert_eq!(

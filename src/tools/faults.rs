@@ -106,66 +106,33 @@ mod tests {
 
     #[test]
     fn what_clients_of_registries_say_is_one_fault() {
-        for (said, reason) in [
-            (
-                "Error response from daemon: manifest for 127.0.0.1:5000/x:none not found: manifest \
-                 unknown: manifest unknown",
-                "image-not-found",
-            ),
-            (
-                "ctr: failed to resolve reference \"127.0.0.1:5000/x:none\": \
-                 127.0.0.1:5000/x:none: not found",
-                "image-not-found",
-            ),
-            (
-                "Error response from daemon: pull access denied for x, repository does not exist or \
-                 may require 'docker login': denied: requested access to the resource is denied",
-                "image-unauthorised",
-            ),
-            (
-                "Error response from daemon: Head \"http://127.0.0.1:5000/v2/x/manifests/1\": no \
-                 basic auth credentials",
-                "image-unauthorised",
-            ),
-            (
-                "ctr: failed to resolve reference \"x\": unexpected status from HEAD request: 401 \
-                 Unauthorized",
-                "image-unauthorised",
-            ),
-            (
-                "filesystem layer verification failed for digest sha256:00",
-                "image-damaged",
-            ),
-            (
-                "ctr: failed commit on ref \"layer-sha256:00\": unexpected commit digest sha256:11, \
-                 expected sha256:00: failed precondition",
-                "image-damaged",
-            ),
-            (
-                "Get \"http://127.0.0.1:5000/v2/\": dial tcp 127.0.0.1:5000: connect: connection \
-                 refused",
-                "registry-unreachable",
-            ),
-            ("net/http: TLS handshake timeout", "registry-unreachable"),
-            (
-                "toomanyrequests: You have reached your pull rate limit",
-                "registry-refuses",
-            ),
-            (
-                "no matching manifest for linux/arm64/v8 in the manifest list entries",
-                "image-other-architecture",
-            ),
-            ("invalid reference format", "image-name"),
-            (
-                "write /var/lib/docker/tmp/x: no space left on device",
-                "disk-full",
-            ),
-            (
-                "Get \"https://x/v2/\": x509: certificate signed by unknown authority",
-                "registry-untrusted",
-            ),
-            ("the daemon is not in the mood", "image-not-pulled"),
-        ] {
+        for (said, reason) in rows! {
+            "Error response from daemon: manifest for 127.0.0.1:5000/x:none not found: manifest \
+             unknown: manifest unknown", "image-not-found";
+            "ctr: failed to resolve reference \"127.0.0.1:5000/x:none\": \
+             127.0.0.1:5000/x:none: not found", "image-not-found";
+            "Error response from daemon: pull access denied for x, repository does not exist or \
+             may require 'docker login': denied: requested access to the resource is denied",
+                "image-unauthorised";
+            "Error response from daemon: Head \"http://127.0.0.1:5000/v2/x/manifests/1\": no \
+             basic auth credentials", "image-unauthorised";
+            "ctr: failed to resolve reference \"x\": unexpected status from HEAD request: 401 \
+             Unauthorized", "image-unauthorised";
+            "filesystem layer verification failed for digest sha256:00", "image-damaged";
+            "ctr: failed commit on ref \"layer-sha256:00\": unexpected commit digest sha256:11, \
+             expected sha256:00: failed precondition", "image-damaged";
+            "Get \"http://127.0.0.1:5000/v2/\": dial tcp 127.0.0.1:5000: connect: connection \
+             refused", "registry-unreachable";
+            "net/http: TLS handshake timeout", "registry-unreachable";
+            "toomanyrequests: You have reached your pull rate limit", "registry-refuses";
+            "no matching manifest for linux/arm64/v8 in the manifest list entries",
+                "image-other-architecture";
+            "invalid reference format", "image-name";
+            "write /var/lib/docker/tmp/x: no space left on device", "disk-full";
+            "Get \"https://x/v2/\": x509: certificate signed by unknown authority",
+                "registry-untrusted";
+            "the daemon is not in the mood", "image-not-pulled";
+        } {
             assert_eq!(of_pull(said).reason, reason, "{said}");
         }
     }
@@ -191,58 +158,30 @@ mod tests {
 
     #[test]
     fn an_answer_of_401_blames_the_token_only_if_nothing_has_proven_it() {
-        for (said, signed, reason) in [
-            (
-                "error: failed to get config map: Unauthorized",
-                false,
-                "join-token-wrong",
-            ),
-            (
-                "error: failed to get config map: Unauthorized",
-                true,
-                "join-not-allowed",
-            ),
-            ("error: x is forbidden", false, "join-not-allowed"),
-            (
-                "error: [ERROR CRI]: the socket is forbidden",
-                true,
-                "join-preflight",
-            ),
-            (
-                "error: failed to verify JWS signature: Unauthorized",
-                true,
-                "join-token-wrong",
-            ),
-        ] {
+        for (said, signed, reason) in rows! {
+            "error: failed to get config map: Unauthorized", false, "join-token-wrong";
+            "error: failed to get config map: Unauthorized", true, "join-not-allowed";
+            "error: x is forbidden", false, "join-not-allowed";
+            "error: [ERROR CRI]: the socket is forbidden", true, "join-preflight";
+            "error: failed to verify JWS signature: Unauthorized", true, "join-token-wrong";
+        } {
             assert_eq!(of_kubeadm(said, signed).reason, reason, "{said}");
         }
     }
 
     #[test]
     fn what_modprobe_says_is_one_fault() {
-        for (said, reason) in [
-            (
-                "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service",
-                "module-signature",
-            ),
-            (
-                "modprobe: FATAL: Module nvidia not found in directory /lib/modules/6.1.0-44-amd64",
-                "module-not-found",
-            ),
-            (
-                "modprobe: ERROR: could not insert 'nvidia': Exec format error",
-                "module-kernel",
-            ),
-            (
-                "modprobe: ERROR: could not insert 'nvidia_current': No such device",
-                "module-no-device",
-            ),
-            (
-                "modprobe: FATAL: Module nouveau is in use.",
-                "module-in-use",
-            ),
-            ("modprobe: FATAL: something else", "module-failed"),
-        ] {
+        for (said, reason) in rows! {
+            "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service",
+                "module-signature";
+            "modprobe: FATAL: Module nvidia not found in directory /lib/modules/6.1.0-44-amd64",
+                "module-not-found";
+            "modprobe: ERROR: could not insert 'nvidia': Exec format error", "module-kernel";
+            "modprobe: ERROR: could not insert 'nvidia_current': No such device",
+                "module-no-device";
+            "modprobe: FATAL: Module nouveau is in use.", "module-in-use";
+            "modprobe: FATAL: something else", "module-failed";
+        } {
             assert_eq!(of_modprobe(said).reason, reason, "{said}");
         }
     }

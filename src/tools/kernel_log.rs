@@ -462,87 +462,36 @@ mod tests {
             code,
             nonfatal,
         };
-        for (text, wanted) in [
-            (
-                "[12345.678] NVRM: Xid (PCI:0000:3b:00): 43, pid=1234, name=python, Ch 00000002",
-                vec![xid("0000:3b:00.0", 43, false)],
-            ),
-            (
-                "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
-                vec![xid("0000:41:00.0", 79, false)],
-            ),
-            (
-                "NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 94, pid=7194, name=python, Contained: SM",
-                vec![xid("0000:3b:00.0", 94, false)],
-            ),
-            (
-                "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT  Nonfatal  XC0 i0 Link 08 (0x004505c6)",
-                vec![xid("0018:01:00.0", 149, true)],
-            ),
-            (
-                "NVRM: Xid (PCI:0000:66:00): 145, RLW_REMAP Fatal XC1 i0 Link 04 (0x004505c6)",
-                vec![xid("0000:66:00.0", 145, false)],
-            ),
-            (
-                "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
-                vec![Message::Recovery {
-                    gpu: gpu("0000:01:00.0"),
-                    action: Recovery::Reboot,
-                }],
-            ),
-            (
-                "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
-                vec![Message::Recovery {
-                    gpu: gpu("0000:01:00.0"),
-                    action: Recovery::None,
-                }],
-            ),
-            (
-                "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
-                vec![Message::SXid {
-                    switch: gpu("0000:c1:00.0"),
-                    code: 20034,
-                    fatal: true,
-                }],
-            ),
-            (
-                "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
-                vec![Message::SXid {
-                    switch: gpu("0000:05:00.0"),
-                    code: 12028,
-                    fatal: false,
-                }],
-            ),
-            (
-                "NVRM: GPU at 0000:01:00.0 has fallen off the bus.",
-                vec![Message::FellOffBus {
-                    gpu: gpu("0000:01:00.0"),
-                }],
-            ),
-            (
-                "Nov 25 15:40:58 node kernel: [159259.98] NVRM: GPU 0000:02:00.0: RmInitAdapter failed! (0x24:0x65:1185)",
-                vec![Message::NotStarted {
-                    gpu: gpu("0000:02:00.0"),
-                }],
-            ),
-            (
-                "NVRM: GPU 0000:02:00.0: rm_init_adapter failed, device minor number 0",
-                vec![Message::NotStarted {
-                    gpu: gpu("0000:02:00.0"),
-                }],
-            ),
-            (
-                "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:2901)\nNVRM: installed in this system requires use of the NVIDIA open kernel modules.",
-                vec![Message::NeedsOpen {
-                    gpu: gpu("0000:01:00.0"),
-                }],
-            ),
-            (
-                "NVRM: nvidia.ko because it does not include the required GPU",
-                vec![Message::NeedsProprietary { gpu: None }],
-            ),
-            (
-                "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:2331)\n  NVRM: installed in this system is not supported by open\n  NVRM: nvidia.ko because it does not include the required GPU\nnvidia: probe of 0000:01:00.0 failed with error -1",
+        for (text, wanted) in rows! {
+            "[12345.678] NVRM: Xid (PCI:0000:3b:00): 43, pid=1234, name=python, Ch 00000002",
+                vec![xid("0000:3b:00.0", 43, false)];
+            "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+                vec![xid("0000:41:00.0", 79, false)];
+            "NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 94, pid=7194, name=python, Contained: SM",
+                vec![xid("0000:3b:00.0", 94, false)];
+            "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT  Nonfatal  XC0 i0 Link 08 (0x004505c6)",
+                vec![xid("0018:01:00.0", 149, true)];
+            "NVRM: Xid (PCI:0000:66:00): 145, RLW_REMAP Fatal XC1 i0 Link 04 (0x004505c6)",
+                vec![xid("0000:66:00.0", 145, false)];
+            "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+                vec![Message::Recovery { gpu: gpu("0000:01:00.0"), action: Recovery::Reboot }];
+            "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+                vec![Message::Recovery { gpu: gpu("0000:01:00.0"), action: Recovery::None }];
+            "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+                vec![Message::SXid { switch: gpu("0000:c1:00.0"), code: 20034, fatal: true }];
+            "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
+                vec![Message::SXid { switch: gpu("0000:05:00.0"), code: 12028, fatal: false }];
+            "NVRM: GPU at 0000:01:00.0 has fallen off the bus.",
+                vec![Message::FellOffBus { gpu: gpu("0000:01:00.0") }];
+            "Nov 25 15:40:58 node kernel: [159259.98] NVRM: GPU 0000:02:00.0: RmInitAdapter failed! (0x24:0x65:1185)",
+                vec![Message::NotStarted { gpu: gpu("0000:02:00.0") }];
+            "NVRM: GPU 0000:02:00.0: rm_init_adapter failed, device minor number 0",
+                vec![Message::NotStarted { gpu: gpu("0000:02:00.0") }];
+            "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:2901)\nNVRM: installed in this system requires use of the NVIDIA open kernel modules.",
+                vec![Message::NeedsOpen { gpu: gpu("0000:01:00.0") }];
+            "NVRM: nvidia.ko because it does not include the required GPU",
+                vec![Message::NeedsProprietary { gpu: None }];
+            "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:2331)\n  NVRM: installed in this system is not supported by open\n  NVRM: nvidia.ko because it does not include the required GPU\nnvidia: probe of 0000:01:00.0 failed with error -1",
                 vec![
                     Message::NeedsProprietary {
                         gpu: gpu("0000:01:00.0"),
@@ -550,213 +499,97 @@ mod tests {
                     Message::ProbeFailed {
                         gpu: gpu("0000:01:00.0"),
                     },
-                ],
-            ),
-            (
-                "pci 0000:c1:00.0: BAR 5: failed to assign [io  size 0x0080]",
-                vec![],
-            ),
-            (
-                "nvidia 0000:01:00.0: probe with driver nvidia failed with error -1",
-                vec![Message::ProbeFailed {
-                    gpu: gpu("0000:01:00.0"),
-                }],
-            ),
-            (
-                "NVRM: The NVIDIA GeForce GTX 760 GPU installed in this system is\nNVRM:  supported through the NVIDIA 470.xx Legacy drivers. Please",
-                vec![Message::Legacy {
-                    gpu: None,
-                    branch: 470,
-                }],
-            ),
-            (
-                "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\n  NVRM: BAR1 is 0M @ 0x0 (PCI:0000:14:00.0)",
-                vec![Message::NoWindow {
-                    gpu: gpu("0000:14:00.0"),
-                    bar: 1,
-                }],
-            ),
-            (
-                "pci 0000:14:00.0: BAR 1: no space for [mem size 0x2000000000 64bit pref]",
-                vec![Message::NoWindow {
-                    gpu: gpu("0000:14:00.0"),
-                    bar: 1,
-                }],
-            ),
-            (
-                "pci 0000:14:00.0: BAR 1 [mem size 0x2000000000 64bit pref]: can't assign; no space",
-                vec![Message::NoWindow {
-                    gpu: gpu("0000:14:00.0"),
-                    bar: 1,
-                }],
-            ),
-            (
-                "pci 0000:00:1c.0: BAR 13: no space for [io  size 0x1000]",
-                vec![],
-            ),
-            (
-                "nvidia 0000:01:00.0: Direct firmware load for nvidia/580.95.05/gsp_ga10x.bin failed with error -2",
+                ];
+            "pci 0000:c1:00.0: BAR 5: failed to assign [io  size 0x0080]", vec![];
+            "nvidia 0000:01:00.0: probe with driver nvidia failed with error -1",
+                vec![Message::ProbeFailed { gpu: gpu("0000:01:00.0") }];
+            "NVRM: The NVIDIA GeForce GTX 760 GPU installed in this system is\nNVRM:  supported through the NVIDIA 470.xx Legacy drivers. Please",
+                vec![Message::Legacy { gpu: None, branch: 470 }];
+            "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\n  NVRM: BAR1 is 0M @ 0x0 (PCI:0000:14:00.0)",
+                vec![Message::NoWindow { gpu: gpu("0000:14:00.0"), bar: 1 }];
+            "pci 0000:14:00.0: BAR 1: no space for [mem size 0x2000000000 64bit pref]",
+                vec![Message::NoWindow { gpu: gpu("0000:14:00.0"), bar: 1 }];
+            "pci 0000:14:00.0: BAR 1 [mem size 0x2000000000 64bit pref]: can't assign; no space",
+                vec![Message::NoWindow { gpu: gpu("0000:14:00.0"), bar: 1 }];
+            "pci 0000:00:1c.0: BAR 13: no space for [io  size 0x1000]", vec![];
+            "nvidia 0000:01:00.0: Direct firmware load for nvidia/580.95.05/gsp_ga10x.bin failed with error -2",
                 vec![Message::NoFirmware {
                     file: Some("nvidia/580.95.05/gsp_ga10x.bin".to_owned()),
                     code: None,
-                }],
-            ),
-            (
-                "nvidia 0000:01:00.0: Direct firmware load for nvidia/570.172.08/gsp_ga10x.bin failed with error -4",
+                }];
+            "nvidia 0000:01:00.0: Direct firmware load for nvidia/570.172.08/gsp_ga10x.bin failed with error -4",
                 vec![Message::NoFirmware {
                     file: Some("nvidia/570.172.08/gsp_ga10x.bin".to_owned()),
                     code: Some(4),
-                }],
-            ),
-            (
-                "[ 1843.30] NVRM: The NVIDIA GPU 0000:b3:00.0\n  NVRM: (PCI ID: 10de:26b5) installed in this system has\n  NVRM: fallen off the bus and is not responding to commands.",
-                vec![Message::FellOffBus {
-                    gpu: gpu("0000:b3:00.0"),
-                }],
-            ),
-            (
-                "NVRM: The NVIDIA GPU 0000:02:00.0 (PCI ID: 10de:1d13)\nNVRM: installed in this\nNVRM: system has fallen off the bus and is not responding",
-                vec![Message::FellOffBus {
-                    gpu: gpu("0000:02:00.0"),
-                }],
-            ),
-            (
-                "NVRM: GPU has fallen off the bus.",
-                vec![Message::FellOffBus { gpu: None }],
-            ),
-            (
-                "NVRM: The NVIDIA GPU 0000:af:00.0 (PCI ID: 10de:1db5)#012NVRM: installed in this system is not supported by open#012NVRM: nvidia.ko because it does not include the required GPU#012NVRM: System Processor (GSP).",
-                vec![Message::NeedsProprietary {
-                    gpu: gpu("0000:af:00.0"),
-                }],
-            ),
-            (
-                "warning: [2023]: NVRM: The NVIDIA GPU 0000:00:10.0 (PCI ID: 10de:1b38)\\x0aNVRM: installed in this system is not supported by the\\x0aNVRM: NVIDIA 535.54.03 driver release.",
-                vec![Message::Unsupported {
-                    gpu: gpu("0000:00:10.0"),
-                }],
-            ),
-            (
-                "NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149",
+                }];
+            "[ 1843.30] NVRM: The NVIDIA GPU 0000:b3:00.0\n  NVRM: (PCI ID: 10de:26b5) installed in this system has\n  NVRM: fallen off the bus and is not responding to commands.",
+                vec![Message::FellOffBus { gpu: gpu("0000:b3:00.0") }];
+            "NVRM: The NVIDIA GPU 0000:02:00.0 (PCI ID: 10de:1d13)\nNVRM: installed in this\nNVRM: system has fallen off the bus and is not responding",
+                vec![Message::FellOffBus { gpu: gpu("0000:02:00.0") }];
+            "NVRM: GPU has fallen off the bus.", vec![Message::FellOffBus { gpu: None }];
+            "NVRM: The NVIDIA GPU 0000:af:00.0 (PCI ID: 10de:1db5)#012NVRM: installed in this system is not supported by open#012NVRM: nvidia.ko because it does not include the required GPU#012NVRM: System Processor (GSP).",
+                vec![Message::NeedsProprietary { gpu: gpu("0000:af:00.0") }];
+            "warning: [2023]: NVRM: The NVIDIA GPU 0000:00:10.0 (PCI ID: 10de:1b38)\\x0aNVRM: installed in this system is not supported by the\\x0aNVRM: NVIDIA 535.54.03 driver release.",
+                vec![Message::Unsupported { gpu: gpu("0000:00:10.0") }];
+            "NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149",
                 vec![
                     xid("0000:dc:00.0", 45, false),
                     Message::Cause {
                         gpu: gpu("0000:dc:00.0"),
                         code: 149,
                     },
-                ],
-            ),
-            (
-                "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned from status @ kernel_channel.c:2827",
-                vec![Message::ResetRequired],
-            ),
-            (
-                "NVRM: nvAssertFailedNoLog: Assertion failed: Back to back GSP RPC timeout detected! GPU marked for reset @ kernel_gsp.c:2387",
-                vec![Message::ResetRequired],
-            ),
-            (
-                "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.",
-                vec![Message::RebootRequired],
-            ),
-            (
-                "NVRM: nvAssertFailedNoLog: Assertion failed: (status == NV_OK) || (status == NV_ERR_GPU_IN_FULLCHIP_RESET) @ rs_client.c:844",
-                vec![],
-            ),
-            (
-                "NVRM: API mismatch: the client has the version 535.247.01, but",
-                vec![Message::OtherVersion],
-            ),
-            (
-                "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.105.08",
-                vec![],
-            ),
-            ("nouveau 0000:01:00.0: NVIDIA GA102", vec![]),
-            ("NVRM: Xid (PCI:0000:3b:00): x", vec![]),
-            ("", vec![]),
-        ] {
+                ];
+            "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned from status @ kernel_channel.c:2827",
+                vec![Message::ResetRequired];
+            "NVRM: nvAssertFailedNoLog: Assertion failed: Back to back GSP RPC timeout detected! GPU marked for reset @ kernel_gsp.c:2387",
+                vec![Message::ResetRequired];
+            "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.",
+                vec![Message::RebootRequired];
+            "NVRM: nvAssertFailedNoLog: Assertion failed: (status == NV_OK) || (status == NV_ERR_GPU_IN_FULLCHIP_RESET) @ rs_client.c:844",
+                vec![];
+            "NVRM: API mismatch: the client has the version 535.247.01, but",
+                vec![Message::OtherVersion];
+            "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.105.08", vec![];
+            "nouveau 0000:01:00.0: NVIDIA GA102", vec![];
+            "NVRM: Xid (PCI:0000:3b:00): x", vec![];
+            "", vec![];
+        } {
             assert_eq!(read(text.lines()), wanted, "{text}");
         }
     }
 
     #[test]
     fn lines_of_the_table_are_read_with_their_devices() {
-        for (text, kind, place) in [
-            (
-                "Loading of module with unavailable key is rejected",
-                Kind::Load,
-                None,
-            ),
-            (
-                "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service",
-                Kind::Load,
-                None,
-            ),
-            (
-                "nvidia: version magic '5.4.18-100.fc30.x86_64 SMP mod_unload ' should be '5.4.18-200.fc31.x86_64 SMP mod_unload '",
-                Kind::Load,
-                None,
-            ),
-            (
-                "NVRM: GPU 0000:41:00.0: GPU does not have the necessary power cables connected.",
-                Kind::Start,
-                Some("0000:41:00.0"),
-            ),
-            (
-                "NVRM: kgspBootstrap_GH100: GSP-FMC reported an error while attempting to boot GSP: 0xb",
-                Kind::Start,
-                None,
-            ),
-            (
-                "nvidia-nvswitch: Version mismatch, kernel version 450.80.02 user version 450.51.06",
-                Kind::Beside,
-                None,
-            ),
-            (
-                "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)",
-                Kind::Beside,
-                None,
-            ),
-            (
-                "NVRM: Can't find an IRQ for your NVIDIA card!",
-                Kind::Start,
-                None,
-            ),
-            (
-                "NVRM kfspSendBootCommands_GH100: FSP boot cmds failed. RM cannot boot.",
-                Kind::Start,
-                None,
-            ),
-            (
-                "pci 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible",
-                Kind::Start,
-                Some("0000:01:00.0"),
-            ),
-            (
-                "nvidia 0000:01:00.0: can't change power state from D3cold to D0 (config space inaccessible)",
-                Kind::Start,
-                Some("0000:01:00.0"),
-            ),
-            (
-                "nvidia 0000:03:00.0: AER: can't recover (no error_detected callback)",
-                Kind::Bus,
-                Some("0000:03:00.0"),
-            ),
-            (
-                "nvidia 0000:07:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0003 address=0x80000040 flags=0x0020]",
-                Kind::Iommu,
-                Some("0000:07:00.0"),
-            ),
-            (
-                "AMD-Vi: Event logged [IO_PAGE_FAULT device=07:00.0 domain=0x0003 address=0x80000040 flags=0x0020]",
-                Kind::Iommu,
-                Some("0000:07:00.0"),
-            ),
-            (
-                "DMAR: [DMA Read NO_PASID] Request device [81:00.0] fault addr 0xffe00000 [fault reason 0x06] PTE Read access is not set",
-                Kind::Iommu,
-                Some("0000:81:00.0"),
-            ),
-        ] {
+        for (text, kind, place) in rows! {
+            "Loading of module with unavailable key is rejected", Kind::Load, None;
+            "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service", Kind::Load,
+                None;
+            "nvidia: version magic '5.4.18-100.fc30.x86_64 SMP mod_unload ' should be '5.4.18-200.fc31.x86_64 SMP mod_unload '",
+                Kind::Load, None;
+            "NVRM: GPU 0000:41:00.0: GPU does not have the necessary power cables connected.",
+                Kind::Start, Some("0000:41:00.0");
+            "NVRM: kgspBootstrap_GH100: GSP-FMC reported an error while attempting to boot GSP: 0xb",
+                Kind::Start, None;
+            "nvidia-nvswitch: Version mismatch, kernel version 450.80.02 user version 450.51.06",
+                Kind::Beside, None;
+            "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)", Kind::Beside,
+                None;
+            "NVRM: Can't find an IRQ for your NVIDIA card!", Kind::Start, None;
+            "NVRM kfspSendBootCommands_GH100: FSP boot cmds failed. RM cannot boot.", Kind::Start,
+                None;
+            "pci 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible",
+                Kind::Start, Some("0000:01:00.0");
+            "nvidia 0000:01:00.0: can't change power state from D3cold to D0 (config space inaccessible)",
+                Kind::Start, Some("0000:01:00.0");
+            "nvidia 0000:03:00.0: AER: can't recover (no error_detected callback)", Kind::Bus,
+                Some("0000:03:00.0");
+            "nvidia 0000:07:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0003 address=0x80000040 flags=0x0020]",
+                Kind::Iommu, Some("0000:07:00.0");
+            "AMD-Vi: Event logged [IO_PAGE_FAULT device=07:00.0 domain=0x0003 address=0x80000040 flags=0x0020]",
+                Kind::Iommu, Some("0000:07:00.0");
+            "DMAR: [DMA Read NO_PASID] Request device [81:00.0] fault addr 0xffe00000 [fault reason 0x06] PTE Read access is not set",
+                Kind::Iommu, Some("0000:81:00.0");
+        } {
             let [Message::Line { at, row }] = &read([text])[..] else {
                 panic!("{text}");
             };

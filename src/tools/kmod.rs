@@ -316,17 +316,11 @@ mod tests {
                 (5, "install nvidia_uvm /usr/bin/false")
             ]
         );
-        for (line, word) in [
-            (
-                "ro quiet module_blacklist=nouveau,nvidia",
-                Some("module_blacklist=nouveau,nvidia"),
-            ),
-            (
-                "modprobe.blacklist=nvidia_uvm",
-                Some("modprobe.blacklist=nvidia_uvm"),
-            ),
-            ("rd.driver.blacklist=nouveau nvidia.x=1 nvidia", None),
-        ] {
+        for (line, word) in rows! {
+            "ro quiet module_blacklist=nouveau,nvidia", Some("module_blacklist=nouveau,nvidia");
+            "modprobe.blacklist=nvidia_uvm", Some("modprobe.blacklist=nvidia_uvm");
+            "rd.driver.blacklist=nouveau nvidia.x=1 nvidia", None;
+        } {
             assert_eq!(denied_by_boot(line, &modules).as_deref(), word);
         }
     }

@@ -178,23 +178,14 @@ mod tests {
 
     #[test]
     fn the_control_groups_are_read_and_a_broken_file_is_told() {
-        for (text, driver) in [
-            ("cgroupDriver: systemd\n", Some("systemd")),
-            ("cgroupDriver: 'cgroupfs' # by hand\n", Some("cgroupfs")),
-            (
-                "{\"kind\": \"KubeletConfiguration\", \"cgroupDriver\": \"systemd\"}",
-                Some("systemd"),
-            ),
-            (
-                "kind: KubeletConfiguration\nauthentication:\n  anonymous:\n    enabled: false\n",
-                None,
-            ),
-            ("cgroupDriver:\n", None),
-            (
-                "logging:\n  cgroupDriver: no-key-of-the-first-level\n",
-                None,
-            ),
-        ] {
+        for (text, driver) in rows! {
+            "cgroupDriver: systemd\n", Some("systemd");
+            "cgroupDriver: 'cgroupfs' # by hand\n", Some("cgroupfs");
+            "{\"kind\": \"KubeletConfiguration\", \"cgroupDriver\": \"systemd\"}", Some("systemd");
+            "kind: KubeletConfiguration\nauthentication:\n  anonymous:\n    enabled: false\n", None;
+            "cgroupDriver:\n", None;
+            "logging:\n  cgroupDriver: no-key-of-the-first-level\n", None;
+        } {
             let config = parse(text).expect(text);
             assert_eq!(config.cgroup_driver.as_deref(), driver, "{text}");
         }

@@ -345,36 +345,16 @@ mod tests {
             (read.keys, read.bytes),
             (one.keys.clone(), sentence.into_bytes())
         );
-        for (file, why) in [
-            (format!("{both}x"), "outside of the armour"),
-            (
-                format!("{} text\n{}", first.armoured, second.armoured),
-                "outside",
-            ),
-            (
-                format!("text -----BEGIN\n{both}"),
-                "line 1 is outside of the armour",
-            ),
-            (
-                format!("{} -----BEGIN", first.armoured),
-                "outside of the armour",
-            ),
-            (
-                both.replacen("-----END PGP PUBLIC KEY BLOCK-----", "", 1),
-                "inside of another",
-            ),
-            (
-                first.armoured.replace("-----END", "x-----END"),
-                "is not Base64",
-            ),
-            (first.armoured.replace("\n\n", "\n"), "without a blank line"),
-            (
-                first
-                    .armoured
-                    .replace("-----END PGP PUBLIC KEY BLOCK-----", ""),
-                "no end",
-            ),
-        ] {
+        for (file, why) in rows! {
+            format!("{both}x"), "outside of the armour";
+            format!("{} text\n{}", first.armoured, second.armoured), "outside";
+            format!("text -----BEGIN\n{both}"), "line 1 is outside of the armour";
+            format!("{} -----BEGIN", first.armoured), "outside of the armour";
+            both.replacen("-----END PGP PUBLIC KEY BLOCK-----", "", 1), "inside of another";
+            first.armoured.replace("-----END", "x-----END"), "is not Base64";
+            first.armoured.replace("\n\n", "\n"), "without a blank line";
+            first.armoured.replace("-----END PGP PUBLIC KEY BLOCK-----", ""), "no end";
+        } {
             let error = parse(file.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(why), "{error}: {file}");
         }

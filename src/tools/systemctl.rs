@@ -367,43 +367,21 @@ mod tests {
 
     #[test]
     fn what_runs_once_is_busy_until_nothing_of_it_is_left_to_do() {
-        for (text, expected) in [
-            (
-                "ActiveState=active\nResult=success\nExecMainStatus=0\n",
-                Once::Busy,
-            ),
+        for (text, expected) in rows! {
+            "ActiveState=active\nResult=success\nExecMainStatus=0\n", Once::Busy;
             // Between two attempts.
-            (
-                "ActiveState=activating\nResult=exit-code\nExecMainStatus=1\n",
-                Once::Busy,
-            ),
+            "ActiveState=activating\nResult=exit-code\nExecMainStatus=1\n", Once::Busy;
             // At boot, until the network is up.
-            (
-                "Job=312\nActiveState=inactive\nResult=success\nExecMainStatus=0\n",
-                Once::Busy,
-            ),
-            (
-                "ActiveState=inactive\nResult=success\nExecMainStatus=0\n",
-                Once::Idle,
-            ),
-            (
-                "ActiveState=failed\nResult=exit-code\nExecMainStatus=6\n\
-                 InactiveEnterTimestampMonotonic=61500000\n",
-                Once::Failed {
-                    code: Some(6),
-                    at: Duration::from_millis(61_500),
-                },
-            ),
+            "Job=312\nActiveState=inactive\nResult=success\nExecMainStatus=0\n", Once::Busy;
+            "ActiveState=inactive\nResult=success\nExecMainStatus=0\n", Once::Idle;
+            "ActiveState=failed\nResult=exit-code\nExecMainStatus=6\n\
+             InactiveEnterTimestampMonotonic=61500000\n",
+                Once::Failed { code: Some(6), at: Duration::from_millis(61_500) };
             // The number is that of a signal.
-            (
-                "ActiveState=failed\nResult=signal\nExecMainStatus=9\n\
-                 InactiveEnterTimestampMonotonic=7\n",
-                Once::Failed {
-                    code: None,
-                    at: Duration::from_micros(7),
-                },
-            ),
-        ] {
+            "ActiveState=failed\nResult=signal\nExecMainStatus=9\n\
+             InactiveEnterTimestampMonotonic=7\n",
+                Once::Failed { code: None, at: Duration::from_micros(7) };
+        } {
             assert_eq!(parse_once(text), Some(expected), "{text}");
         }
         assert_eq!(parse_once("Failed to connect to bus"), None);
@@ -442,26 +420,14 @@ mod tests {
 
     #[test]
     fn states_are_read_and_told() {
-        for (text, told, enabled, active) in [
-            (
-                "LoadState=loaded\nActiveState=active\nUnitFileState=enabled\nResult=success\n",
-                "enabled and active",
-                true,
-                true,
-            ),
-            (
-                "Result=exit-code\nLoadState=loaded\nActiveState=failed\nUnitFileState=disabled\n",
-                "disabled and failed (exit-code)",
-                false,
-                false,
-            ),
-            (
-                "Result=success\nLoadState=not-found\nActiveState=inactive\nUnitFileState=\n",
-                "not installed",
-                false,
-                false,
-            ),
-        ] {
+        for (text, told, enabled, active) in rows! {
+            "LoadState=loaded\nActiveState=active\nUnitFileState=enabled\nResult=success\n",
+                "enabled and active", true, true;
+            "Result=exit-code\nLoadState=loaded\nActiveState=failed\nUnitFileState=disabled\n",
+                "disabled and failed (exit-code)", false, false;
+            "Result=success\nLoadState=not-found\nActiveState=inactive\nUnitFileState=\n",
+                "not installed", false, false;
+        } {
             let state = parse_show(text).expect("a state");
             assert_eq!(state.to_string(), told);
             assert_eq!(

@@ -128,34 +128,15 @@ mod tests {
 
     #[test]
     fn another_program_of_the_same_name_needs_no_package() {
-        for (line, named, needed) in [
-            (
-                "BinaryName = \"/usr/bin/nvidia-container-runtime\"",
-                true,
-                true,
-            ),
-            (
-                "  BinaryName = '/usr/bin/nvidia-container-runtime.cdi'",
-                true,
-                true,
-            ),
-            (
-                "{\"runtimes\":{\"nvidia\":{\"args\":[],\"path\":\"nvidia-container-runtime\"}}}",
-                true,
-                true,
-            ),
-            (
-                "BinaryName = \"/usr/local/nvidia/toolkit/nvidia-container-runtime\"",
-                true,
-                false,
-            ),
-            (
-                "# BinaryName = \"/usr/bin/nvidia-container-runtime\"",
-                false,
-                false,
-            ),
-            ("BinaryName = \"/usr/bin/runc\"", false, false),
-        ] {
+        for (line, named, needed) in rows! {
+            "BinaryName = \"/usr/bin/nvidia-container-runtime\"", true, true;
+            "  BinaryName = '/usr/bin/nvidia-container-runtime.cdi'", true, true;
+            "{\"runtimes\":{\"nvidia\":{\"args\":[],\"path\":\"nvidia-container-runtime\"}}}", true,
+                true;
+            "BinaryName = \"/usr/local/nvidia/toolkit/nvidia-container-runtime\"", true, false;
+            "# BinaryName = \"/usr/bin/nvidia-container-runtime\"", false, false;
+            "BinaryName = \"/usr/bin/runc\"", false, false;
+        } {
             assert_eq!(
                 (is_named_in(line), needs_packages(line)),
                 (named, needed),

@@ -2,6 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+/// The rows of a table that a test goes through, a line for each, as in `src/lib.rs`.
+macro_rules! rows {
+    ($($($cell:expr),+);+ $(;)?) => { [$(($($cell),+)),+] };
+}
+
 mod identity;
 mod nearest;
 mod pick;

@@ -59,122 +59,33 @@ fn nearest(id: &str, asked: Asked) -> String {
 fn the_nearest_wish_gives_up_as_little_as_possible() {
     let proprietary = Some(Flavour::Proprietary);
     let old = "2.6.32";
-    for (id, asked, expected) in [
-        (
-            H200,
-            Asked {
-                branch: "550",
-                version: "550.54.14",
-                ..Asked::default()
-            },
-            "with another version of the branch: 550 proprietary",
-        ),
-        (
-            H200,
-            Asked {
-                branch: "535",
-                version: "535.261.03",
-                ..Asked::default()
-            },
-            "with another branch: 580 open",
-        ),
-        (
-            B200,
-            Asked {
-                flavour: proprietary,
-                ..Asked::default()
-            },
-            "with the other kernel modules: 580 open",
-        ),
-        (
-            B200,
-            Asked {
-                branch: "570",
-                version: "570.133.20",
-                flavour: proprietary,
-                ..Asked::default()
-            },
-            "with the other kernel modules: 580 open",
-        ),
-        (
-            H200,
-            Asked {
-                offer: "535.261.03",
-                ..Asked::default()
-            },
-            "from another repository: 580 open",
-        ),
-        (
-            B200,
-            Asked {
-                flavour: proprietary,
-                offer: "535.261.03",
-                ..Asked::default()
-            },
-            "from another repository: 580 open",
-        ),
-        (
-            V100,
-            Asked {
-                cuda: "13.0",
-                ..Asked::default()
-            },
-            "without the requested CUDA versions: 580 proprietary",
-        ),
-        (
-            V100,
-            Asked {
-                offer: "590.48.01",
-                cuda: "13.0",
-                ..Asked::default()
-            },
-            "without the requested CUDA versions: 580 proprietary",
-        ),
-        (
-            V100,
-            Asked {
-                flavour: Some(Flavour::Open),
-                cuda: "13.0",
-                ..Asked::default()
-            },
-            "without the requested CUDA versions: 580 proprietary",
-        ),
-        (
-            H100,
-            Asked {
-                kernel: old,
-                ..Asked::default()
-            },
-            "on another kernel: 580 open",
-        ),
-        (
-            H100,
-            Asked {
-                offer: "470.256.02",
-                kernel: old,
-                ..Asked::default()
-            },
-            "on another kernel: 580 open",
-        ),
-        (
-            B200,
-            Asked {
-                flavour: proprietary,
-                kernel: old,
-                ..Asked::default()
-            },
-            "on another kernel: 580 open",
-        ),
-        (
-            V100,
-            Asked {
-                cuda: "13.0",
-                kernel: old,
-                ..Asked::default()
-            },
-            "without the requested CUDA versions, on another kernel: 580 proprietary",
-        ),
-    ] {
+    for (id, asked, expected) in rows! {
+        H200, Asked { branch: "550", version: "550.54.14", ..Asked::default() },
+            "with another version of the branch: 550 proprietary";
+        H200, Asked { branch: "535", version: "535.261.03", ..Asked::default() },
+            "with another branch: 580 open";
+        B200, Asked { flavour: proprietary, ..Asked::default() },
+            "with the other kernel modules: 580 open";
+        B200,
+            Asked { branch: "570", version: "570.133.20", flavour: proprietary, ..Asked::default() },
+            "with the other kernel modules: 580 open";
+        H200, Asked { offer: "535.261.03", ..Asked::default() }, "from another repository: 580 open";
+        B200, Asked { flavour: proprietary, offer: "535.261.03", ..Asked::default() },
+            "from another repository: 580 open";
+        V100, Asked { cuda: "13.0", ..Asked::default() },
+            "without the requested CUDA versions: 580 proprietary";
+        V100, Asked { offer: "590.48.01", cuda: "13.0", ..Asked::default() },
+            "without the requested CUDA versions: 580 proprietary";
+        V100, Asked { flavour: Some(Flavour::Open), cuda: "13.0", ..Asked::default() },
+            "without the requested CUDA versions: 580 proprietary";
+        H100, Asked { kernel: old, ..Asked::default() }, "on another kernel: 580 open";
+        H100, Asked { offer: "470.256.02", kernel: old, ..Asked::default() },
+            "on another kernel: 580 open";
+        B200, Asked { flavour: proprietary, kernel: old, ..Asked::default() },
+            "on another kernel: 580 open";
+        V100, Asked { cuda: "13.0", kernel: old, ..Asked::default() },
+            "without the requested CUDA versions, on another kernel: 580 proprietary";
+    } {
         assert_eq!(nearest(id, asked), expected, "{id}");
     }
 }

@@ -115,15 +115,12 @@ fn answers_have_the_documented_form() {
 /// A B200 runs with open modules alone, a V100 with proprietary ones alone.
 #[test]
 fn gpus_that_share_no_modules_get_no_flavour() {
-    for (gpus, want) in [
-        (["10de:1db1", "10de:2901"], None),
-        (["10de:2901", "10de:1db1"], None),
-        (["10de:2901", "10de:1eb8"], Some(SupportedFlavours::Open)),
-        (
-            ["10de:1eb8", "10de:1db1"],
-            Some(SupportedFlavours::Proprietary),
-        ),
-    ] {
+    for (gpus, want) in rows! {
+        ["10de:1db1", "10de:2901"], None;
+        ["10de:2901", "10de:1db1"], None;
+        ["10de:2901", "10de:1eb8"], Some(SupportedFlavours::Open);
+        ["10de:1eb8", "10de:1db1"], Some(SupportedFlavours::Proprietary);
+    } {
         let question = Question {
             machine: Some(Machine {
                 gpus: gpus.map(gpu).to_vec(),
@@ -157,190 +154,40 @@ fn cudnn(version: &str, gpu: &str, cuda: &str, driver: &str) -> (Compatibility, 
 #[test]
 fn cudnn_is_asked_about_like_cuda() {
     use Compatibility::{Compatible, Incompatible, NeedsForwardCompat, Unknown};
-    for (version, gpu, cuda, driver, want, why) in [
+    for (version, gpu, cuda, driver, want, why) in rows! {
         // One of its packages is enough.
-        (
-            "9.5",
-            "",
-            "",
-            "470.256.02",
-            Compatible,
-            "for CUDA 11 (released for 11.0 to 11.8) needs driver 450.80.02",
-        ),
-        (
-            "9.5",
-            "",
-            "",
-            "470.256.02",
-            Compatible,
-            "cuDNN 9.5 for CUDA 12 needs driver 525.60.13 or newer; 470.256.02 is older",
-        ),
-        (
-            "9.5",
-            "",
-            "12.4",
-            "470.256.02",
-            NeedsForwardCompat,
-            "cuda-compat-12-4",
-        ),
-        (
-            "9.5",
-            "",
-            "12.0",
-            "525.60.13",
-            Compatible,
-            "as 525.60.13 is",
-        ),
-        (
-            "9.5",
-            "",
-            "",
-            "418.226.00",
-            Incompatible,
-            "418.226.00 is older",
-        ),
-        (
-            "9.5",
-            "",
-            "10.2",
-            "",
-            Incompatible,
-            "packages for CUDA 12 and 11, and none for 10.2",
-        ),
-        (
-            "9.5",
-            "",
-            "12.9",
-            "580",
-            Compatible,
-            "released for 12.0 to 12.6; 12.9 is newer",
-        ),
-        (
-            "9.10",
-            "",
-            "11.4",
-            "580",
-            Unknown,
-            "was released for 11.8; 11.4 is older",
-        ),
+        "9.5", "", "", "470.256.02", Compatible,
+            "for CUDA 11 (released for 11.0 to 11.8) needs driver 450.80.02";
+        "9.5", "", "", "470.256.02", Compatible,
+            "cuDNN 9.5 for CUDA 12 needs driver 525.60.13 or newer; 470.256.02 is older";
+        "9.5", "", "12.4", "470.256.02", NeedsForwardCompat, "cuda-compat-12-4";
+        "9.5", "", "12.0", "525.60.13", Compatible, "as 525.60.13 is";
+        "9.5", "", "", "418.226.00", Incompatible, "418.226.00 is older";
+        "9.5", "", "10.2", "", Incompatible, "packages for CUDA 12 and 11, and none for 10.2";
+        "9.5", "", "12.9", "580", Compatible, "released for 12.0 to 12.6; 12.9 is newer";
+        "9.10", "", "11.4", "580", Unknown, "was released for 11.8; 11.4 is older";
         // GPUs.
-        (
-            "9.17",
-            "V100",
-            "",
-            "580",
-            Incompatible,
-            "it begins with compute capability 7.5, and this is 7.0",
-        ),
-        (
-            "9.10",
-            "V100",
-            "",
-            "580",
-            Compatible,
-            "cuDNN 9.10 for CUDA 12",
-        ),
+        "9.17", "V100", "", "580", Incompatible,
+            "it begins with compute capability 7.5, and this is 7.0";
+        "9.10", "V100", "", "580", Compatible, "cuDNN 9.10 for CUDA 12";
         // The first and the last compute capability of a row belong to it.
-        (
-            "9.17",
-            "T4",
-            "13.0",
-            "580",
-            Compatible,
-            "needs driver 580.65.06 or newer",
-        ),
-        (
-            "9.5",
-            "H100",
-            "12.6",
-            "580",
-            Compatible,
-            "needs driver 525.60.13 or newer",
-        ),
-        (
-            "9.0",
-            "B200",
-            "12.8",
-            "580",
-            Unknown,
-            "ends with compute capability 9.0, and this is 10.0",
-        ),
-        (
-            "9.17",
-            "10de:2e12",
-            "13.0",
-            "580",
-            Compatible,
-            "needs driver 580.65.06 or newer",
-        ),
+        "9.17", "T4", "13.0", "580", Compatible, "needs driver 580.65.06 or newer";
+        "9.5", "H100", "12.6", "580", Compatible, "needs driver 525.60.13 or newer";
+        "9.0", "B200", "12.8", "580", Unknown, "ends with compute capability 9.0, and this is 10.0";
+        "9.17", "10de:2e12", "13.0", "580", Compatible, "needs driver 580.65.06 or newer";
         // What was not read refuses nothing, and says so.
-        (
-            "9.1",
-            "",
-            "",
-            "580",
-            Compatible,
-            "not all of this is verified",
-        ),
-        ("9.1", "", "", "418.226.00", Unknown, "418.226.00 is older"),
-        (
-            "9.3",
-            "",
-            "12.4",
-            "580",
-            Compatible,
-            "cuDNN 9.3 has no row: what is known of 9.1 is taken for it",
-        ),
-        (
-            "9.28",
-            "",
-            "13.0",
-            "580",
-            Unknown,
-            "cuDNN 9.28 has no row: what is known of 9.17",
-        ),
-        (
-            "9.13",
-            "",
-            "13.0",
-            "580",
-            Compatible,
-            "what is known of 9.12",
-        ),
-        (
-            "9.28",
-            "V100",
-            "",
-            "580",
-            Incompatible,
-            "it begins with compute capability 7.5",
-        ),
-        (
-            "6.0",
-            "",
-            "",
-            "580",
-            Unknown,
-            "no row says what cuDNN 6.0 needs",
-        ),
+        "9.1", "", "", "580", Compatible, "not all of this is verified";
+        "9.1", "", "", "418.226.00", Unknown, "418.226.00 is older";
+        "9.3", "", "12.4", "580", Compatible,
+            "cuDNN 9.3 has no row: what is known of 9.1 is taken for it";
+        "9.28", "", "13.0", "580", Unknown, "cuDNN 9.28 has no row: what is known of 9.17";
+        "9.13", "", "13.0", "580", Compatible, "what is known of 9.12";
+        "9.28", "V100", "", "580", Incompatible, "it begins with compute capability 7.5";
+        "6.0", "", "", "580", Unknown, "no row says what cuDNN 6.0 needs";
         // Which driver it needs.
-        (
-            "9.17",
-            "",
-            "13.0",
-            "",
-            Compatible,
-            "needs driver 580.65.06 or newer, as 580.178.04 is",
-        ),
-        (
-            "9.17",
-            "V100",
-            "",
-            "",
-            Incompatible,
-            "would work with another version of cuDNN",
-        ),
-    ] {
+        "9.17", "", "13.0", "", Compatible, "needs driver 580.65.06 or newer, as 580.178.04 is";
+        "9.17", "V100", "", "", Incompatible, "would work with another version of cuDNN";
+    } {
         let (verdict, said) = cudnn(version, gpu, cuda, driver);
         assert_eq!(verdict, want, "{version} {gpu} {cuda} {driver}: {said}");
         assert!(
@@ -467,18 +314,13 @@ fn several_meanings_that_agree_have_one_answer() {
 #[test]
 fn instance_types_are_asked_like_gpus() {
     use Compatibility::{Compatible, Incompatible, Unknown};
-    for (name, driver, want, why) in [
-        ("p5.48xlarge", "580", Compatible, "no rule excludes it"),
-        (
-            "Standard_ND96isr_H100_v5",
-            "",
-            Compatible,
-            "needs the fabric manager",
-        ),
-        ("a2-highgpu-1g", "535", Compatible, "gets no fixes any more"),
-        ("g6f.xlarge", "580", Incompatible, "GRID"),
-        ("Standard_NVv4 (family)", "", Incompatible, "AMD"),
-    ] {
+    for (name, driver, want, why) in rows! {
+        "p5.48xlarge", "580", Compatible, "no rule excludes it";
+        "Standard_ND96isr_H100_v5", "", Compatible, "needs the fabric manager";
+        "a2-highgpu-1g", "535", Compatible, "gets no fixes any more";
+        "g6f.xlarge", "580", Incompatible, "GRID";
+        "Standard_NVv4 (family)", "", Incompatible, "AMD";
+    } {
         let answer = ask(name, "", driver, "");
         assert_eq!(answer.verdict, want, "{name}: {:?}", answer.why);
         let said = answer.why.iter().any(|text| text.contains(why));

@@ -18,23 +18,17 @@ use crate::{
 };
 
 /// The files of the repository, for both package managers.
-const FILES: [(&str, &str); 3] = [
-    (
-        "/etc/apt/sources.list.d/debian.sources",
+const FILES: [(&str, &str); 3] = rows! {
+    "/etc/apt/sources.list.d/debian.sources",
         "Types: deb\nURIs: http://packages.example.org/demo\nSuites: stable\nComponents: main\n\
-         Signed-By: /usr/share/keyrings/demo.gpg\n",
-    ),
-    (
-        "/etc/yum.repos.d/almalinux-baseos.repo",
+         Signed-By: /usr/share/keyrings/demo.gpg\n";
+    "/etc/yum.repos.d/almalinux-baseos.repo",
         "[demo]\nname=demo\nbaseurl=http://packages.example.org/demo\nenabled=1\ngpgcheck=1\n\
-         repo_gpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/demo\n",
-    ),
-    (
-        "/etc/dnf/dnf.conf",
+         repo_gpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/demo\n";
+    "/etc/dnf/dnf.conf",
         "[main]\ngpgcheck=1\ninstallonly_limit=3\nclean_requirements_on_remove=True\nbest=True\n\
-         skip_if_unavailable=False\n",
-    ),
-];
+         skip_if_unavailable=False\n";
+};
 const KEYRINGS: [&str; 2] = ["/usr/share/keyrings/demo.gpg", "/etc/pki/rpm-gpg/demo"];
 const LOCKS: (&str, &str) = (
     "/etc/dnf/plugins/versionlock.conf",

@@ -265,60 +265,40 @@ impl Machine {
 
     fn programs(&self) {
         type Program = fn(&Cmd, &FakeFiles, &mut State) -> Result<Output, ExecError>;
-        let programs: [(&str, Option<&str>, Program); 23] = [
-            ("dpkg", None, |c, f, s| Ok(dpkg::dpkg(c, f, s))),
-            ("apt-get", None, apt::apt_get),
-            ("apt-cache", None, |c, f, s| {
+        let programs: [(&str, Option<&str>, Program); 23] = rows! {
+            "dpkg", None, |c, f, s| Ok(dpkg::dpkg(c, f, s));
+            "apt-get", None, apt::apt_get;
+            "apt-cache", None, |c, f,
+                s| {
                 Ok(match c.args.first().map(String::as_str) {
-                    Some("show") => crate::archive::show(c, f, s),
-                    _ => apt_cache::apt_cache(c, f),
+                Some("show") => crate::archive::show(c, f, s),
+                _ => apt_cache::apt_cache(c, f),
                 })
-            }),
-            ("apt-mark", None, |c, f, _| Ok(apt_cache::apt_mark(c, f))),
-            ("systemctl", None, |c, f, s| Ok(units::systemctl(c, f, s))),
-            ("journalctl", None, |c, f, _| Ok(units::journalctl(c, f))),
-            ("modprobe", None, |c, f, s| Ok(kernel::modprobe(c, f, s))),
-            ("rmmod", None, |c, f, _| Ok(kernel::rmmod(c, f))),
-            ("modinfo", None, |c, f, _| Ok(kernel::modinfo(c, f))),
-            ("update-initramfs", None, |c, f, s| {
-                Ok(kernel::update_initramfs(c, f, s))
-            }),
-            ("lsinitramfs", None, |c, f, _| Ok(kernel::lsinitramfs(c, f))),
-            ("dmesg", None, |_, _, _| Ok(ok(""))),
-            (
-                "nvidia-uninstall",
-                Some("/usr/bin/nvidia-uninstall"),
-                |c, f, _| Ok(runfile(c, f)),
-            ),
-            ("tar", None, |c, f, _| Ok(tar(c, f))),
-            ("dkms", Some("/usr/sbin/dkms"), |c, f, s| {
-                Ok(kernel::dkms(c, f, s))
-            }),
-            ("docker", Some("/usr/bin/docker"), |c, f, s| {
-                Ok(containers::docker(c, f, s))
-            }),
-            ("dockerd", Some("/usr/bin/docker"), |c, _, _| {
-                Ok(containers::dockerd(c))
-            }),
-            ("containerd", Some("/usr/bin/containerd"), |c, f, _| {
-                Ok(containers::containerd(c, f))
-            }),
-            ("ctr", Some("/usr/bin/ctr"), |c, f, s| {
-                Ok(containers::ctr(c, f, s))
-            }),
-            ("crio", Some("/usr/bin/crio"), |c, f, _| {
-                Ok(containers::crio(c, f))
-            }),
-            ("nvidia-ctk", Some("/usr/bin/nvidia-ctk"), |c, f, s| {
-                Ok(containers::nvidia_ctk(c, f, s))
-            }),
-            ("kubeadm", Some("/usr/bin/kubeadm"), |c, f, s| {
-                Ok(cluster::kubeadm(c, f, s))
-            }),
-            ("/usr/bin/kubectl", Some("/usr/bin/kubectl"), |c, f, s| {
-                Ok(cluster::kubectl(c, f, s))
-            }),
-        ];
+                };
+            "apt-mark", None, |c, f, _| Ok(apt_cache::apt_mark(c, f));
+            "systemctl", None, |c, f, s| Ok(units::systemctl(c, f, s));
+            "journalctl", None, |c, f, _| Ok(units::journalctl(c, f));
+            "modprobe", None, |c, f, s| Ok(kernel::modprobe(c, f, s));
+            "rmmod", None, |c, f, _| Ok(kernel::rmmod(c, f));
+            "modinfo", None, |c, f, _| Ok(kernel::modinfo(c, f));
+            "update-initramfs", None, |c, f, s| { Ok(kernel::update_initramfs(c, f, s)) };
+            "lsinitramfs", None, |c, f, _| Ok(kernel::lsinitramfs(c, f));
+            "dmesg", None, |_, _, _| Ok(ok(""));
+            "nvidia-uninstall", Some("/usr/bin/nvidia-uninstall"), |c, f, _| Ok(runfile(c, f));
+            "tar", None, |c, f, _| Ok(tar(c, f));
+            "dkms", Some("/usr/sbin/dkms"), |c, f, s| { Ok(kernel::dkms(c, f, s)) };
+            "docker", Some("/usr/bin/docker"), |c, f, s| { Ok(containers::docker(c, f, s)) };
+            "dockerd", Some("/usr/bin/docker"), |c, _, _| { Ok(containers::dockerd(c)) };
+            "containerd", Some("/usr/bin/containerd"), |c, f,
+                _| { Ok(containers::containerd(c, f)) };
+            "ctr", Some("/usr/bin/ctr"), |c, f, s| { Ok(containers::ctr(c, f, s)) };
+            "crio", Some("/usr/bin/crio"), |c, f, _| { Ok(containers::crio(c, f)) };
+            "nvidia-ctk", Some("/usr/bin/nvidia-ctk"), |c, f,
+                s| { Ok(containers::nvidia_ctk(c, f, s)) };
+            "kubeadm", Some("/usr/bin/kubeadm"), |c, f, s| { Ok(cluster::kubeadm(c, f, s)) };
+            "/usr/bin/kubectl", Some("/usr/bin/kubectl"), |c, f,
+                s| { Ok(cluster::kubectl(c, f, s)) };
+        };
         for (name, binary, program) in programs {
             let state = self.state.clone();
             self.fakes.exec.on_result(name, move |cmd, files| {

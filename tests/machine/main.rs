@@ -2,6 +2,11 @@
 //! do. The tests run every `tests/scenarios/*.toml` on it, and check properties that hold for all
 //! machines.
 
+/// The rows of a table that a test goes through, a line for each, as in `src/lib.rs`.
+macro_rules! rows {
+    ($($($cell:expr),+);+ $(;)?) => { [$(($($cell),+)),+] };
+}
+
 mod answers;
 mod apt;
 mod apt_cache;

@@ -10,18 +10,15 @@ use crate::{
 };
 
 /// Machines on which `install` exits with 0, with its flags.
-const MACHINES: [(&str, &str, &[&str]); 6] = [
-    ("debian-12-h100", "", &[]),
-    (
-        "debian-12-h100",
+const MACHINES: [(&str, &str, &[&str]); 6] = rows! {
+    "debian-12-h100", "", &[];
+    "debian-12-h100",
         "packages = ['linux-image-amd64', 'docker.io']\nfiles = { '/etc/dkms/framework.conf' = 'modprobe_on_install=no' }",
-        &[],
-    ),
-    ("debian-12-h100", "gpus = ['10de:20b2', '10de:20b2']", &[]),
-    ("debian-12-h100", "", &["--set", "driver.source=nvidia"]),
+        &[];
+    "debian-12-h100", "gpus = ['10de:20b2', '10de:20b2']", &[];
+    "debian-12-h100", "", &["--set", "driver.source=nvidia"];
     // What DKMS does with the file that names the source is not simulated: the machine case `pool` shows it.
-    (
-        "debian-12-h100",
+    "debian-12-h100",
         "files = { '/usr/local/bin/gpu-bootstrap' = 'the program' }\nlinks = { '/proc/self/exe' = '/usr/local/bin/gpu-bootstrap' }",
         &[
             "--set",
@@ -30,10 +27,9 @@ const MACHINES: [(&str, &str, &[&str]); 6] = [
             "driver.prebuilt.sources=[\"/srv/modules\"]",
             "--set",
             "driver.prebuilt.unsigned=true",
-        ],
-    ),
-    ("debian-12-h100", "gpus = []", &["--set", "gpu=optional"]),
-];
+        ];
+    "debian-12-h100", "gpus = []", &["--set", "gpu=optional"];
+};
 
 fn machine(at: usize) -> Machine {
     let (base, differs, _) = MACHINES[at];

@@ -282,23 +282,11 @@ fn daemon(id: &'static str, package: &'static str, unit: &'static str) -> Small 
 async fn a_runtime_stays_while_its_containers_run() {
     const LINES: &str = "web\ndb\n";
     const TASKS: &str = "TASK    PID    STATUS\nweb     7      RUNNING\ndb      8      PAUSED\n";
-    for (id, name, unit, client, says) in [
-        (
-            "runtime.docker",
-            "docker",
-            "docker.service",
-            "docker",
-            LINES,
-        ),
-        (
-            "runtime.containerd",
-            "containerd",
-            "containerd.service",
-            "ctr",
-            TASKS,
-        ),
-        ("runtime.crio", "crio", "crio.service", "crictl", LINES),
-    ] {
+    for (id, name, unit, client, says) in rows! {
+        "runtime.docker", "docker", "docker.service", "docker", LINES;
+        "runtime.containerd", "containerd", "containerd.service", "ctr", TASKS;
+        "runtime.crio", "crio", "crio.service", "crictl", LINES;
+    } {
         let mut rig = Rig::new([
             packages("driver", &["driver"]),
             daemon(id, name, unit),

@@ -118,41 +118,18 @@ mod tests {
     fn the_node_is_ready_for_gpus_when_nothing_of_the_machine_fails() {
         use Verdict::{Fail, Pass, Unknown, Warn};
         let pass = ("driver.module", Pass);
-        for (exit, findings, expected) in [
-            (Exit::Ok, &[pass][..], ("True", "GPUsReady")),
-            (
-                Exit::Ok,
-                &[pass, ("mem.remap.pending", Warn)],
-                ("True", "GPUsReady"),
-            ),
+        for (exit, findings, expected) in rows! {
+            Exit::Ok, &[pass][..], ("True", "GPUsReady");
+            Exit::Ok, &[pass, ("mem.remap.pending", Warn)], ("True", "GPUsReady");
             // The pods of the network wait for the taint that this condition removes.
-            (
-                Exit::Drift,
-                &[pass, ("k8s.ready", Fail)],
-                ("True", "GPUsReady"),
-            ),
+            Exit::Drift, &[pass, ("k8s.ready", Fail)], ("True", "GPUsReady");
             // What could not be looked at is not known to be well, whatever the cluster's part says.
-            (
-                Exit::Drift,
-                &[("driver.module", Unknown), ("k8s.ready", Fail)],
-                ("Unknown", "CheckIncomplete"),
-            ),
-            (
-                Exit::Drift,
-                &[("driver.module", Fail)],
-                ("False", "CheckFailed"),
-            ),
-            (
-                Exit::Drift,
-                &[("k8s.ready", Fail), ("driver.module", Fail)],
-                ("False", "CheckFailed"),
-            ),
-            (
-                Exit::Drift,
-                &[("driver.module", Unknown)],
-                ("Unknown", "CheckIncomplete"),
-            ),
-        ] {
+            Exit::Drift, &[("driver.module", Unknown), ("k8s.ready", Fail)],
+                ("Unknown", "CheckIncomplete");
+            Exit::Drift, &[("driver.module", Fail)], ("False", "CheckFailed");
+            Exit::Drift, &[("k8s.ready", Fail), ("driver.module", Fail)], ("False", "CheckFailed");
+            Exit::Drift, &[("driver.module", Unknown)], ("Unknown", "CheckIncomplete");
+        } {
             assert_eq!(said(exit, findings), expected, "{findings:?}");
         }
         let warned = report(Exit::Drift, &[pass, ("mem.remap.pending", Warn)]);

@@ -245,18 +245,13 @@ mod tests {
 
     #[test]
     fn who_could_not_undo_everything_is_sent_back_to_the_same_command() {
-        for (mode, verdict, next) in [
-            (
-                Mode::Install,
+        for (mode, verdict, next) in rows! {
+            Mode::Install,
                 "ready: nothing to change; left over: 1 thing that no setting wants any more\n",
-                "When the problem is solved, with the\nsame options:\n\n    gpu-bootstrap install\n",
-            ),
-            (
-                Mode::Uninstall,
-                "undone in part: 1 thing left\n",
-                "When the problem is solved:\n\n    gpu-bootstrap uninstall\n",
-            ),
-        ] {
+                "When the problem is solved, with the\nsame options:\n\n    gpu-bootstrap install\n";
+            Mode::Uninstall, "undone in part: 1 thing left\n",
+                "When the problem is solved:\n\n    gpu-bootstrap uninstall\n";
+        } {
             let report = RunReport {
                 left: vec!["`/etc/a`: it was changed".to_owned()],
                 ..report(mode, Exit::Partial)

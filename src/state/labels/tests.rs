@@ -80,17 +80,14 @@ fn labels_equal_those_of_gpu_feature_discovery() {
 
 #[test]
 fn names_have_only_what_a_label_can_have() {
-    for (name, label) in [
-        ("NVIDIA H100 80GB HBM3", "NVIDIA-H100-80GB-HBM3"),
-        ("NVIDIA A100-SXM4-80GB", "NVIDIA-A100-SXM4-80GB"),
-        (
-            "Standard PC (Q35 + ICH9, 2009)",
-            "Standard-PC-Q35-ICH9-2009",
-        ),
-        ("  two\u{2122}  spaces ", "two-spaces"),
-        ("under_score.dot", "under_score.dot"),
-        ("()", ""),
-    ] {
+    for (name, label) in rows! {
+        "NVIDIA H100 80GB HBM3", "NVIDIA-H100-80GB-HBM3";
+        "NVIDIA A100-SXM4-80GB", "NVIDIA-A100-SXM4-80GB";
+        "Standard PC (Q35 + ICH9, 2009)", "Standard-PC-Q35-ICH9-2009";
+        "  two\u{2122}  spaces ", "two-spaces";
+        "under_score.dot", "under_score.dot";
+        "()", "";
+    } {
         assert_eq!(sanitised(name), label);
     }
 }

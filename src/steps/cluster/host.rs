@@ -247,13 +247,8 @@ mod tests {
             fstab_mode: 0o600,
             ..bare.clone()
         };
-        assert!(matches!(
-            decide(&with_passwords, &with_kubeadm(&[])),
-            Assessment::Blocked { .. }
-        ));
-        let Assessment::Needs { changes, .. } = decide(&bare, &with_kubeadm(&[])) else {
-            panic!("must be changed");
-        };
+        decide(&with_passwords, &with_kubeadm(&[])).expect_blocked();
+        let (_, changes) = decide(&bare, &with_kubeadm(&[])).expect_needs();
         let kinds: Vec<&str> = changes.iter().map(Change::kind).collect();
         assert_eq!(
             kinds,
@@ -271,9 +266,7 @@ mod tests {
             image: true,
             ..with_kubeadm(&[])
         };
-        let Assessment::Needs { changes, .. } = decide(&bare, &image) else {
-            panic!("files must be written");
-        };
+        let (_, changes) = decide(&bare, &image).expect_needs();
         assert!(changes.iter().all(|change| change.kind() == "write-file"));
     }
 
@@ -284,29 +277,19 @@ mod tests {
             fstab: Some("/swap.img none swap sw 0 0\n".to_owned()),
             ..good()
         };
-        assert!(matches!(
-            decide(&swapping, &with_kubeadm(&["Swap"])),
-            Assessment::Satisfied { .. }
-        ));
-        let Assessment::Needs { why, .. } = decide(&swapping, &with_kubeadm(&[])) else {
-            panic!("swap must go");
-        };
+        decide(&swapping, &with_kubeadm(&["Swap"])).expect_satisfied();
+        let (why, _) = decide(&swapping, &with_kubeadm(&[])).expect_needs();
         assert!(why.contains("/dev/zram0"), "{why}");
     }
 
     #[test]
     fn a_good_machine_is_left_alone() {
-        assert!(matches!(
-            decide(&good(), &with_kubeadm(&[])),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&good(), &with_kubeadm(&[])).expect_satisfied();
         let forwarding_off = KernelState {
             values: BTreeMap::from([("net.ipv4.ip_forward", Some("0".to_owned()))]),
             ..good()
         };
-        let Assessment::Needs { why, changes } = decide(&forwarding_off, &with_kubeadm(&[])) else {
-            panic!("must be changed");
-        };
+        let (why, changes) = decide(&forwarding_off, &with_kubeadm(&[])).expect_needs();
         assert!(why.contains("net.ipv4.ip_forward is 0"), "{why}");
         assert_eq!(changes.len(), 1);
     }

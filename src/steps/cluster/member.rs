@@ -91,24 +91,15 @@ mod tests {
             server: SERVER.to_owned(),
             token_source: TokenSource::File("/t".into()),
         };
-        for (kubeconfig, server, method, why) in [
-            (agents::K3S.kubeconfig, None, &k3s, None),
-            (agents::K3S.kubeconfig, Some(SERVER), &k3s, None),
-            (
-                agents::K3S.kubeconfig,
-                Some("https://10.9.9.9:6443"),
-                &k3s,
-                Some("it joined by https://10.9.9.9:6443"),
-            ),
-            (kubeadm::KUBELET_CONF, None, &k3s, Some("agent of k3s")),
-            (nodeadm::KUBECONFIG, None, &JoinMethod::Eks, None),
-            (
-                kubeadm::KUBELET_CONF,
-                None,
-                &JoinMethod::Eks,
-                Some("nodeadm did not join it"),
-            ),
-        ] {
+        for (kubeconfig, server, method, why) in rows! {
+            agents::K3S.kubeconfig, None, &k3s, None;
+            agents::K3S.kubeconfig, Some(SERVER), &k3s, None;
+            agents::K3S.kubeconfig, Some("https://10.9.9.9:6443"), &k3s,
+                Some("it joined by https://10.9.9.9:6443");
+            kubeadm::KUBELET_CONF, None, &k3s, Some("agent of k3s");
+            nodeadm::KUBECONFIG, None, &JoinMethod::Eks, None;
+            kubeadm::KUBELET_CONF, None, &JoinMethod::Eks, Some("nodeadm did not join it");
+        } {
             let membership = Membership {
                 kubeconfig: kubeconfig.into(),
                 server: SERVER.to_owned(),

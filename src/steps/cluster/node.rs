@@ -228,13 +228,11 @@ mod tests {
             labels: Labels::from([("team".to_owned(), "research".to_owned())]),
             ..Node::default()
         };
-        assert!(matches!(
-            decide(
-                &joined(Registered::Node(Box::new(good.clone()))),
-                &with_kubeadm(&[])
-            ),
-            Assessment::Satisfied { .. }
-        ));
+        decide(
+            &joined(Registered::Node(Box::new(good.clone()))),
+            &with_kubeadm(&[]),
+        )
+        .expect_satisfied();
         let starting = Node {
             taints: vec!["starting:NoSchedule".parse().expect("a taint")],
             ..good.clone()
@@ -303,9 +301,6 @@ mod tests {
                 "{why}"
             );
         }
-        assert!(matches!(
-            decide(&NodeState::NotJoined, &with_kubeadm(&[])),
-            Assessment::After { .. }
-        ));
+        decide(&NodeState::NotJoined, &with_kubeadm(&[])).expect_after();
     }
 }

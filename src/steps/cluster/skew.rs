@@ -130,31 +130,15 @@ mod tests {
             containerd: Some(containerd.to_owned()),
             has_cgroup_v1,
         };
-        for (wish, machine, part) in [
-            (
-                wish("kubelet=1.34.*", &[]),
-                machine("1.6.20~ds1", true),
-                None,
-            ),
-            (wish("kubelet=1.35.*", &[]), machine("1.7.28", false), None),
-            (
-                wish("kubelet=1.35.*", &[]),
-                machine("1.7.28", true),
-                Some("cgroup v1"),
-            ),
-            (
-                wish("kubelet=1.35.*", &["SystemVerification"]),
-                machine("1.7.28", true),
-                None,
-            ),
-            (wish("kubelet=1.37.*", &[]), machine("1.7.28", false), None),
-            (
-                wish("kubelet=1.38.*", &[]),
-                machine("1.7.28", false),
-                Some("at least 2.0"),
-            ),
-            (wish("kubelet=1.38.*", &[]), Versions::default(), None),
-        ] {
+        for (wish, machine, part) in rows! {
+            wish("kubelet=1.34.*", &[]), machine("1.6.20~ds1", true), None;
+            wish("kubelet=1.35.*", &[]), machine("1.7.28", false), None;
+            wish("kubelet=1.35.*", &[]), machine("1.7.28", true), Some("cgroup v1");
+            wish("kubelet=1.35.*", &["SystemVerification"]), machine("1.7.28", true), None;
+            wish("kubelet=1.37.*", &[]), machine("1.7.28", false), None;
+            wish("kubelet=1.38.*", &[]), machine("1.7.28", false), Some("at least 2.0");
+            wish("kubelet=1.38.*", &[]), Versions::default(), None;
+        } {
             match (refused(&wish, &machine), part) {
                 (None, None) => {}
                 (Some(Assessment::Blocked { why, .. }), Some(part)) => {

@@ -76,19 +76,14 @@ fn why(assessment: Assessment) -> String {
 
 #[test]
 fn gpus_behind_switches_are_ready_when_the_fabric_manager_runs_and_all_have_joined() {
-    let good = decide(&state("535.261.03-1"), &wanted());
-    assert!(matches!(good, Assessment::Satisfied { .. }), "{good:?}");
     assert_eq!(
-        why(good),
+        decide(&state("535.261.03-1"), &wanted()).expect_satisfied(),
         "the fabric manager 535.261.03 runs, and 8 GPUs have joined the fabric"
     );
     // Before Hopper NVML knows no fabric: the unit alone counts.
     let mut older = state("535.261.03-1");
     older.gpus.clear();
-    assert!(matches!(
-        decide(&older, &wanted()),
-        Assessment::Satisfied { .. }
-    ));
+    decide(&older, &wanted()).expect_satisfied();
 }
 
 #[test]
@@ -97,9 +92,7 @@ fn a_stopped_fabric_manager_is_started_after_its_modules() {
     stopped.unit = Some(unit("disabled", "inactive"));
     stopped.not_loaded = vec!["ib_umad".into()];
     stopped.files = files(&service());
-    let Assessment::Needs { why, changes } = decide(&stopped, &wanted()) else {
-        panic!("it must be started");
-    };
+    let (why, changes) = decide(&stopped, &wanted()).expect_needs();
     assert!(why.contains("ib_umad not loaded") && why.contains("disabled and inactive"));
     let [
         Change::WriteFile { content, .. },
@@ -121,9 +114,7 @@ fn a_stopped_fabric_manager_is_started_after_its_modules() {
 fn a_fabric_manager_that_started_without_its_modules_is_restarted() {
     let mut blind = state("535.261.03-1");
     blind.not_loaded = vec!["ib_umad".into()];
-    let Assessment::Needs { changes, .. } = decide(&blind, &wanted()) else {
-        panic!("it found no switches");
-    };
+    let (_, changes) = decide(&blind, &wanted()).expect_needs();
     assert!(matches!(
         &changes[..],
         [Change::LoadModule { .. }, Change::RestartUnit { .. }]
@@ -133,10 +124,7 @@ fn a_fabric_manager_that_started_without_its_modules_is_restarted() {
 #[test]
 fn a_fabric_manager_of_another_version_is_no_fabric_manager() {
     // The driver's packages bring the right one.
-    let Assessment::BlockedNow { why, hint, passes } = decide(&state("535.247.01-1"), &wanted())
-    else {
-        panic!("it works with no other driver");
-    };
+    let (why, hint, passes) = decide(&state("535.247.01-1"), &wanted()).expect_blocked_now();
     assert_eq!(passes, None);
     assert!(
         why.contains("nvidia-fabricmanager 535.247.01-1 is installed, 535.261.03-* is wanted"),
@@ -146,10 +134,7 @@ fn a_fabric_manager_of_another_version_is_no_fabric_manager() {
     // After an upgrade of both, the reboot comes first.
     let mut upgraded = state("535.300.01-1");
     upgraded.packaged = upgraded.version.clone();
-    assert!(matches!(
-        decide(&upgraded, &wanted()),
-        Assessment::After { .. }
-    ));
+    decide(&upgraded, &wanted()).expect_after();
 }
 
 #[test]
@@ -168,9 +153,7 @@ fn gpus_that_have_not_joined_are_awaited_and_those_that_cannot_are_named() {
     assert!(!bound.is_zero());
     assert!(why(answer).contains("GPUs 2, 5 have not joined the fabric yet"));
     joining.gpus[2].1 = gpu(FabricProgress::Completed, 999);
-    let Assessment::Blocked { why, .. } = decide(&joining, &wanted()) else {
-        panic!("it ended with an error");
-    };
+    let (why, _) = decide(&joining, &wanted()).expect_blocked();
     assert!(
         why.contains("GPU 2 could not join the fabric (NVML code 999)"),
         "{why}"
@@ -185,20 +168,16 @@ fn gpus_that_say_nothing_of_their_fabric_have_not_joined() {
         ..nvml_device(index)
     };
     let done = || Some(gpu(FabricProgress::Completed, 0));
-    for (devices, said) in [
-        (vec![device(0, done(), None), device(1, done(), None)], None),
+    for (devices, said) in rows! {
+        vec![device(0, done(), None), device(1, done(), None)], None;
         // Before Hopper, and in a slot of its own, no GPU knows a fabric.
-        (vec![device(0, None, None), device(1, None, None)], None),
-        (vec![device(0, done(), None), device(1, None, None)], None),
-        (
-            vec![device(0, done(), None), device(1, None, Some("lost"))],
-            Some("GPU 1 gave no answer to NVML"),
-        ),
-        (
-            vec![device(0, None, Some("GPU is lost")), device(1, None, None)],
-            Some("GPU 0 gave no answer to NVML"),
-        ),
-    ] {
+        vec![device(0, None, None), device(1, None, None)], None;
+        vec![device(0, done(), None), device(1, None, None)], None;
+        vec![device(0, done(), None), device(1, None, Some("lost"))],
+            Some("GPU 1 gave no answer to NVML");
+        vec![device(0, None, Some("GPU is lost")), device(1, None, None)],
+            Some("GPU 0 gave no answer to NVML");
+    } {
         assert_eq!(silent(&devices).as_deref(), said);
     }
     let mut lost = state("535.261.03-1");
@@ -217,24 +196,16 @@ fn gpus_that_say_nothing_of_their_fabric_have_not_joined() {
 #[test]
 fn before_the_driver_is_loaded_the_plan_says_what_will_be_started() {
     let mut bare = FabricState::default();
-    let Assessment::After { expected, .. } = decide(&bare, &wanted()) else {
-        panic!("it needs a driver");
-    };
+    let (_, expected) = decide(&bare, &wanted()).expect_after();
     assert!(matches!(
         expected.last(),
         Some(Change::EnableUnit { start: true, .. })
     ));
     let mut image = wanted();
     image.image = true;
-    assert!(matches!(
-        decide(&bare, &image),
-        Assessment::AwaitingBoot { .. }
-    ));
+    decide(&bare, &image).expect_awaiting_boot();
     bare.adopts = true;
-    assert!(matches!(
-        decide(&bare, &wanted()),
-        Assessment::Blocked { .. }
-    ));
+    decide(&bare, &wanted()).expect_blocked();
 }
 
 #[test]
@@ -252,30 +223,19 @@ fn a_rack_needs_imex_installed_and_nothing_started() {
         (state.unit, state.version) = (None, None);
         state
     };
-    assert!(matches!(
-        decide(&of_version("535.261.03-1"), &rack),
-        Assessment::Satisfied { .. }
-    ));
-    assert!(matches!(
-        decide(&of_version("535.247.01-1"), &rack),
-        Assessment::BlockedNow { .. }
-    ));
+    decide(&of_version("535.261.03-1"), &rack).expect_satisfied();
+    decide(&of_version("535.247.01-1"), &rack).expect_blocked_now();
 }
 
 #[test]
 fn without_switches_nothing_is_wanted_and_without_packages_the_run_is_blocked() {
     let mut wanted = desired();
     let none = FabricState::default();
-    assert!(matches!(
-        decide(&none, &wanted),
-        Assessment::NotApplicable { .. }
-    ));
+    decide(&none, &wanted).expect_not_applicable();
     let driver = wanted.driver.as_mut().expect("a driver");
     driver.fabric = Fabric::Fm;
     let branch = driver.branch;
-    let Assessment::Blocked { why, hint } = decide(&none, &wanted) else {
-        panic!("it does not run");
-    };
+    let (why, hint) = decide(&none, &wanted).expect_blocked();
     assert!(why.contains("fabric manager") && why.contains("not installed"));
     assert!(hint.contains("driver.source"), "{hint}");
     let running = |version: String| FabricState {
@@ -283,21 +243,13 @@ fn without_switches_nothing_is_wanted_and_without_packages_the_run_is_blocked() 
         version: version.parse().ok(),
         ..FabricState::default()
     };
-    assert!(matches!(
-        decide(&running(format!("{branch}.178.04")), &wanted),
-        Assessment::Satisfied { .. }
-    ));
-    let Assessment::Blocked { hint, .. } = decide(&running("470.256.02".into()), &wanted) else {
-        panic!("it is of another branch");
-    };
+    decide(&running(format!("{branch}.178.04")), &wanted).expect_satisfied();
+    let (_, hint) = decide(&running("470.256.02".into()), &wanted).expect_blocked();
     assert_eq!(hint, "set `driver.branch = 470`");
     // The same branch is not enough beside a loaded driver.
     let mut other = running(format!("{branch}.178.04"));
     other.loaded = format!("{branch}.261.03").parse().ok();
-    assert!(matches!(
-        decide(&other, &wanted),
-        Assessment::Blocked { .. }
-    ));
+    decide(&other, &wanted).expect_blocked();
 }
 
 /// An upgrade by somebody brings the fabric manager and the driver's files, and the next boot loads that driver.

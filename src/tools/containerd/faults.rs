@@ -424,29 +424,18 @@ mod tests {
 
     #[test]
     fn files_that_are_right_have_no_faults() {
-        for (texts, version) in [
-            (vec![], Some(Version(1, 7))),
-            (vec![old("runc", TYPE)], Some(Version(1, 7))),
-            (
-                vec!["disabled_plugins = ['cri']\n".to_owned()],
-                Some(Version(2, 1)),
-            ),
-            (
-                vec![new(3, "runc", TYPE), old("nvidia", TYPE)],
-                Some(Version(2, 1)),
-            ),
-            (vec![new(3, "nvidia", TYPE)], Some(Version(2, 0))),
-            (vec![new(4, "nvidia", TYPE)], Some(Version(2, 3))),
-            (vec![old("nvidia", TYPE)], None),
+        for (texts, version) in rows! {
+            vec![], Some(Version(1, 7));
+            vec![old("runc", TYPE)], Some(Version(1, 7));
+            vec!["disabled_plugins = ['cri']\n".to_owned()], Some(Version(2, 1));
+            vec![new(3, "runc", TYPE), old("nvidia", TYPE)], Some(Version(2, 1));
+            vec![new(3, "nvidia", TYPE)], Some(Version(2, 0));
+            vec![new(4, "nvidia", TYPE)], Some(Version(2, 3));
+            vec![old("nvidia", TYPE)], None;
             // What one file lacks another one has.
-            (
-                vec![
-                    new(3, "nvidia", TYPE),
-                    new(3, "nvidia", "snapshotter = 'x'"),
-                ],
-                Some(Version(2, 1)),
-            ),
-        ] {
+            vec![new(3, "nvidia", TYPE), new(3, "nvidia", "snapshotter = 'x'")],
+                Some(Version(2, 1));
+        } {
             let paths = [ROOT, DROP_IN];
             let files: Vec<ConfigFile> = (texts.iter().zip(paths))
                 .map(|(text, path)| file(path, text))
@@ -457,56 +446,23 @@ mod tests {
 
     #[test]
     fn what_containerd_refuses_is_named_with_its_file() {
-        for (files, version, path, words) in [
-            (
-                vec![file(ROOT, "version = 2\n[plugins\n")],
-                None,
+        for (files, version, path, words) in rows! {
+            vec![file(ROOT, "version = 2\n[plugins\n")], None, ROOT, "no TOML";
+            vec![file(ROOT, &new(3, "runc", TYPE))], Some(Version(1, 7)), ROOT,
+                "containerd 1.7 reads files up to version 2";
+            vec![file(ROOT, &new(4, "runc", TYPE))], Some(Version(2, 1)), ROOT, "up to version 3";
+            vec![file(ROOT, &old("runc", TYPE)), file(DROP_IN, &new(4, "nvidia", TYPE))],
+                Some(Version(2, 3)), DROP_IN, "which imports it, of version 2";
+            vec![file(ROOT, &old("runc", TYPE)), file(DROP_IN, &new(3, "nvidia", TYPE))], None,
+                DROP_IN, "of version 3";
+            vec![file(
                 ROOT,
-                "no TOML",
-            ),
-            (
-                vec![file(ROOT, &new(3, "runc", TYPE))],
-                Some(Version(1, 7)),
-                ROOT,
-                "containerd 1.7 reads files up to version 2",
-            ),
-            (
-                vec![file(ROOT, &new(4, "runc", TYPE))],
-                Some(Version(2, 1)),
-                ROOT,
-                "up to version 3",
-            ),
-            (
-                vec![
-                    file(ROOT, &old("runc", TYPE)),
-                    file(DROP_IN, &new(4, "nvidia", TYPE)),
-                ],
-                Some(Version(2, 3)),
-                DROP_IN,
-                "which imports it, of version 2",
-            ),
-            (
-                vec![
-                    file(ROOT, &old("runc", TYPE)),
-                    file(DROP_IN, &new(3, "nvidia", TYPE)),
-                ],
-                None,
-                DROP_IN,
-                "of version 3",
-            ),
-            (
-                vec![file(
-                    ROOT,
-                    &format!(
-                        "{}[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'nvidia'\n",
-                        new(3, "runc", TYPE)
-                    ),
-                )],
-                Some(Version(2, 0)),
-                ROOT,
-                "default runtime of containerd is `nvidia`",
-            ),
-        ] {
+                &format!(
+                    "{}[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'nvidia'\n",
+                    new(3, "runc", TYPE)
+                ),
+            )], Some(Version(2, 0)), ROOT, "default runtime of containerd is `nvidia`";
+        } {
             let fault = only(faults(&files, &[], version));
             assert_eq!(fault.path, path, "{}", fault.why);
             assert!(fault.why.contains(words), "{}", fault.why);

@@ -436,17 +436,12 @@ mod tests {
 
     #[test]
     fn versions_are_read() {
-        for (text, version) in [
-            (
-                "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+b1",
-                Some(Version(1, 6)),
-            ),
-            (
-                "containerd github.com/containerd/containerd/v2 v2.1.4 75cb2b7",
-                Some(Version(2, 1)),
-            ),
-            ("containerd", None),
-        ] {
+        for (text, version) in rows! {
+            "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+b1",
+                Some(Version(1, 6));
+            "containerd github.com/containerd/containerd/v2 v2.1.4 75cb2b7", Some(Version(2, 1));
+            "containerd", None;
+        } {
             assert_eq!(Version::parse(text), version, "{text}");
         }
     }

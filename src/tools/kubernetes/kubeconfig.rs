@@ -256,27 +256,16 @@ users:
 
     #[test]
     fn secrets_are_found_in_each_style() {
-        for (text, found) in [
-            (
-                "users:\n- name: a\n  user:\n    token: ey.J\n    client-key-data: \"LS0t\"\n    tokenFile: /t\n",
-                &["LS0t", "ey.J"][..],
-            ),
-            (
-                "users: [{name: node, user: {token: ey.J, client-certificate-data: TUlJ}}]",
-                &["ey.J"],
-            ),
-            (
-                r#"{"users":[{"name":"node","user":{"password":"p:w","username":"joe"}}]}"#,
-                &["p:w"],
-            ),
-            ("users:\n- user:\n    token: >-\n      ey.J\n", &["ey.J"]),
-            ("users: [{user: {password: 123456}}]", &["123456"]),
-            (
-                "users: [{user: {auth-provider: {config: {id-token: ey.K}}}}]",
-                &["ey.K"],
-            ),
-            ("clusters: []", &[]),
-        ] {
+        for (text, found) in rows! {
+            "users:\n- name: a\n  user:\n    token: ey.J\n    client-key-data: \"LS0t\"\n    tokenFile: /t\n",
+                &["LS0t", "ey.J"][..];
+            "users: [{name: node, user: {token: ey.J, client-certificate-data: TUlJ}}]", &["ey.J"];
+            r#"{"users":[{"name":"node","user":{"password":"p:w","username":"joe"}}]}"#, &["p:w"];
+            "users:\n- user:\n    token: >-\n      ey.J\n", &["ey.J"];
+            "users: [{user: {password: 123456}}]", &["123456"];
+            "users: [{user: {auth-provider: {config: {id-token: ey.K}}}}]", &["ey.K"];
+            "clusters: []", &[];
+        } {
             let secrets = secrets(text).expect(text);
             let mut secrets: Vec<&str> = secrets.iter().map(Secret::expose).collect();
             secrets.sort_unstable();
@@ -287,18 +276,14 @@ users:
 
     #[test]
     fn what_is_no_kubeconfig_is_told() {
-        for (text, why) in [
-            ("clusters: []", "names no cluster"),
-            ("clusters: [", "line 1"),
-            (
-                "clusters: [{name: a, cluster: {server: s, certificate-authority-data: '%%'}}]",
-                "not in base64",
-            ),
-            (
-                "clusters: [{name: a, cluster: {server: s, certificate-authority-data: 'YWJj'}}]",
-                "no certificate",
-            ),
-        ] {
+        for (text, why) in rows! {
+            "clusters: []", "names no cluster";
+            "clusters: [", "line 1";
+            "clusters: [{name: a, cluster: {server: s, certificate-authority-data: '%%'}}]",
+                "not in base64";
+            "clusters: [{name: a, cluster: {server: s, certificate-authority-data: 'YWJj'}}]",
+                "no certificate";
+        } {
             let error = parse(text).expect_err(text);
             assert!(error.contains(why), "{error}");
         }

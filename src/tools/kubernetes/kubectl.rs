@@ -448,18 +448,13 @@ mod tests {
             Some("v1.34.4")
         );
         assert_eq!(node.offered_instead(), None);
-        for (offered, instead) in [
-            (r#""nvidia.com/gpu": "0""#, None),
-            (r#""nvidia.com/hostdev": "8""#, None),
-            (
-                r#""nvidia.com/gpu.shared": "32""#,
-                Some("32 nvidia.com/gpu.shared"),
-            ),
-            (
-                r#""nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.40gb": "0""#,
-                Some("7 nvidia.com/mig-1g.10gb"),
-            ),
-        ] {
+        for (offered, instead) in rows! {
+            r#""nvidia.com/gpu": "0""#, None;
+            r#""nvidia.com/hostdev": "8""#, None;
+            r#""nvidia.com/gpu.shared": "32""#, Some("32 nvidia.com/gpu.shared");
+            r#""nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.40gb": "0""#,
+                Some("7 nvidia.com/mig-1g.10gb");
+        } {
             let node = NODE.replace(r#""nvidia.com/gpu": "8""#, offered);
             let node = parse_node(&node).expect("a node");
             assert_eq!(node.offered_instead().as_deref(), instead, "{offered}");

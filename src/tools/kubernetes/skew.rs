@@ -130,22 +130,14 @@ mod tests {
 
     #[test]
     fn a_kubelet_is_at_most_three_minor_versions_older_and_never_newer() {
-        for (kubelet, server, part) in [
-            ("v1.34.4", "v1.34.1", None),
-            ("v1.31.0", "v1.34.1", None),
-            (
-                "v1.30.0",
-                "v1.34.1",
-                Some("more than 3 minor versions older"),
-            ),
-            (
-                "v1.24.0",
-                "v1.27.0",
-                Some("more than 2 minor versions older"),
-            ),
-            ("v1.35.0", "v1.34.9", Some("newer than the API server")),
-            ("unknown", "v1.34.9", None),
-        ] {
+        for (kubelet, server, part) in rows! {
+            "v1.34.4", "v1.34.1", None;
+            "v1.31.0", "v1.34.1", None;
+            "v1.30.0", "v1.34.1", Some("more than 3 minor versions older");
+            "v1.24.0", "v1.27.0", Some("more than 2 minor versions older");
+            "v1.35.0", "v1.34.9", Some("newer than the API server");
+            "unknown", "v1.34.9", None;
+        } {
             let why = with_server(kubelet, server);
             match part {
                 None => assert_eq!(why, None, "{kubelet} {server}"),

@@ -247,71 +247,30 @@ mod tests {
     #[test]
     fn a_gpu_in_every_format() {
         // Contrast's documentation, Akash's provider-configs#82, aleph-vm, and the man page's formats.
-        for (text, name, subsystem, revision, driver) in [
-            (
-                "41:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 PCIe] [10de:2331] (rev a1)\n   \
-                 Subsystem: NVIDIA Corporation GH100 [H100 PCIe] [10de:1626]\n   \
-                 Kernel driver in use: vfio-pci\n   Kernel modules: nvidiafb, nouveau\n",
-                Some("GH100 [H100 PCIe]"),
-                Some("10de:1626"),
-                Some(0xa1),
-                Driver::Bound("vfio-pci".into()),
-            ),
-            (
-                "0000:41:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 PCIe] [10de:2331]",
-                Some("GH100 [H100 PCIe]"),
-                None,
-                None,
-                Driver::NotTold,
-            ),
-            (
-                "41:00.0 3D controller [0302]: NVIDIA Corporation Device [10de:2331] (rev a1)",
-                None,
-                None,
-                Some(0xa1),
-                Driver::NotTold,
-            ),
-            (
-                "41:00.0 0302: 10de:2331 (rev a1)",
-                None,
-                None,
-                Some(0xa1),
-                Driver::NotTold,
-            ),
-            (
-                "41:00.0 Class 0302: 10de:2331",
-                None,
-                None,
-                None,
-                Driver::NotTold,
-            ),
-            (
-                "0000:41:00.0 \"0302\" \"10de\" \"2331\" -ra1 -p00 \"10de\" \"1626\"",
-                None,
-                Some("10de:1626"),
-                Some(0xa1),
-                Driver::NotTold,
-            ),
-            (
-                "41:00.0 \"3D controller [0302]\" \"NVIDIA Corporation [10de]\" \
-                 \"GH100 [H100 PCIe] [2331]\" -ra1 \"\" \"\"",
-                Some("GH100 [H100 PCIe]"),
-                None,
-                Some(0xa1),
-                Driver::NotTold,
-            ),
-            (
-                "41:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 PCIe] [10de:2331] (rev a1)\n\
-                 \tSubsystem: NVIDIA Corporation Device [10de:1626]\n\
-                 \tControl: I/O- Mem+ BusMaster+ SpecCycle-\n\
-                 \tRegion 0: Memory at 42042000000 (64-bit, prefetchable) [size=16M]\n\
-                 \tKernel modules: nvidiafb, nouveau\n",
-                Some("GH100 [H100 PCIe]"),
-                Some("10de:1626"),
-                Some(0xa1),
-                Driver::None,
-            ),
-        ] {
+        for (text, name, subsystem, revision, driver) in rows! {
+            "41:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 PCIe] [10de:2331] (rev a1)\n   \
+             Subsystem: NVIDIA Corporation GH100 [H100 PCIe] [10de:1626]\n   \
+             Kernel driver in use: vfio-pci\n   Kernel modules: nvidiafb, nouveau\n",
+                Some("GH100 [H100 PCIe]"), Some("10de:1626"), Some(0xa1),
+                Driver::Bound("vfio-pci".into());
+            "0000:41:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 PCIe] [10de:2331]",
+                Some("GH100 [H100 PCIe]"), None, None, Driver::NotTold;
+            "41:00.0 3D controller [0302]: NVIDIA Corporation Device [10de:2331] (rev a1)", None,
+                None, Some(0xa1), Driver::NotTold;
+            "41:00.0 0302: 10de:2331 (rev a1)", None, None, Some(0xa1), Driver::NotTold;
+            "41:00.0 Class 0302: 10de:2331", None, None, None, Driver::NotTold;
+            "0000:41:00.0 \"0302\" \"10de\" \"2331\" -ra1 -p00 \"10de\" \"1626\"", None,
+                Some("10de:1626"), Some(0xa1), Driver::NotTold;
+            "41:00.0 \"3D controller [0302]\" \"NVIDIA Corporation [10de]\" \
+             \"GH100 [H100 PCIe] [2331]\" -ra1 \"\" \"\"", Some("GH100 [H100 PCIe]"), None,
+                Some(0xa1), Driver::NotTold;
+            "41:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 PCIe] [10de:2331] (rev a1)\n\
+             \tSubsystem: NVIDIA Corporation Device [10de:1626]\n\
+             \tControl: I/O- Mem+ BusMaster+ SpecCycle-\n\
+             \tRegion 0: Memory at 42042000000 (64-bit, prefetchable) [size=16M]\n\
+             \tKernel modules: nvidiafb, nouveau\n", Some("GH100 [H100 PCIe]"), Some("10de:1626"),
+                Some(0xa1), Driver::None;
+        } {
             let function = one(text);
             assert_eq!(function.address.to_string(), "0000:41:00.0", "{text}");
             assert_eq!(function.id.to_string(), "10de:2331", "{text}");

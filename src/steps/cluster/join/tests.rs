@@ -32,9 +32,7 @@ fn member(pin: Option<&str>) -> JoinState {
 
 #[test]
 fn a_stranger_joins_with_all_taints() {
-    let Assessment::Needs { changes, .. } = decide(&stranger(), &with_kubeadm(&[])) else {
-        panic!("must join");
-    };
+    let (_, changes) = decide(&stranger(), &with_kubeadm(&[])).expect_needs();
     let [Change::JoinCluster { join }] = &changes[..] else {
         panic!("{changes:?}");
     };
@@ -43,9 +41,7 @@ fn a_stranger_joins_with_all_taints() {
         unit: Some(unit("disabled", "inactive")),
         ..stranger()
     };
-    let Assessment::Needs { changes, .. } = decide(&disabled, &with_kubeadm(&[])) else {
-        panic!("must join");
-    };
+    let (_, changes) = decide(&disabled, &with_kubeadm(&[])).expect_needs();
     assert!(matches!(
         &changes[..],
         [
@@ -57,9 +53,7 @@ fn a_stranger_joins_with_all_taints() {
         unit: Some(unit("disabled", "active")),
         ..member(Some(PIN))
     };
-    let Assessment::Needs { changes, .. } = decide(&member, &with_kubeadm(&[])) else {
-        panic!("must be enabled");
-    };
+    let (_, changes) = decide(&member, &with_kubeadm(&[])).expect_needs();
     assert!(matches!(
         &changes[..],
         [Change::EnableUnit { start: false, .. }]
@@ -72,12 +66,7 @@ fn a_node_registers_once_its_labels_are_known() {
         unknown: Some("NVML does not answer".to_owned()),
         ..stranger()
     };
-    let Assessment::After {
-        upstream, expected, ..
-    } = decide(&without_driver, &with_kubeadm(&[]))
-    else {
-        panic!("must wait");
-    };
+    let (upstream, expected) = decide(&without_driver, &with_kubeadm(&[])).expect_after();
     assert_eq!((upstream, expected.len()), (VALIDATION_DEVICES, 1));
 }
 
@@ -85,22 +74,15 @@ fn a_node_registers_once_its_labels_are_known() {
 fn a_member_of_the_same_cluster_stays_and_one_of_another_is_refused() {
     let want = with_kubeadm(&[]);
     for same in [Some(PIN), None] {
-        assert!(matches!(
-            decide(&member(same), &want),
-            Assessment::Satisfied { .. }
-        ));
+        decide(&member(same), &want).expect_satisfied();
     }
-    let Assessment::Blocked { why, .. } = decide(&member(Some("sha256:00")), &want) else {
-        panic!("another cluster");
-    };
+    let (why, _) = decide(&member(Some("sha256:00")), &want).expect_blocked();
     assert!(why.contains("sha256:00") && why.contains(PIN), "{why}");
     let mut elsewhere = member(None);
     if let Some(membership) = &mut elsewhere.membership {
         membership.server = "https://10.9.9.9:6443".to_owned();
     }
-    let Assessment::Blocked { why, .. } = decide(&elsewhere, &want) else {
-        panic!("another cluster");
-    };
+    let (why, _) = decide(&elsewhere, &want).expect_blocked();
     assert!(why.contains("the settings name 10.0.0.1:6443"), "{why}");
 }
 
@@ -110,10 +92,7 @@ fn secrets_that_others_may_read_and_what_is_missing_are_refused_first() {
         unusable: vec!["`/t` has mode 0644: others than root may use it".to_owned()],
         ..stranger()
     };
-    assert!(matches!(
-        decide(&open, &with_kubeadm(&[])),
-        Assessment::Blocked { .. }
-    ));
+    decide(&open, &with_kubeadm(&[])).expect_blocked();
     // The kubeconfig that drains and deletes is used as long as the machine is a node.
     let joined = JoinState {
         membership: Some(Membership {
@@ -123,10 +102,7 @@ fn secrets_that_others_may_read_and_what_is_missing_are_refused_first() {
         }),
         ..open
     };
-    assert!(matches!(
-        decide(&joined, &with_kubeadm(&[])),
-        Assessment::Blocked { .. }
-    ));
+    decide(&joined, &with_kubeadm(&[])).expect_blocked();
     let k3s = with(JoinMethod::K3s {
         server: "https://10.0.0.1:6443".to_owned(),
         token_source: TokenSource::File("/t".into()),
@@ -135,13 +111,9 @@ fn secrets_that_others_may_read_and_what_is_missing_are_refused_first() {
         unit: None,
         ..stranger()
     };
-    let Assessment::Blocked { why, .. } = decide(&bare, &k3s) else {
-        panic!("no agent");
-    };
+    let (why, _) = decide(&bare, &k3s).expect_blocked();
     assert!(why.contains("k3s-agent.service"), "{why}");
-    let Assessment::Needs { changes, .. } = decide(&stranger(), &k3s) else {
-        panic!("must join");
-    };
+    let (_, changes) = decide(&stranger(), &k3s).expect_needs();
     assert!(matches!(
         &changes[..],
         [
@@ -173,21 +145,12 @@ fn an_agent_that_started_before_the_toolkit_starts_again() {
         };
         decide(&state, &k3s)
     };
-    let Assessment::Needs { changes, .. } = answer(true, true) else {
-        panic!("must start again");
-    };
+    let (_, changes) = answer(true, true).expect_needs();
     assert!(matches!(&changes[..], [Change::RestartUnit { unit }] if unit == agents::K3S.unit));
-    let Assessment::After {
-        upstream, expected, ..
-    } = answer(false, true)
-    else {
-        panic!("must wait for the toolkit");
-    };
+    let (upstream, expected) = answer(false, true).expect_after();
     assert_eq!((upstream, expected.len()), (TOOLKIT_PACKAGES, 1));
     for has_toolkit in [true, false] {
-        let Assessment::Satisfied { why } = answer(has_toolkit, false) else {
-            panic!("containers would end");
-        };
+        let why = answer(has_toolkit, false).expect_satisfied();
         assert!(why.contains("that is left to you"), "{why}");
     }
 }
@@ -195,18 +158,9 @@ fn an_agent_that_started_before_the_toolkit_starts_again() {
 #[test]
 fn a_managed_node_is_joined_by_its_provider() {
     let want = with(JoinMethod::Managed);
-    assert!(matches!(
-        decide(&member(None), &want),
-        Assessment::Satisfied { .. }
-    ));
-    assert!(matches!(
-        decide(&stranger(), &want),
-        Assessment::BlockedNow { .. }
-    ));
-    assert!(matches!(
-        decide(&stranger(), &desired()),
-        Assessment::NotApplicable { .. }
-    ));
+    decide(&member(None), &want).expect_satisfied();
+    decide(&stranger(), &want).expect_blocked_now();
+    decide(&stranger(), &desired()).expect_not_applicable();
 }
 
 #[test]
@@ -221,7 +175,7 @@ fn what_joins_must_be_there() {
     for (method, program) in [(command, program), (JoinMethod::Eks, nodeadm::PROGRAM)] {
         let want = with(method);
         let answer = decide(&stranger(), &want);
-        assert!(matches!(answer, Assessment::Needs { .. }), "{answer:?}");
+        answer.expect_needs();
         let without = JoinState {
             has_program: false,
             ..stranger()
@@ -236,9 +190,7 @@ fn what_joins_must_be_there() {
 /// A flag of the kubelet would replace the taints of Karpenter and of the node group.
 #[test]
 fn a_node_of_eks_gets_no_taint_from_here() {
-    let Assessment::Needs { changes, .. } = decide(&stranger(), &with(JoinMethod::Eks)) else {
-        panic!("must join");
-    };
+    let (_, changes) = decide(&stranger(), &with(JoinMethod::Eks)).expect_needs();
     let [
         Change::WriteFile { content, .. },
         Change::JoinCluster { join },
@@ -256,17 +208,12 @@ fn an_agent_that_does_not_start_beside_network_managers_cloud_setup_is_refused_b
         server: "https://10.0.0.1:6443".to_owned(),
         token_source: TokenSource::File("/etc/token".into()),
     });
-    assert!(matches!(
-        decide(&stranger(), &k3s),
-        Assessment::Needs { .. }
-    ));
+    decide(&stranger(), &k3s).expect_needs();
     let kept = JoinState {
         is_kept_by_cloud_setup: true,
         ..stranger()
     };
-    let Assessment::Blocked { why, hint } = decide(&kept, &k3s) else {
-        panic!("must be refused");
-    };
+    let (why, hint) = decide(&kept, &k3s).expect_blocked();
     assert!(why.contains("nm-cloud-setup.service"), "{why}");
     assert!(hint.contains("systemctl disable"), "{hint}");
 }

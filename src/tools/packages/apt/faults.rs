@@ -248,42 +248,25 @@ mod tests {
     /// The words are those of apt 2.6 and 3.0.
     #[test]
     fn settings_of_the_machine_are_not_taken_for_a_wrong_key() {
-        for (text, remedy) in [
-            (
-                "W: GPG error: http://x / InRelease: Couldn't create temporary file /tmp/apt.conf.Q8Sbd5 for passing config to \
-                 apt-key\nE: The repository 'http://x / InRelease' is not signed.",
-                "`chmod 1777 /tmp`",
-            ),
-            (
-                "W: OpenPGP signature verification failed: file:/srv/repo ./ InRelease: Unable to mkstemp /tmp/apt.sig.XJpsUr - \
-                 GetTempFile (13: Permission denied)\nE: The repository 'file:/srv/repo ./ InRelease' is not signed.",
-                "`chmod 1777 /tmp`",
-            ),
-            (
-                "W: http://x/InRelease: The key(s) in the keyring /etc/apt/keyrings/x.asc are ignored as the file is not \
-                 readable by user '_apt' executing apt-key.\nW: GPG error: http://x InRelease: The following signatures \
-                 couldn't be verified because the public key is not available: NO_PUBKEY 1234\nE: The repository \
-                 'http://x InRelease' is not signed.",
-                "`chmod 644 FILE`",
-            ),
-            (
-                "E: Repository 'http://x stable InRelease' changed its 'Codename' value from 'bookworm' to 'trixie'",
-                "--allow-releaseinfo-change",
-            ),
-            (
-                "E: The value 'bullseye' is invalid for APT::Default-Release as such a release is not available in the sources",
-                "grep -r Default-Release",
-            ),
-            (
-                "dpkg: unrecoverable fatal error, aborting:\n unknown system group 'departed' in statoverride file; the system \
-                 group got removed\nbefore the override",
-                "`dpkg-statoverride --remove",
-            ),
-            (
-                "E: Problem executing scripts DPkg::Post-Invoke '/opt/agent/refresh'\nE: Sub-process returned an error code",
-                "grep -r Invoke",
-            ),
-        ] {
+        for (text, remedy) in rows! {
+            "W: GPG error: http://x / InRelease: Couldn't create temporary file /tmp/apt.conf.Q8Sbd5 for passing config to \
+             apt-key\nE: The repository 'http://x / InRelease' is not signed.", "`chmod 1777 /tmp`";
+            "W: OpenPGP signature verification failed: file:/srv/repo ./ InRelease: Unable to mkstemp /tmp/apt.sig.XJpsUr - \
+             GetTempFile (13: Permission denied)\nE: The repository 'file:/srv/repo ./ InRelease' is not signed.",
+                "`chmod 1777 /tmp`";
+            "W: http://x/InRelease: The key(s) in the keyring /etc/apt/keyrings/x.asc are ignored as the file is not \
+             readable by user '_apt' executing apt-key.\nW: GPG error: http://x InRelease: The following signatures \
+             couldn't be verified because the public key is not available: NO_PUBKEY 1234\nE: The repository \
+             'http://x InRelease' is not signed.", "`chmod 644 FILE`";
+            "E: Repository 'http://x stable InRelease' changed its 'Codename' value from 'bookworm' to 'trixie'",
+                "--allow-releaseinfo-change";
+            "E: The value 'bullseye' is invalid for APT::Default-Release as such a release is not available in the sources",
+                "grep -r Default-Release";
+            "dpkg: unrecoverable fatal error, aborting:\n unknown system group 'departed' in statoverride file; the system \
+             group got removed\nbefore the override", "`dpkg-statoverride --remove";
+            "E: Problem executing scripts DPkg::Post-Invoke '/opt/agent/refresh'\nE: Sub-process returned an error code",
+                "grep -r Invoke";
+        } {
             let told = remedy_for(text);
             assert!(told.is_some_and(|told| told.contains(remedy)), "{text}");
             assert_eq!(fault(text), Fault::Other, "{text}");
@@ -310,139 +293,71 @@ mod tests {
 
     #[test]
     fn each_output_has_a_class() {
-        for (text, fault) in [
-            (
-                "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 812 (unattended-upgr)",
-                Fault::Locked,
-            ),
-            (
-                "E: Unable to acquire the dpkg frontend lock (/var/lib/dpkg/lock-frontend), is another process using it?",
-                Fault::Locked,
-            ),
-            (
-                "dpkg: error: dpkg frontend lock was locked by another process with pid 12\nE: Unable to lock the administration directory (/var/lib/dpkg/), is another process using it?",
-                Fault::Locked,
-            ),
-            (
-                "E: dpkg was interrupted, you must manually run 'dpkg --configure -a' to correct the problem.",
-                Fault::Interrupted,
-            ),
-            (
-                "dpkg: error processing archive x.deb (--unpack):\n cannot copy extracted data: No space left on device\nE: Sub-process /usr/bin/dpkg returned an error code (1)",
-                Fault::NoSpace,
-            ),
-            (
-                "E: You don't have enough free space in /var/cache/apt/archives/.",
-                Fault::NoSpace,
-            ),
-            (
-                "Consult /var/lib/dkms/nvidia/580.95.05/build/make.log for more information.\ndpkg: unrecoverable fatal error, aborting:\n unable to flush /var/lib/dpkg/updates/tmp.i after padding: No space left on device",
-                Fault::NoSpace,
-            ),
-            (
-                "W: GPG error: https://x / InRelease: The following signatures couldn't be verified because the public key is not available: NO_PUBKEY A4B469963BF863CC",
-                Fault::Key,
-            ),
-            (
-                "E: Conflicting values set for option Signed-By regarding source https://x/ /: /a.gpg != /b.gpg\nE: The list of sources could not be read.",
-                Fault::SignedBy,
-            ),
-            (
-                "E: Failed to fetch http://x/Packages.gz  File has unexpected size (1 != 2). Mirror sync in progress? [IP: 1.2.3.4 80]",
-                Fault::Stale,
-            ),
-            (
-                "E: Failed to fetch http://x/a.deb  404  Not Found [IP: 1.2.3.4 80]",
-                Fault::Stale,
-            ),
-            (
-                "E: Failed to fetch http://x/a.deb  404  File not found [IP: 1.2.3.4 80]",
-                Fault::Stale,
-            ),
+        for (text, fault) in rows! {
+            "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 812 (unattended-upgr)",
+                Fault::Locked;
+            "E: Unable to acquire the dpkg frontend lock (/var/lib/dpkg/lock-frontend), is another process using it?",
+                Fault::Locked;
+            "dpkg: error: dpkg frontend lock was locked by another process with pid 12\nE: Unable to lock the administration directory (/var/lib/dpkg/), is another process using it?",
+                Fault::Locked;
+            "E: dpkg was interrupted, you must manually run 'dpkg --configure -a' to correct the problem.",
+                Fault::Interrupted;
+            "dpkg: error processing archive x.deb (--unpack):\n cannot copy extracted data: No space left on device\nE: Sub-process /usr/bin/dpkg returned an error code (1)",
+                Fault::NoSpace;
+            "E: You don't have enough free space in /var/cache/apt/archives/.", Fault::NoSpace;
+            "Consult /var/lib/dkms/nvidia/580.95.05/build/make.log for more information.\ndpkg: unrecoverable fatal error, aborting:\n unable to flush /var/lib/dpkg/updates/tmp.i after padding: No space left on device",
+                Fault::NoSpace;
+            "W: GPG error: https://x / InRelease: The following signatures couldn't be verified because the public key is not available: NO_PUBKEY A4B469963BF863CC",
+                Fault::Key;
+            "E: Conflicting values set for option Signed-By regarding source https://x/ /: /a.gpg != /b.gpg\nE: The list of sources could not be read.",
+                Fault::SignedBy;
+            "E: Failed to fetch http://x/Packages.gz  File has unexpected size (1 != 2). Mirror sync in progress? [IP: 1.2.3.4 80]",
+                Fault::Stale;
+            "E: Failed to fetch http://x/a.deb  404  Not Found [IP: 1.2.3.4 80]", Fault::Stale;
+            "E: Failed to fetch http://x/a.deb  404  File not found [IP: 1.2.3.4 80]", Fault::Stale;
             // apt 3.0 about a repository that it knew already.
-            (
-                "W: An error occurred during the signature verification. The repository is not updated and the previous index files will be used. OpenPGP signature verification failed: http://x stable InRelease: Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.\nE: Failed to fetch http://x/dists/stable/InRelease  Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.",
-                Fault::Key,
-            ),
+            "W: An error occurred during the signature verification. The repository is not updated and the previous index files will be used. OpenPGP signature verification failed: http://x stable InRelease: Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.\nE: Failed to fetch http://x/dists/stable/InRelease  Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.",
+                Fault::Key;
             // apt 2.6 about a keyring of mode 0600.
-            (
-                "W: An error occurred during the signature verification. The repository is not updated and the previous index files will be used. GPG error: http://x/ InRelease: Unknown error executing apt-key\nE: Failed to fetch http://x/InRelease  Unknown error executing apt-key",
-                Fault::Key,
-            ),
-            (
-                "E: Failed to fetch http://x/a.deb  Hash Sum mismatch",
-                Fault::Stale,
-            ),
-            (
-                "E: Failed to fetch http://debian.example.org/debian/dists/bookworm/InRelease  Temporary failure resolving 'debian.example.org'",
-                Fault::Network,
-            ),
-            (
-                "E: Failed to fetch http://x/InRelease  503  Service Unavailable",
-                Fault::Network,
-            ),
+            "W: An error occurred during the signature verification. The repository is not updated and the previous index files will be used. GPG error: http://x/ InRelease: Unknown error executing apt-key\nE: Failed to fetch http://x/InRelease  Unknown error executing apt-key",
+                Fault::Key;
+            "E: Failed to fetch http://x/a.deb  Hash Sum mismatch", Fault::Stale;
+            "E: Failed to fetch http://debian.example.org/debian/dists/bookworm/InRelease  Temporary failure resolving 'debian.example.org'",
+                Fault::Network;
+            "E: Failed to fetch http://x/InRelease  503  Service Unavailable", Fault::Network;
             // A server that is overloaded is not a repository without a signature.
-            (
-                "Err:1 http://x bookworm InRelease\n  503  Service Unavailable [IP: 1.2.3.4 80]\nE: The repository 'http://x bookworm InRelease' is not signed.",
-                Fault::Network,
-            ),
+            "Err:1 http://x bookworm InRelease\n  503  Service Unavailable [IP: 1.2.3.4 80]\nE: The repository 'http://x bookworm InRelease' is not signed.",
+                Fault::Network;
             // An amount is no status of a server.
-            (
-                "Need to get 503 MB of archives.\nAfter this operation, 502 MB of additional disk space will be used.\nE: Sub-process /usr/bin/dpkg returned an error code (1)",
-                Fault::Other,
-            ),
-            (
-                "Err:4 http://x/nosuch bookworm Release\n  404  Not Found [IP: 1.2.3.4 80]\nE: The repository 'http://x/nosuch bookworm Release' does not have a Release file.",
-                Fault::Missing,
-            ),
-            (
-                "E: Failed to fetch http://x/dists/bookworm/InRelease  403  Forbidden [IP: 1.2.3.4 80]\nE: The repository 'http://x bookworm InRelease' is not signed.",
-                Fault::Missing,
-            ),
-            (
-                "E: Release file for http://x/dists/bookworm/InRelease is not valid yet (invalid for another 2h 3min 4s). Updates for this repository will not be applied.",
-                Fault::Clock,
-            ),
-            (
-                "E: Release file for http://x/dists/bookworm/InRelease is expired (invalid since 3d). Updates for this repository will not be applied.",
-                Fault::Expired,
-            ),
-            (
-                "W: Failed to fetch https://x/InRelease  Certificate verification failed: The certificate is NOT trusted. Could not handshake: Error in the certificate verification.",
-                Fault::Certificate,
-            ),
-            (
-                "E: Malformed entry 1 in list file /etc/apt/sources.list.d/x.list (Suite)\nE: The list of sources could not be read.",
-                Fault::Sources,
-            ),
-            ("E: Unable to locate package nosuchpackage", Fault::NotFound),
-            ("E: Version '1.0' for 'gcc' was not found", Fault::NotFound),
-            (
-                "E: Package 'gcc:i386' has no installation candidate",
-                Fault::NotFound,
-            ),
-            (
-                "E: Held packages were changed and -y was used without --allow-change-held-packages.",
-                Fault::Held,
-            ),
-            (
-                "The following packages have unmet dependencies:\n a : Depends: b (>= 2)\nE: Unable to correct problems, you have held broken packages.",
-                Fault::Unmet,
-            ),
-            (
-                "E: Error, pkgProblemResolver::Resolve generated breaks, this may be caused by held packages.",
-                Fault::Unmet,
-            ),
-            (
-                "Error! Bad return status for module build on kernel: 6.1.0-44-amd64 (x86_64)\nConsult /var/lib/dkms/nvidia-current/535.261.03/build/make.log for more information.\ndpkg: error processing package nvidia-kernel-dkms (--configure):\n installed nvidia-kernel-dkms package post-installation script subprocess returned error exit status 10",
-                Fault::Build,
-            ),
-            (
-                "dpkg: error processing package x (--configure):\n installed x package post-installation script subprocess returned error exit status 1",
-                Fault::Script,
-            ),
-            ("Segmentation fault", Fault::Other),
-        ] {
+            "Need to get 503 MB of archives.\nAfter this operation, 502 MB of additional disk space will be used.\nE: Sub-process /usr/bin/dpkg returned an error code (1)",
+                Fault::Other;
+            "Err:4 http://x/nosuch bookworm Release\n  404  Not Found [IP: 1.2.3.4 80]\nE: The repository 'http://x/nosuch bookworm Release' does not have a Release file.",
+                Fault::Missing;
+            "E: Failed to fetch http://x/dists/bookworm/InRelease  403  Forbidden [IP: 1.2.3.4 80]\nE: The repository 'http://x bookworm InRelease' is not signed.",
+                Fault::Missing;
+            "E: Release file for http://x/dists/bookworm/InRelease is not valid yet (invalid for another 2h 3min 4s). Updates for this repository will not be applied.",
+                Fault::Clock;
+            "E: Release file for http://x/dists/bookworm/InRelease is expired (invalid since 3d). Updates for this repository will not be applied.",
+                Fault::Expired;
+            "W: Failed to fetch https://x/InRelease  Certificate verification failed: The certificate is NOT trusted. Could not handshake: Error in the certificate verification.",
+                Fault::Certificate;
+            "E: Malformed entry 1 in list file /etc/apt/sources.list.d/x.list (Suite)\nE: The list of sources could not be read.",
+                Fault::Sources;
+            "E: Unable to locate package nosuchpackage", Fault::NotFound;
+            "E: Version '1.0' for 'gcc' was not found", Fault::NotFound;
+            "E: Package 'gcc:i386' has no installation candidate", Fault::NotFound;
+            "E: Held packages were changed and -y was used without --allow-change-held-packages.",
+                Fault::Held;
+            "The following packages have unmet dependencies:\n a : Depends: b (>= 2)\nE: Unable to correct problems, you have held broken packages.",
+                Fault::Unmet;
+            "E: Error, pkgProblemResolver::Resolve generated breaks, this may be caused by held packages.",
+                Fault::Unmet;
+            "Error! Bad return status for module build on kernel: 6.1.0-44-amd64 (x86_64)\nConsult /var/lib/dkms/nvidia-current/535.261.03/build/make.log for more information.\ndpkg: error processing package nvidia-kernel-dkms (--configure):\n installed nvidia-kernel-dkms package post-installation script subprocess returned error exit status 10",
+                Fault::Build;
+            "dpkg: error processing package x (--configure):\n installed x package post-installation script subprocess returned error exit status 1",
+                Fault::Script;
+            "Segmentation fault", Fault::Other;
+        } {
             assert_eq!(super::fault(text), fault, "{text}");
         }
     }

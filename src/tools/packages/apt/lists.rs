@@ -192,24 +192,15 @@ mod tests {
             );
             are_complete(&names, &sources::parse("/a.list".into(), &sources))
         };
-        for (line, name) in [
-            (
-                "deb http://joe:pw@deb.example.org/debian bookworm main",
-                "deb.example.org_debian_dists_bookworm_InRelease",
-            ),
-            (
-                "deb https://deb.example.org:8077/repos/x86_64/ bookworm/updates main contrib",
-                "deb.example.org:8077_repos_x86%5f64_dists_bookworm_updates_Release",
-            ),
-            (
-                "deb https://deb.example.org/$(ARCH) bookworm main",
-                "deb.example.org_amd64_dists_bookworm_InRelease",
-            ),
-            (
-                "deb file:/srv/repository bookworm main",
-                "_srv_repository_dists_bookworm_Release",
-            ),
-        ] {
+        for (line, name) in rows! {
+            "deb http://joe:pw@deb.example.org/debian bookworm main",
+                "deb.example.org_debian_dists_bookworm_InRelease";
+            "deb https://deb.example.org:8077/repos/x86_64/ bookworm/updates main contrib",
+                "deb.example.org:8077_repos_x86%5f64_dists_bookworm_updates_Release";
+            "deb https://deb.example.org/$(ARCH) bookworm main",
+                "deb.example.org_amd64_dists_bookworm_InRelease";
+            "deb file:/srv/repository bookworm main", "_srv_repository_dists_bookworm_Release";
+        } {
             let other = "nvidia.example.org_repos_Packages";
             assert!(complete(&[name, other], line), "{line}");
             assert!(!complete(&[other], line), "{line}");

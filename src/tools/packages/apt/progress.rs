@@ -68,29 +68,21 @@ mod tests {
 
     #[test]
     fn lines_of_apt_and_dpkg() {
-        for (line, expected) in [
-            (
-                "Get:3 http://debian.example.org/debian bookworm/main amd64 libx amd64 1.2-3 [12.3 kB]",
-                true,
-            ),
-            (
-                "Unpacking libnvidia-ml1:amd64 (535.261.03-1~deb12u1) ...",
-                true,
-            ),
-            ("Unpacking libx:amd64 (1.2-3) over (1.2-2) ...", true),
-            ("Setting up docker.io (20.10.24+dfsg1-1+deb12u1) ...", true),
-            ("Removing runc (1.1.5+ds1-1+deb12u1) ...", true),
-            (
-                "Purging configuration files for docker.io (20.10.24) ...",
-                true,
-            ),
-            ("Removing group `docker' ...", false),
-            ("Removing all DKMS Modules", false),
-            ("Get: cloud", false),
-            ("Preparing to unpack .../libx_1_amd64.deb ...", false),
-            ("Building initial module for 6.1.0-44-amd64", false),
-            ("", false),
-        ] {
+        for (line, expected) in rows! {
+            "Get:3 http://debian.example.org/debian bookworm/main amd64 libx amd64 1.2-3 [12.3 kB]",
+                true;
+            "Unpacking libnvidia-ml1:amd64 (535.261.03-1~deb12u1) ...", true;
+            "Unpacking libx:amd64 (1.2-3) over (1.2-2) ...", true;
+            "Setting up docker.io (20.10.24+dfsg1-1+deb12u1) ...", true;
+            "Removing runc (1.1.5+ds1-1+deb12u1) ...", true;
+            "Purging configuration files for docker.io (20.10.24) ...", true;
+            "Removing group `docker' ...", false;
+            "Removing all DKMS Modules", false;
+            "Get: cloud", false;
+            "Preparing to unpack .../libx_1_amd64.deb ...", false;
+            "Building initial module for 6.1.0-44-amd64", false;
+            "", false;
+        } {
             assert_eq!(is_stage(line), expected, "{line}");
         }
     }

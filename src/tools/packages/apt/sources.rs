@@ -496,45 +496,27 @@ mod tests {
 
     #[test]
     fn entries_that_lack_something_stop_apt() {
-        for (name, text, line, words) in [
-            ("x.list", "\ndeb http://a x\n", 2, "no component"),
-            ("x.list", "deb http://a stable/ main\n", 1, "is a path"),
-            (
-                "x.sources",
-                "# ours\nTypes: deb\nURIs: http://a\n\n",
-                2,
-                "no `Suites`",
-            ),
-            (
-                "x.sources",
+        for (name, text, line, words) in rows! {
+            "x.list", "\ndeb http://a x\n", 2, "no component";
+            "x.list", "deb http://a stable/ main\n", 1, "is a path";
+            "x.sources", "# ours\nTypes: deb\nURIs: http://a\n\n", 2, "no `Suites`";
+            "x.sources",
                 "Types: deb\nURIs: http://a\nSuites: x\nComponents: main\n\nURIs: http://a\nSuites: /\n",
-                6,
-                "no `Types`",
-            ),
-            (
-                "x.sources",
-                "Types: deb\nURIs: http://a\nSuites: x\n",
-                1,
-                "no component",
-            ),
-        ] {
+                6, "no `Types`";
+            "x.sources", "Types: deb\nURIs: http://a\nSuites: x\n", 1, "no component";
+        } {
             let (found, why) = super::incomplete(name.into(), text).expect(text);
             assert!(
                 found == line && why.contains(words),
                 "{text}: {found} {why}"
             );
         }
-        for (name, text) in [
-            (
-                "x.list",
-                "deb http://a x main # y\n#deb http://a\ndeb [a=b] http://a /\n",
-            ),
-            (
-                "x.sources",
-                "Types: deb\nURIs: http://a\nSuites:\n x\nComponents: main\nSigned-By:\n -----BEGIN\n .\n",
-            ),
-            ("x.sources", "Enabled: no\nTypes: deb\n"),
-        ] {
+        for (name, text) in rows! {
+            "x.list", "deb http://a x main # y\n#deb http://a\ndeb [a=b] http://a /\n";
+            "x.sources",
+                "Types: deb\nURIs: http://a\nSuites:\n x\nComponents: main\nSigned-By:\n -----BEGIN\n .\n";
+            "x.sources", "Enabled: no\nTypes: deb\n";
+        } {
             assert_eq!(super::incomplete(name.into(), text), None, "{text}");
         }
     }
@@ -585,17 +567,13 @@ mod tests {
     /// The messages are those of apt 2.6.
     #[test]
     fn an_address_in_a_message_of_apt_is_that_of_its_entry() {
-        for (line, said) in [
-            (
-                "deb cdrom:[Debian GNU/Linux 12.5.0 _Bookworm_ - Official amd64 NETINST 20240210-11:27]/ bookworm main",
+        for (line, said) in rows! {
+            "deb cdrom:[Debian GNU/Linux 12.5.0 _Bookworm_ - Official amd64 NETINST 20240210-11:27]/ bookworm main",
                 "Err:3 cdrom://[Debian GNU/Linux 12.5.0 _Bookworm_ - Official amd64 NETINST 20240210-11:27] bookworm \
-                 Release\n  Please use apt-cdrom to make this CD-ROM recognized by APT.",
-            ),
-            (
-                "deb file:///var/cuda-repo-debian12-12-4-local /",
-                "Err:3 file:/var/cuda-repo-debian12-12-4-local  Release\n  File not found",
-            ),
-        ] {
+                 Release\n  Please use apt-cdrom to make this CD-ROM recognized by APT.";
+            "deb file:///var/cuda-repo-debian12-12-4-local /",
+                "Err:3 file:/var/cuda-repo-debian12-12-4-local  Release\n  File not found";
+        } {
             let failures = failures_by_source(said).expect("one");
             let entry = one_line("/etc/apt/sources.list".into(), line).expect("an entry");
             assert!(entry.is_at(&failures[0].address), "{failures:?} {entry:?}");
@@ -645,38 +623,20 @@ mod tests {
         assert!(!guide.names("https://a/deb/amd64", "/", Some("arm64")));
         assert!(!guide.names("https://a/deb/amd64", "stable", Some("amd64")));
         let strings = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
-        for (name, text, brings, skips_verification) in [
-            ("x.list", "deb http://a x main", true, false),
-            ("x.list", "deb\thttp://a x main", true, false),
-            ("x.list", "deb-src http://a x main", false, false),
-            ("x.list", "deb http://a x contrib", false, false),
-            (
-                "x.list",
-                "deb [arch=arm64,i386] http://a x main",
-                false,
-                false,
-            ),
-            (
-                "x.list",
-                "deb [arch=i386,amd64 trusted=yes] http://a x main",
-                true,
-                true,
-            ),
-            ("x.list", "deb [trusted=no] http://a x main", true, false),
-            (
-                "x.sources",
-                "Types: deb-src\nURIs: http://a\nSuites: x\nComponents: main\n",
-                false,
-                false,
-            ),
-            (
-                "x.sources",
+        for (name, text, brings, skips_verification) in rows! {
+            "x.list", "deb http://a x main", true, false;
+            "x.list", "deb\thttp://a x main", true, false;
+            "x.list", "deb-src http://a x main", false, false;
+            "x.list", "deb http://a x contrib", false, false;
+            "x.list", "deb [arch=arm64,i386] http://a x main", false, false;
+            "x.list", "deb [arch=i386,amd64 trusted=yes] http://a x main", true, true;
+            "x.list", "deb [trusted=no] http://a x main", true, false;
+            "x.sources", "Types: deb-src\nURIs: http://a\nSuites: x\nComponents: main\n", false,
+                false;
+            "x.sources",
                 "Types: deb-src deb\nURIs: http://a\nSuites: x\nComponents: main\n\
-                 Architectures: amd64\nAllow-Insecure: yes\n",
-                true,
-                true,
-            ),
-        ] {
+                 Architectures: amd64\nAllow-Insecure: yes\n", true, true;
+        } {
             let entry = only(name, text);
             let found = entry.provides(&strings(&["main"]), &strings(&["amd64"]));
             assert_eq!(

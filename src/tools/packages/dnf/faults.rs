@@ -301,72 +301,40 @@ mod tests {
 
     #[test]
     fn failures_of_dnf_4_14() {
-        for (text, expected) in [
-            (
-                "RPMDB already locked by 20994\n  The application with PID 20994 is: dnf\n",
-                Fault::Locked,
-            ),
-            (
-                "Package unsigned-package-1-1.x86_64.rpm is not signed\nError: GPG check FAILED\n",
-                Fault::Key,
-            ),
-            (
-                "The GPG keys listed for the \"faults\" repository are already installed but they \
-                 are not correct for this package.\nError: GPG check FAILED\n",
-                Fault::Key,
-            ),
-            (
-                "Error: Error downloading packages:\n  huge-1-1.x86_64: Download failed: Curl \
-                 error (23): Failed writing received data to disk/application for http://x/a.rpm\n",
-                Fault::NoSpace,
-            ),
-            (
-                "Consult /var/lib/dkms/nvidia/580.95.05/build/make.log for more information.\n\
-                 [Errno 28] No space left on device\n",
-                Fault::NoSpace,
-            ),
-            (
-                "Error: Transaction test error:\n  installing package huge-1-1.x86_64 needs 58MB \
-                 more space on the /usr filesystem\n",
-                Fault::NoSpace,
-            ),
-            (
-                "All matches were filtered out by exclude filtering for argument: \
-                 nvidia-driver-cuda\nError: Unable to find a match: nvidia-driver-cuda\n",
-                Fault::Held,
-            ),
-            (
-                "All matches were filtered out by modular filtering for argument: a\nError: Unable \
-                 to find a match: a\n",
-                Fault::NotFound,
-            ),
-            (
-                "Error: \n Problem: conflicting requests\n  - nothing provides libmissing.so.1\n",
-                Fault::Unmet,
-            ),
-            (
-                " Problem: package kmod-nvidia-open-dkms-3:580.178.04-1.el9.noarch requires \
-                 nvidia-kmod-common = 3:580.178.04\n  - conflicting requests\n  - package \
-                 nvidia-modprobe-3:595.91.07-1.el9.x86_64 is filtered out by modular filtering\n",
-                Fault::Unmet,
-            ),
-            (
-                "Error: Transaction test error:\n  file /usr/bin/nvidia-smi from install of \
-                 file-conflict-1-1.x86_64 conflicts with file from package nvidia-driver-cuda\n",
-                Fault::Unmet,
-            ),
-            (
-                "Package \"fails-pre-1-1.x86_64\" from repository \"faults\" has incorrect \
-                 checksum\nError: Some packages have invalid cache, but cannot be downloaded due to \
-                 \"--cacheonly\" option\n",
-                Fault::Stale,
-            ),
-            (
-                "Error in PREIN scriptlet in rpm package fails-pre\nError: Transaction failed\n",
-                Fault::Script,
-            ),
-            ("Error: something new\n", Fault::Other),
-        ] {
+        for (text, expected) in rows! {
+            "RPMDB already locked by 20994\n  The application with PID 20994 is: dnf\n",
+                Fault::Locked;
+            "Package unsigned-package-1-1.x86_64.rpm is not signed\nError: GPG check FAILED\n",
+                Fault::Key;
+            "The GPG keys listed for the \"faults\" repository are already installed but they \
+             are not correct for this package.\nError: GPG check FAILED\n", Fault::Key;
+            "Error: Error downloading packages:\n  huge-1-1.x86_64: Download failed: Curl \
+             error (23): Failed writing received data to disk/application for http://x/a.rpm\n",
+                Fault::NoSpace;
+            "Consult /var/lib/dkms/nvidia/580.95.05/build/make.log for more information.\n\
+             [Errno 28] No space left on device\n", Fault::NoSpace;
+            "Error: Transaction test error:\n  installing package huge-1-1.x86_64 needs 58MB \
+             more space on the /usr filesystem\n", Fault::NoSpace;
+            "All matches were filtered out by exclude filtering for argument: \
+             nvidia-driver-cuda\nError: Unable to find a match: nvidia-driver-cuda\n", Fault::Held;
+            "All matches were filtered out by modular filtering for argument: a\nError: Unable \
+             to find a match: a\n", Fault::NotFound;
+            "Error: \n Problem: conflicting requests\n  - nothing provides libmissing.so.1\n",
+                Fault::Unmet;
+            " Problem: package kmod-nvidia-open-dkms-3:580.178.04-1.el9.noarch requires \
+             nvidia-kmod-common = 3:580.178.04\n  - conflicting requests\n  - package \
+             nvidia-modprobe-3:595.91.07-1.el9.x86_64 is filtered out by modular filtering\n",
+                Fault::Unmet;
+            "Error: Transaction test error:\n  file /usr/bin/nvidia-smi from install of \
+             file-conflict-1-1.x86_64 conflicts with file from package nvidia-driver-cuda\n",
+                Fault::Unmet;
+            "Package \"fails-pre-1-1.x86_64\" from repository \"faults\" has incorrect \
+             checksum\nError: Some packages have invalid cache, but cannot be downloaded due to \
+             \"--cacheonly\" option\n", Fault::Stale;
+            "Error in PREIN scriptlet in rpm package fails-pre\nError: Transaction failed\n",
+                Fault::Script;
+            "Error: something new\n", Fault::Other;
+        } {
             assert_eq!(fault(text), expected, "{text}");
         }
     }

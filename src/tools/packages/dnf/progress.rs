@@ -68,43 +68,25 @@ mod tests {
 
     #[test]
     fn lines_of_dnf() {
-        for (line, expected) in [
-            (
-                "  Installing       : libnvidia-ml-3:580.95.05-1.el9.x86_64                  2/8 ",
-                true,
-            ),
-            (
-                "  Verifying        : dkms-3.2.2-1.el9.noarch                                2/8 ",
-                true,
-            ),
-            (
-                "  Erasing          : fails-postun-1-1.x86_64                                1/1 ",
-                true,
-            ),
-            (
-                "(1/3): gcc-11.5.0-2.el9.x86_64.rpm               75 MB/s | 2.9 MB     00:00    ",
-                true,
-            ),
-            (
-                "unsigned-package-1-1.x86_64.rpm                 813 kB/s | 5.5 kB     00:00    ",
-                true,
-            ),
-            (
-                "  Running scriptlet: fails-post-1-1.x86_64                                  3/3 ",
-                false,
-            ),
-            (
-                "  Preparing        :                                                        1/1 ",
-                false,
-            ),
-            (
-                "Total                                            66 MB/s | 2.9 MB     00:00     ",
-                false,
-            ),
-            ("Installing:", false),
-            ("  Installing : something", false),
-            ("", false),
-        ] {
+        for (line, expected) in rows! {
+            "  Installing       : libnvidia-ml-3:580.95.05-1.el9.x86_64                  2/8 ",
+                true;
+            "  Verifying        : dkms-3.2.2-1.el9.noarch                                2/8 ",
+                true;
+            "  Erasing          : fails-postun-1-1.x86_64                                1/1 ",
+                true;
+            "(1/3): gcc-11.5.0-2.el9.x86_64.rpm               75 MB/s | 2.9 MB     00:00    ", true;
+            "unsigned-package-1-1.x86_64.rpm                 813 kB/s | 5.5 kB     00:00    ", true;
+            "  Running scriptlet: fails-post-1-1.x86_64                                  3/3 ",
+                false;
+            "  Preparing        :                                                        1/1 ",
+                false;
+            "Total                                            66 MB/s | 2.9 MB     00:00     ",
+                false;
+            "Installing:", false;
+            "  Installing : something", false;
+            "", false;
+        } {
             assert_eq!(is_stage(line), expected, "{line}");
         }
     }

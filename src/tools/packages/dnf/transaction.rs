@@ -286,27 +286,15 @@ mod tests {
 
     #[test]
     fn a_simulation_that_was_answered_with_no_is_an_answer() {
-        for (stdout, stderr, expected) in [
-            (DRIVER, "Operation aborted.\n", true),
-            (DRIVER, "Error: Operation aborted.\n", true),
-            (
-                "Dependencies resolved.\nNothing to do.\nComplete!\n",
-                "",
-                true,
-            ),
-            (
-                DRIVER,
-                "Error: Cache-only enabled but no cache for 'dead'\n",
-                true,
-            ),
+        for (stdout, stderr, expected) in rows! {
+            DRIVER, "Operation aborted.\n", true;
+            DRIVER, "Error: Operation aborted.\n", true;
+            "Dependencies resolved.\nNothing to do.\nComplete!\n", "", true;
+            DRIVER, "Error: Cache-only enabled but no cache for 'dead'\n", true;
             // The shell shows what is left of a request whose other part failed.
-            (
-                SWAP,
-                "Error: Unable to find a match: a\nError: Operation aborted.\n",
-                false,
-            ),
-            ("", "Error: \n Problem: conflicting requests\n", false),
-        ] {
+            SWAP, "Error: Unable to find a match: a\nError: Operation aborted.\n", false;
+            "", "Error: \n Problem: conflicting requests\n", false;
+        } {
             assert_eq!(
                 is_answer(stderr.is_empty(), stdout, stderr),
                 expected,
