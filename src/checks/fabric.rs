@@ -570,19 +570,9 @@ mod tests {
     use super::{Evidence, FabricState, InFiles, Switches, joined, subnet, unit, version, wait};
     use crate::{
         check::Verdict,
-        host::{FabricProgress, GpuFabric},
-        steps::fixtures,
+        host::FabricProgress,
+        steps::fixtures::{self, in_fabric},
     };
-
-    fn gpu(state: FabricProgress, status: u32) -> GpuFabric {
-        GpuFabric {
-            state,
-            status,
-            cluster: None,
-            clique: 0,
-            health: None,
-        }
-    }
 
     fn state() -> FabricState {
         FabricState {
@@ -603,7 +593,7 @@ mod tests {
             unit: Ok(Some(fixtures::unit("enabled", "active"))),
             driver: "580.178.04".parse().ok(),
             gpus: Ok((0..8)
-                .map(|index| (index, Some(gpu(FabricProgress::Completed, 0))))
+                .map(|index| (index, Some(in_fabric(FabricProgress::Completed, 0))))
                 .collect()),
         }
     }
@@ -718,13 +708,16 @@ mod tests {
 
     #[test]
     fn gpus_of_a_guest_that_have_joined_need_no_fabric_manager() {
-        let joined = (0, Some(gpu(FabricProgress::Completed, 0)));
+        let joined = (0, Some(in_fabric(FabricProgress::Completed, 0)));
         assert!(!wait(&[joined.clone(), (1, None)]));
         assert!(wait(&[
             joined.clone(),
-            (1, Some(gpu(FabricProgress::InProgress, 0)))
+            (1, Some(in_fabric(FabricProgress::InProgress, 0)))
         ]));
-        assert!(wait(&[(1, Some(gpu(FabricProgress::Completed, 999)))]));
+        assert!(wait(&[(
+            1,
+            Some(in_fabric(FabricProgress::Completed, 999))
+        )]));
         assert!(!wait(&[]));
     }
 
@@ -733,9 +726,9 @@ mod tests {
         assert_eq!(joined(&state()).status, Verdict::Pass);
         for (odd, words) in rows! {
             None, "GPU 3: gives no answer";
-            Some(gpu(FabricProgress::NotStarted, 0)), "GPU 3: not started";
-            Some(gpu(FabricProgress::InProgress, 0)), "GPU 3: in progress";
-            Some(gpu(FabricProgress::Completed, 999)), "GPU 3: completed with NVML code 999";
+            Some(in_fabric(FabricProgress::NotStarted, 0)), "GPU 3: not started";
+            Some(in_fabric(FabricProgress::InProgress, 0)), "GPU 3: in progress";
+            Some(in_fabric(FabricProgress::Completed, 999)), "GPU 3: completed with NVML code 999";
         } {
             let mut one = state();
             if let Ok(gpus) = &mut one.gpus {
@@ -817,7 +810,7 @@ mod tests {
         // Before Hopper, NVML knows no fabric.
         owned.gpus = Ok(Vec::new());
         assert_eq!(unit(&owned).status, Verdict::Skip);
-        owned.gpus = Ok(vec![(0, Some(gpu(FabricProgress::InProgress, 0)))]);
+        owned.gpus = Ok(vec![(0, Some(in_fabric(FabricProgress::InProgress, 0)))]);
         let finding = joined(&owned);
         assert_eq!(finding.status, Verdict::Fail);
         assert!(finding.remedy.unwrap_or_default().contains("GPU Operator"));

@@ -395,27 +395,6 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_ends_with_its_boot() {
-        let (want, mut facts, mut state) = machine();
-        let (_, changes) = decide(&state, &want, &facts).expect_needs();
-        let [Change::RunProbe { inputs, .. }] = &changes[..] else {
-            panic!("one proof")
-        };
-        (state.records).insert(RuntimeKind::Docker, record(inputs, "b1"));
-        facts.boot_id = Some("b2".into());
-        let (why, changes) = decide(&state, &want, &facts).expect_needs();
-        assert_eq!(
-            why,
-            "docker: no container has seen the GPUs since this boot"
-        );
-        assert!(changes.iter().all(Change::only_repeats_proof));
-        // Also something else has changed: then it is no repetition.
-        state.loaded = "535.309.01".parse().ok();
-        let (_, changes) = decide(&state, &want, &facts).expect_needs();
-        assert!(!changes.iter().any(Change::only_repeats_proof));
-    }
-
-    #[test]
     fn each_runtime_has_its_own_proof() {
         let (mut want, facts, mut state) = machine();
         let mut second = want.runtimes[0].clone();

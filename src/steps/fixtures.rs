@@ -16,7 +16,7 @@ use crate::{
         load::{Ask, load},
     },
     facts::{Cloud, Facts, GpuFact, Kernel, Os, SCHEMA, Scope, SecureBoot},
-    host::{Host, NvmlDevice, fake::FakeFiles},
+    host::{FabricProgress, GpuFabric, Host, NvmlDevice, fake::FakeFiles},
     model::{
         gpu::{ArchitectureEvidence, Flavour, SupportedFlavours},
         id::StepId,
@@ -34,6 +34,17 @@ pub(crate) fn unit(file: &str, active: &str) -> UnitState {
         active: active.into(),
         file: file.into(),
         result: "success".into(),
+    }
+}
+
+/// What NVML tells of a GPU on its way into the fabric.
+pub(crate) fn in_fabric(state: FabricProgress, status: u32) -> GpuFabric {
+    GpuFabric {
+        state,
+        status,
+        cluster: None,
+        clique: 0,
+        health: None,
     }
 }
 

@@ -245,13 +245,4 @@ mod tests {
             assert!(names.contains(&row.id), "{}", row.id);
         }
     }
-
-    #[test]
-    fn names_are_unique() {
-        let mut names: Vec<String> = all().iter().map(|step| step.id().to_string()).collect();
-        names.sort_unstable();
-        let count = names.len();
-        names.dedup();
-        assert_eq!(names.len(), count);
-    }
 }

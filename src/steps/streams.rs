@@ -43,29 +43,3 @@ pub(super) fn before(
         .chain(changes)
         .collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::{before, change};
-    use crate::{
-        change::Change,
-        steps::{fixtures::desired, wishes::install},
-    };
-
-    #[test]
-    fn the_stream_is_enabled_before_the_lists_are_judged() {
-        let mut driver = desired().driver.expect("a driver");
-        assert_eq!(change(&driver, None), None);
-        driver.stream = Some("nvidia-driver:580-open".into());
-        assert_eq!(change(&driver, Some("580-open")), None);
-        let changes = before(install(&driver.packages, vec![]), &driver, Some("570-open"));
-        assert!(matches!(
-            &changes[..],
-            [
-                Change::EnableStream { stream, .. },
-                Change::RefreshRepositories,
-                Change::InstallPackages { .. }
-            ] if stream == "580-open"
-        ));
-    }
-}

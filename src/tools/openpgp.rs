@@ -290,7 +290,7 @@ mod tests {
         ser::Serialize as _,
     };
 
-    use super::{OpenPgpError, parse};
+    use super::parse;
 
     /// The keys of the tests with this text in the place of another one.
     fn changed(from: &str, to: &str) -> Vec<u8> {
@@ -417,14 +417,6 @@ mod tests {
         let of_another = unverified(REVOKED).remove(0).details.revocation_signatures;
         key.details.revocation_signatures = of_another;
         assert!(!parse(&key.to_bytes().unwrap()).unwrap().keys[0].revoked);
-    }
-
-    #[test]
-    fn nothing_is_told_from_garbage() {
-        assert!(matches!(
-            parse(b""),
-            Err(OpenPgpError::Empty | OpenPgpError::Malformed { .. })
-        ));
     }
 
     #[test]

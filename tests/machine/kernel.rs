@@ -182,17 +182,22 @@ pub fn dkms_remove(files: &FakeFiles, module: &str) {
     }
     files.take(&format!("/var/lib/dkms/{module}"));
     for kernel in list(files, "/lib/modules") {
-        let path = format!("/lib/modules/{kernel}/modules.dep");
-        let content: String = text(files, &path)
-            .unwrap_or_default()
-            .lines()
-            .filter(|line| !line.starts_with(&format!("updates/dkms/{}", file_of(module))))
-            .map(|line| format!("{line}\n"))
-            .collect();
-        files.put(&path, content);
-        for name in list(files, &format!("/lib/modules/{kernel}/updates/dkms")) {
-            dpkg::take(files, &format!("/lib/modules/{kernel}/updates/dkms/{name}"));
-        }
+        dkms_unlist(files, &kernel, module);
+    }
+}
+
+/// Removes a compiled module from one kernel.
+fn dkms_unlist(files: &FakeFiles, kernel: &str, module: &str) {
+    let path = format!("/lib/modules/{kernel}/modules.dep");
+    let content: String = text(files, &path)
+        .unwrap_or_default()
+        .lines()
+        .filter(|line| !line.starts_with(&format!("updates/dkms/{}", file_of(module))))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    files.put(&path, content);
+    for name in list(files, &format!("/lib/modules/{kernel}/updates/dkms")) {
+        dpkg::take(files, &format!("/lib/modules/{kernel}/updates/dkms/{name}"));
     }
 }
 
@@ -238,17 +243,7 @@ pub fn dkms(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
         }
         ["remove", "-m", module, "-v", version, "-k", kernel] => {
             files.take(&format!("/var/lib/dkms/{module}/{version}/{kernel}"));
-            let path = format!("/lib/modules/{kernel}/modules.dep");
-            let content: String = text(files, &path)
-                .unwrap_or_default()
-                .lines()
-                .filter(|line| !line.starts_with(&format!("updates/dkms/{}", file_of(module))))
-                .map(|line| format!("{line}\n"))
-                .collect();
-            files.put(&path, content);
-            for name in list(files, &format!("/lib/modules/{kernel}/updates/dkms")) {
-                dpkg::take(files, &format!("/lib/modules/{kernel}/updates/dkms/{name}"));
-            }
+            dkms_unlist(files, kernel, module);
             ok("")
         }
         _ => panic!("the simulated dkms knows no `{}`", cmd.line()),

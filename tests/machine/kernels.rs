@@ -334,16 +334,3 @@ fn an_image_gets_the_kernel_that_its_instances_boot() {
         assert!(dpkg::installed(files, name).is_some(), "{name}");
     }
 }
-
-#[test]
-fn without_reboot_the_kernel_is_installed_and_the_reboot_is_asked_for() {
-    let machine = ubuntu("24.04", "6.8.0-1044-aws", "");
-    let ran = machine.run(&["install", "--format", "json"]);
-    assert_eq!(ran.exit, 8, "{}", told(&ran));
-    assert!(!machine.reboot_asked());
-    let files = &machine.fakes.files;
-    assert!(dpkg::installed(files, "linux-image-6.8.0-1060-aws").is_some());
-    machine.reboot();
-    let ran = machine.run(&["install", "--format", "json"]);
-    assert_eq!(ran.exit, 0, "{}", told(&ran));
-}

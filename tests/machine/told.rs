@@ -12,126 +12,57 @@ use crate::{
     scenarios::told,
 };
 
-/// A machine of the page: its title, what it is, and flags of `plan`.
-struct Row {
-    title: &'static str,
-    machine: fn() -> Machine,
-    flags: &'static [&'static str],
-}
-
 const H100_SXM: &str = "gpus = ['10de:2330', '10de:2330', '10de:2330', '10de:2330', '10de:2330', \
                         '10de:2330', '10de:2330', '10de:2330']";
 /// With the network device behind which the switches of an HGX board are.
 const B200: &str = "gpus = ['10de:2901', '10de:2901', '10de:2901', '10de:2901', '10de:2901', \
                     '10de:2901', '10de:2901', '10de:2901']";
 
-const ROWS: &[Row] = &[
-    Row {
-        title: "L4 on AWS, Ubuntu 24.04, a kernel that the archive still has",
-        machine: || {
-            ubuntu(
-                "24.04",
-                "6.8.0-1060-aws",
-                "gpus = ['10de:27b8']\nlists = true",
-            )
-        },
-        flags: &[],
-    },
-    Row {
-        title: "L4 on AWS, Ubuntu 24.04, an image that is half a year old",
-        machine: || {
-            ubuntu(
-                "24.04",
-                "6.8.0-1044-aws",
-                "gpus = ['10de:27b8']\nlists = true",
-            )
-        },
-        flags: &[],
-    },
-    Row {
-        title: "A10G on AWS, Ubuntu 24.04, a series that ended: only headers are left",
-        machine: || {
-            ubuntu(
-                "24.04",
-                "6.14.0-1025-aws",
-                "gpus = ['10de:2237']\nlists = true",
-            )
-        },
-        flags: &[],
-    },
-    Row {
-        title: "A10G on AWS, Ubuntu 24.04, a series of which nothing is left",
-        machine: || {
-            ubuntu(
-                "24.04",
-                "6.11.0-1016-aws",
-                "gpus = ['10de:2237']\nlists = true",
-            )
-        },
-        flags: &[],
-    },
-    Row {
-        title: "The same machine with consent for another series",
-        machine: || {
-            ubuntu(
-                "24.04",
-                "6.11.0-1016-aws",
-                "gpus = ['10de:2237']\nlists = true",
-            )
-        },
-        flags: &["--set", "driver.may-change-kernel=any"],
-    },
-    Row {
-        title: "8 × H100 SXM, Ubuntu 22.04, its first kernel series",
-        machine: || {
-            let further = format!("{H100_SXM}\nlists = true");
-            ubuntu("22.04", "5.15.0-164-generic", &further)
-        },
-        flags: &[],
-    },
-    Row {
-        title: "H100 on Azure, Ubuntu 24.04, Secure Boot on",
-        machine: || {
-            let further = "gpus = ['10de:2331']\nsecure-boot = 'enabled'\nlists = true";
-            ubuntu("24.04", "6.8.0-1044-azure", further)
-        },
-        flags: &[],
-    },
-    Row {
-        title: "8 × B200, Ubuntu 24.04",
-        machine: || {
-            let bridge = "/sys/bus/pci/devices/0000:e1:00.0";
-            let files = [
-                ("vendor", "0x15b3"),
-                ("device", "0x1021"),
-                ("class", "0x020700"),
-                ("subsystem_vendor", "0x15b3"),
-                ("subsystem_device", "0x0041"),
-                ("vpd", "Nvidia network device V1 SW_MNG"),
-            ]
-            .map(|(name, value)| format!("'{bridge}/{name}' = '{value}'\n"));
-            let further = format!("{B200}\nlists = true\n[files]\n{}", files.concat());
-            ubuntu("24.04", "6.8.0-139-generic", &further)
-        },
-        flags: &[],
-    },
-    Row {
-        title: "GH200, Ubuntu 24.04 on arm64, NVIDIA's kernel with pages of 64 KiB",
-        machine: || {
-            let further = "architecture = 'aarch64'\ngpus = ['10de:2342']\nlists = true";
-            ubuntu("24.04", "6.8.0-1030-nvidia-64k", further)
-        },
-        flags: &[],
-    },
-    Row {
-        title: "T4 on AlmaLinux 9",
-        machine: || {
-            let differs = "gpus = ['10de:1eb8']".parse().expect("TOML");
-            Machine::new(describe("almalinux-9-l4", differs))
-        },
-        flags: &[],
-    },
-];
+/// The machines of the page: the title, the machine, and flags of `plan`.
+const ROWS: [(&str, fn() -> Machine, &[&str]); 10] = rows! {
+    "L4 on AWS, Ubuntu 24.04, a kernel that the archive still has",
+        || aws("6.8.0-1060-aws", "10de:27b8"), &[];
+    "L4 on AWS, Ubuntu 24.04, an image that is half a year old",
+        || aws("6.8.0-1044-aws", "10de:27b8"), &[];
+    "A10G on AWS, Ubuntu 24.04, a series that ended: only headers are left",
+        || aws("6.14.0-1025-aws", "10de:2237"), &[];
+    "A10G on AWS, Ubuntu 24.04, a series of which nothing is left",
+        || aws("6.11.0-1016-aws", "10de:2237"), &[];
+    "The same machine with consent for another series",
+        || aws("6.11.0-1016-aws", "10de:2237"), &["--set", "driver.may-change-kernel=any"];
+    "8 × H100 SXM, Ubuntu 22.04, its first kernel series",
+        || ubuntu("22.04", "5.15.0-164-generic", &format!("{H100_SXM}\nlists = true")), &[];
+    "H100 on Azure, Ubuntu 24.04, Secure Boot on",
+        || ubuntu("24.04", "6.8.0-1044-azure",
+            "gpus = ['10de:2331']\nsecure-boot = 'enabled'\nlists = true"), &[];
+    "8 × B200, Ubuntu 24.04", b200, &[];
+    "GH200, Ubuntu 24.04 on arm64, NVIDIA's kernel with pages of 64 KiB",
+        || ubuntu("24.04", "6.8.0-1030-nvidia-64k",
+            "architecture = 'aarch64'\ngpus = ['10de:2342']\nlists = true"), &[];
+    "T4 on AlmaLinux 9",
+        || Machine::new(describe("almalinux-9-l4", "gpus = ['10de:1eb8']".parse().expect("TOML"))), &[];
+};
+
+/// A machine of AWS with package lists and one GPU.
+fn aws(kernel: &str, gpu: &str) -> Machine {
+    ubuntu("24.04", kernel, &format!("gpus = ['{gpu}']\nlists = true"))
+}
+
+/// An HGX board, with the device behind which its switches are.
+fn b200() -> Machine {
+    let bridge = "/sys/bus/pci/devices/0000:e1:00.0";
+    let files = rows! {
+        "vendor", "0x15b3";
+        "device", "0x1021";
+        "class", "0x020700";
+        "subsystem_vendor", "0x15b3";
+        "subsystem_device", "0x0041";
+        "vpd", "Nvidia network device V1 SW_MNG";
+    };
+    let files = files.map(|(name, value)| format!("'{bridge}/{name}' = '{value}'\n"));
+    let further = format!("{B200}\nlists = true\n[files]\n{}", files.concat());
+    ubuntu("24.04", "6.8.0-139-generic", &further)
+}
 
 /// The steps of a plan that answer what is picked and why.
 const STEPS: [&str; 5] = [
@@ -169,11 +100,11 @@ fn word(value: &Value) -> &str {
 
 fn table() -> String {
     let mut text = String::new();
-    for row in ROWS {
-        let machine = (row.machine)();
-        let ran = machine.run(&[&["plan", "--format", "json"][..], row.flags].concat());
+    for (title, machine, flags) in ROWS {
+        let machine = machine();
+        let ran = machine.run(&[&["plan", "--format", "json"][..], flags].concat());
         let kernel = crate::kernel::running(&machine.fakes.files);
-        let flags = match row.flags {
+        let flags = match flags {
             [] => String::new(),
             [_, setting] => format!(", with `--set {setting}`"),
             flags => panic!("{flags:?}"),
@@ -181,7 +112,7 @@ fn table() -> String {
         write!(
             text,
             "\n## {}\n\nKernel `{kernel}`{flags}. `plan` ends with exit {}.\n\n{}",
-            row.title,
+            title,
             ran.exit,
             answers(&ran)
         )

@@ -1,7 +1,12 @@
 //! Cut off anywhere, then run again: the same end.
 
+use nix::errno::Errno;
+
 use super::kit::{Rig, file, fixed, packages};
-use crate::{engine::status, error::Report, exit::Exit, model::secret::Secret, step::Assessment};
+use crate::{
+    engine::status, error::Report, exit::Exit, host::fake::Damage, model::secret::Secret,
+    step::Assessment,
+};
 
 const JOURNAL: &str = "/var/lib/gpu-bootstrap/journal.jsonl";
 const CREDENTIALS: &str = "/var/lib/gpu-bootstrap/credentials.json";
@@ -112,12 +117,12 @@ async fn what_a_run_left_that_died_at_its_first_record_goes_and_what_a_person_ke
     rig.fakes.files.put(CREDENTIALS, "[\"s3cret\"]");
     rig.fakes.files.put(&kept, "{}\n");
     assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
-    let tree = rig.fakes.files.snapshot().text();
+    let tree = rig.tree();
     assert!(tree.contains(&kept));
     assert!(!tree.contains(CREDENTIALS) && !tree.contains(&format!("{JOURNAL} ")));
     rig.fakes.files.take(&kept);
     assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
-    let tree = rig.fakes.files.snapshot().text();
+    let tree = rig.tree();
     assert!(!tree.contains("/var/lib/gpu-bootstrap"));
 }
 
@@ -158,11 +163,7 @@ async fn a_record_that_cannot_be_synced_ends_the_run_and_its_number_is_used_once
     let files = rig.fakes.files.clone();
     *rig.verbs.before.lock().unwrap() = Box::new(move |_| {
         // The disk fails: the record stays in the file, and nobody knows whether it is on the disk.
-        files.damage(
-            JOURNAL,
-            crate::host::fake::Damage::Syncs,
-            nix::errno::Errno::EIO,
-        );
+        files.damage(JOURNAL, Damage::Syncs, Errno::EIO);
     });
     let error = rig.install().await.unwrap_err();
     assert_eq!(error.reason(), "journal-unavailable");
@@ -201,11 +202,9 @@ async fn nothing_is_done_that_cannot_be_recorded() {
     rig.install().await.unwrap();
     rig.fakes.files.put("/etc/a", "drifted");
     rig.log();
-    rig.fakes.files.damage(
-        JOURNAL,
-        crate::host::fake::Damage::Writes,
-        nix::errno::Errno::ENOSPC,
-    );
+    rig.fakes
+        .files
+        .damage(JOURNAL, Damage::Writes, Errno::ENOSPC);
     let error = rig.install().await.unwrap_err();
     assert_eq!(error.reason(), "no-disk-space");
     assert_eq!(error.exit(), Exit::Blocked);
@@ -221,11 +220,7 @@ async fn a_disk_that_fills_up_in_the_middle_loses_nothing() {
     let bare = rig.fakes.files.snapshot().without(&["/run"]);
     let files = rig.fakes.files.clone();
     *rig.verbs.before.lock().unwrap() = Box::new(move |_| {
-        files.damage(
-            JOURNAL,
-            crate::host::fake::Damage::Writes,
-            nix::errno::Errno::ENOSPC,
-        );
+        files.damage(JOURNAL, Damage::Writes, Errno::ENOSPC);
     });
     let error = rig.install().await.unwrap_err();
     assert_eq!(error.exit(), Exit::StepFailed);
@@ -275,7 +270,7 @@ async fn a_damaged_journal_stops_the_run_before_anything_is_changed() {
 async fn receipt_and_journal_are_for_root_alone() {
     let rig = rig();
     rig.install().await.unwrap();
-    let tree = rig.fakes.files.snapshot().text();
+    let tree = rig.tree();
     let mode = |path: &str| {
         tree.lines()
             .find(|line| line.contains(&format!("{path} ")) || line.ends_with(path))

@@ -10,7 +10,9 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::failures::{broken, mirror_answers_503, refused};
 pub use super::reading::{blocked, outcome, outcomes, satisfied, why};
-pub use super::small::{Small, exists, file, fixed, install, needs, packages, step, wishes, write};
+pub use super::small::{
+    Small, exists, file, fixed, install, needs, packages, reboots, step, wishes, write,
+};
 use crate::{
     change::{
         Afterwards, Change, FileAfter, FileBefore, Problem, RestoreUnit, Reverted, Saved, Sink,
@@ -318,6 +320,11 @@ pub struct Rig {
 }
 
 impl Rig {
+    /// All that is on the machine, as text.
+    pub fn tree(&self) -> String {
+        self.fakes.files.snapshot().text()
+    }
+
     pub fn new(steps: impl IntoIterator<Item = Small>) -> Self {
         let (host, fakes) = fake::host();
         fakes.files.put_folder("/packages", 0o755);

@@ -11,11 +11,11 @@ use std::{
 use async_trait::async_trait;
 
 use super::{
-    kit::{Rig, needs, step},
+    kit::{Rig, reboots, step},
     unattended::words,
 };
 use crate::{
-    change::{Change, Problem},
+    change::Problem,
     engine::{reboot, status},
     error::Report,
     exit::Exit,
@@ -31,16 +31,18 @@ const LOCK: &str = "/run/gpu-bootstrap/lock";
 const STATUS: &str = "/run/cloud-init/status.json";
 const RESULT: &str = "/run/cloud-init/result.json";
 
-/// A machine that awaits its reboot, whose systemd refuses the first requests and ignores the next
-/// ones.
-async fn machine(refused: usize, ignored: usize) -> Rig {
-    let mut rig = Rig::new([step("module", |_| {
-        needs(vec![Change::Reboot {
-            why: "nouveau must go".to_owned(),
-        }])
-    })]);
+/// A machine that awaits its reboot.
+async fn due() -> Rig {
+    let mut rig = Rig::new([step("module", |_| reboots("nouveau must go"))]);
     rig.options.request.reboot = true;
     assert_eq!(rig.install().await.unwrap().exit, Exit::RebootRequired);
+    rig
+}
+
+/// Such a machine, whose systemd refuses the first requests and ignores the next
+/// ones.
+async fn machine(refused: usize, ignored: usize) -> Rig {
+    let rig = due().await;
     rig.fakes.exec.on("systemctl", move |cmd, files| {
         let line = cmd.args.join(" ");
         let count = files.text("/requests").len();
@@ -197,12 +199,7 @@ async fn the_reboot_waits_for_another_package_manager() {
 fn after(rig: &Rig) -> (bool, Option<u8>) {
     let told = status(&rig.fakes.host(), Some("boot-1")).unwrap();
     assert!(told.reboot_due);
-    let there = rig
-        .fakes
-        .files
-        .snapshot()
-        .text()
-        .contains("/gpu-bootstrap-resume.service");
+    let there = rig.tree().contains("/gpu-bootstrap-resume.service");
     assert_eq!(told.awaited_reboot.unwrap().automatic, there);
     (there, told.last.unwrap().ended.map(|ended| ended.exit))
 }
@@ -277,13 +274,7 @@ async fn after_an_uninstall_that_was_faster_the_machine_is_not_rebooted() {
 
 #[tokio::test]
 async fn where_cloud_init_waits_for_this_run_the_resume_unit_reboots() {
-    let mut rig = Rig::new([step("module", |_| {
-        needs(vec![Change::Reboot {
-            why: "nouveau must go".to_owned(),
-        }])
-    })]);
-    rig.options.request.reboot = true;
-    assert_eq!(rig.install().await.unwrap().exit, Exit::RebootRequired);
+    let rig = due().await;
     rig.fakes.files.put(STATUS, "{}");
     rig.fakes.files.put(
         "/proc/self/cgroup",

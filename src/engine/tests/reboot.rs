@@ -48,7 +48,7 @@ async fn a_reboot_is_a_barrier_and_the_next_boot_goes_on() {
         "a reboot comes first: nouveau must go"
     );
     assert!(!report.reboot.unwrap().automatic);
-    assert!(!rig.fakes.files.snapshot().text().contains(UNIT));
+    assert!(!rig.tree().contains(UNIT));
 
     let error = rig.install().await.unwrap_err();
     assert_eq!(error.exit(), Exit::RebootRequired);
@@ -114,7 +114,7 @@ async fn what_older_package_lists_decided_is_decided_anew() {
     let log = rig.log();
     let refreshed = log.iter().filter(|line| line.contains("refresh")).count();
     assert_eq!(refreshed, 1, "{log:?}");
-    let text = rig.fakes.files.snapshot().text();
+    let text = rig.tree();
     assert!(
         text.contains("/packages/new") && !text.contains("/packages/old"),
         "{text}"
@@ -153,7 +153,7 @@ async fn with_reboot_the_unit_is_there_until_the_work_is_done() {
             "restore /etc/modprobe.d/gpu-bootstrap-unfinished.conf"
         ]
     );
-    assert!(!rig.fakes.files.snapshot().text().contains(UNIT));
+    assert!(!rig.tree().contains(UNIT));
 }
 
 #[tokio::test]
@@ -274,7 +274,7 @@ async fn an_image_ends_well_and_its_first_boot_finishes() {
         "{:?}",
         report.notes
     );
-    assert!(!rig.fakes.files.snapshot().text().contains(UNIT));
+    assert!(!rig.tree().contains(UNIT));
     assert!(rig.fakes.files.text(JOURNAL).contains("i-2"));
 }
 
@@ -312,7 +312,7 @@ fn stop_at(rig: &Rig, path: &'static str, by: Exit) {
 }
 
 fn armed(rig: &Rig) -> bool {
-    let tree = rig.fakes.files.snapshot().text();
+    let tree = rig.tree();
     assert_eq!(
         tree.contains(UNIT),
         tree.contains(&format!("{WANTS}/gpu-boot"))

@@ -169,6 +169,13 @@ fn needs_why(why: &str, changes: Vec<Change>) -> Assessment {
     }
 }
 
+/// Needs only a boot.
+pub fn reboots(why: &str) -> Assessment {
+    needs(vec![Change::Reboot {
+        why: why.to_owned(),
+    }])
+}
+
 pub fn write(path: &str, content: &str) -> Change {
     Change::WriteFile {
         path: path.into(),

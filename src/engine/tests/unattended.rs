@@ -10,7 +10,8 @@ use std::{
 };
 
 use super::kit::{
-    Rig, Small, WANTS, exists, file, fixed, needs, outcomes, packages, satisfied, step, why,
+    Rig, Small, WANTS, exists, file, fixed, needs, outcomes, packages, reboots, satisfied, step,
+    why,
 };
 use crate::{
     change::Change,
@@ -44,9 +45,7 @@ fn upgraded() -> [Small; 2] {
             if exists(host, "/booted") {
                 satisfied("loaded")
             } else {
-                needs(vec![Change::Reboot {
-                    why: "535 is loaded and 580 is installed".to_owned(),
-                }])
+                reboots("535 is loaded and 580 is installed")
             }
         }),
         step("devices", |host| {
@@ -297,7 +296,7 @@ async fn a_machine_whose_record_is_lost_loads_the_driver_again() {
         rig.fakes.files.take(STATE);
         rig
     };
-    let exists = |rig: &Rig, path: &str| rig.fakes.files.snapshot().text().contains(path);
+    let exists = |rig: &Rig, path: &str| rig.tree().contains(path);
 
     // In the middle of a run that goes on by itself: the next boot takes back what would keep the driver away.
     let rig = lost(0).await;
@@ -356,7 +355,7 @@ async fn after_three_boots_without_progress_the_machine_stays_reachable() {
         assert!(files.text(NOT_BY_ITSELF).contains("\nblacklist nvidia\n"));
         drop(rig.install().await);
     }
-    let tree = |rig: &Rig| rig.fakes.files.snapshot().text();
+    let tree = |rig: &Rig| rig.tree();
     assert!(tree(&rig).contains(UNIT) && !tree(&rig).contains(NOT_AT_ALL));
 
     boot(&mut rig, 5);
@@ -423,11 +422,7 @@ async fn a_run_that_ends_starts_the_count_anew() {
 
 #[tokio::test]
 async fn what_was_run_from_a_place_that_does_not_stay_is_kept() {
-    let mut rig = Rig::new([step("a", |_| {
-        needs(vec![Change::Reboot {
-            why: "x".to_owned(),
-        }])
-    })]);
+    let mut rig = Rig::new([step("a", |_| reboots("x"))]);
     rig.fakes.files.put("/tmp/gb", "the program");
     rig.fakes.files.put("/proc/self/exe", "the program");
     rig.fakes.files.put("/tmp/node.toml", "[driver]\n");
@@ -450,22 +445,12 @@ async fn what_was_run_from_a_place_that_does_not_stay_is_kept() {
         "[driver]\n"
     );
     assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
-    assert!(
-        !rig.fakes
-            .files
-            .snapshot()
-            .text()
-            .contains("/var/lib/gpu-bootstrap")
-    );
+    assert!(!rig.tree().contains("/var/lib/gpu-bootstrap"));
 }
 
 #[tokio::test]
 async fn the_deadline_of_the_request_is_that_of_the_next_boot() {
-    let mut rig = Rig::new([step("a", |_| {
-        needs(vec![Change::Reboot {
-            why: "x".to_owned(),
-        }])
-    })]);
+    let mut rig = Rig::new([step("a", |_| reboots("x"))]);
     rig.options.request.reboot = true;
     rig.options.request.deadline_seconds = Some(600);
     assert_eq!(rig.install().await.unwrap().exit, Exit::RebootRequired);

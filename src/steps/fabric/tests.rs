@@ -4,9 +4,8 @@ use crate::{
     compat::matrix::Fabric,
     config::desired::{Desired, FabricService, Manager},
     host::{FabricProgress, GpuFabric, NvmlDevice, fake},
-    step::Assessment,
     steps::{
-        fixtures::{self, desired, nvml_device, unit},
+        fixtures::{self, desired, in_fabric, nvml_device, unit},
         wishes::{compare, fixtures::packages},
     },
 };
@@ -47,30 +46,9 @@ fn state(version: &str) -> FabricState {
         packaged: Some(loaded.clone()),
         loaded: Some(loaded),
         gpus: (0..8)
-            .map(|index| (index, gpu(FabricProgress::Completed, 0)))
+            .map(|index| (index, in_fabric(FabricProgress::Completed, 0)))
             .collect(),
         ..FabricState::default()
-    }
-}
-
-fn gpu(state: FabricProgress, status: u32) -> GpuFabric {
-    GpuFabric {
-        state,
-        status,
-        cluster: None,
-        clique: 0,
-        health: None,
-    }
-}
-
-fn why(assessment: Assessment) -> String {
-    match assessment {
-        Assessment::Satisfied { why }
-        | Assessment::Needs { why, .. }
-        | Assessment::Blocked { why, .. }
-        | Assessment::BlockedByOldLists { why, .. }
-        | Assessment::BlockedNow { why, .. } => why,
-        other => panic!("{other:?}"),
     }
 }
 
@@ -140,19 +118,12 @@ fn a_fabric_manager_of_another_version_is_no_fabric_manager() {
 #[test]
 fn gpus_that_have_not_joined_are_awaited_and_those_that_cannot_are_named() {
     let mut joining = state("535.261.03-1");
-    joining.gpus[2].1 = gpu(FabricProgress::InProgress, 0);
-    joining.gpus[5].1 = gpu(FabricProgress::NotStarted, 0);
-    let answer = decide(&joining, &wanted());
-    let Assessment::BlockedNow {
-        passes: Some(bound),
-        ..
-    } = &answer
-    else {
-        panic!("it passes: {answer:?}");
-    };
-    assert!(!bound.is_zero());
-    assert!(why(answer).contains("GPUs 2, 5 have not joined the fabric yet"));
-    joining.gpus[2].1 = gpu(FabricProgress::Completed, 999);
+    joining.gpus[2].1 = in_fabric(FabricProgress::InProgress, 0);
+    joining.gpus[5].1 = in_fabric(FabricProgress::NotStarted, 0);
+    let (why, _, passes) = decide(&joining, &wanted()).expect_blocked_now();
+    assert!(passes.is_some_and(|bound| !bound.is_zero()));
+    assert!(why.contains("GPUs 2, 5 have not joined the fabric yet"));
+    joining.gpus[2].1 = in_fabric(FabricProgress::Completed, 999);
     let (why, _) = decide(&joining, &wanted()).expect_blocked();
     assert!(
         why.contains("GPU 2 could not join the fabric (NVML code 999)"),
@@ -167,7 +138,7 @@ fn gpus_that_say_nothing_of_their_fabric_have_not_joined() {
         error: error.map(str::to_owned),
         ..nvml_device(index)
     };
-    let done = || Some(gpu(FabricProgress::Completed, 0));
+    let done = || Some(in_fabric(FabricProgress::Completed, 0));
     for (devices, said) in rows! {
         vec![device(0, done(), None), device(1, done(), None)], None;
         // Before Hopper, and in a slot of its own, no GPU knows a fabric.
@@ -182,15 +153,8 @@ fn gpus_that_say_nothing_of_their_fabric_have_not_joined() {
     }
     let mut lost = state("535.261.03-1");
     lost.silent = Some("GPU 1 gave no answer to NVML".to_owned());
-    let answer = decide(&lost, &wanted());
-    assert!(matches!(
-        answer,
-        Assessment::BlockedNow {
-            passes: Some(_),
-            ..
-        }
-    ));
-    assert!(why(answer).contains("is not known"));
+    let (why, _, passes) = decide(&lost, &wanted()).expect_blocked_now();
+    assert!(passes.is_some() && why.contains("is not known"), "{why}");
 }
 
 #[test]

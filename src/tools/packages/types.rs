@@ -403,6 +403,18 @@ pub struct Settings {
     pub no_proxy: Option<String>,
 }
 
+#[cfg(test)]
+impl Settings {
+    /// Those of a run behind a proxy that asks for a password.
+    pub(crate) fn behind_a_proxy() -> Self {
+        Self {
+            lock_timeout_seconds: 60,
+            proxy: Some(Secret::new("http://joe:s3cret@proxy:3128")),
+            no_proxy: Some("localhost,.internal".to_owned()),
+        }
+    }
+}
+
 /// One repository that a machine is configured with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceEntry {

@@ -244,17 +244,9 @@ mod tests {
         tools::packages::{Mark, Removals, Settings, TransactionRequest},
     };
 
-    fn settings() -> Settings {
-        Settings {
-            lock_timeout_seconds: 60,
-            proxy: Some(Secret::new("http://joe:s3cret@proxy:3128")),
-            no_proxy: Some("localhost,.internal".to_owned()),
-        }
-    }
-
     #[test]
     fn no_command_asks_or_forces_anything() {
-        let settings = settings();
+        let settings = Settings::behind_a_proxy();
         let names = ["docker.io".to_owned()];
         let install = TransactionRequest::Install {
             packages: &names,
@@ -318,7 +310,7 @@ mod tests {
             packages: &coming,
             removing: &going,
         };
-        let cmd = perform(&settings(), &both, Removals::Approved);
+        let cmd = perform(&Settings::behind_a_proxy(), &both, Removals::Approved);
         assert!(cmd.line().ends_with("install -- a=1 b-"), "{}", cmd.line());
     }
 
@@ -331,15 +323,15 @@ mod tests {
         };
         let words = "install --allow-downgrades --allow-change-held-packages --ignore-hold";
         for cmd in [
-            simulate(&settings(), &moved).cmd().clone(),
-            download(&settings(), &moved),
-            perform(&settings(), &moved, Removals::Approved),
+            simulate(&Settings::behind_a_proxy(), &moved).cmd().clone(),
+            download(&Settings::behind_a_proxy(), &moved),
+            perform(&Settings::behind_a_proxy(), &moved, Removals::Approved),
         ] {
             assert!(cmd.line().contains(words), "{}", cmd.line());
             assert!(cmd.line().ends_with("-- a=1 b-"), "{}", cmd.line());
         }
         // What was simulated without a removal must not remove anything.
-        let cmd = perform(&settings(), &moved, Removals::None);
+        let cmd = perform(&Settings::behind_a_proxy(), &moved, Removals::None);
         assert!(cmd.line().contains("--no-remove"), "{}", cmd.line());
     }
 }

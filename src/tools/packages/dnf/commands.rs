@@ -318,17 +318,9 @@ pub fn short_line(cmd: &Cmd) -> String {
 mod tests {
     use super::*;
 
-    fn settings() -> Settings {
-        Settings {
-            lock_timeout_seconds: 60,
-            proxy: Some(Secret::new("http://joe:s3cret@proxy:3128")),
-            no_proxy: Some("localhost,.internal".to_owned()),
-        }
-    }
-
     #[test]
     fn no_command_asks_waits_for_ever_or_forces_anything() {
-        let settings = settings();
+        let settings = Settings::behind_a_proxy();
         let names = ["docker-ce-3:28.5.2-1.el9".to_owned()];
         let install = TransactionRequest::Install {
             packages: &names,
@@ -365,8 +357,11 @@ mod tests {
             removing: &[],
         };
         let (simulated, real) = (
-            simulate(&settings(), &request).cmd().args.clone(),
-            perform(&settings(), &request).args,
+            simulate(&Settings::behind_a_proxy(), &request)
+                .cmd()
+                .args
+                .clone(),
+            perform(&Settings::behind_a_proxy(), &request).args,
         );
         assert_eq!(
             (simulated[0].as_str(), real[0].as_str()),
@@ -386,7 +381,7 @@ mod tests {
         assert!(!has(offers_of_all_streams("%{name}", &["a"])));
         // They must be there when the question comes.
         assert!(
-            refresh(&settings())
+            refresh(&Settings::behind_a_proxy())
                 .args
                 .iter()
                 .any(|arg| arg == FILE_LISTS)
@@ -400,7 +395,7 @@ mod tests {
             packages: &coming,
             removing: &going,
         };
-        let cmd = perform(&settings(), &both);
+        let cmd = perform(&Settings::behind_a_proxy(), &both);
         let script = cmd.stdin.as_ref().map(Secret::expose);
         assert_eq!(script, Some("install a-1-1\nremove b c\nrun\n"));
         assert_eq!(short_line(&cmd), "dnf shell /dev/stdin");
