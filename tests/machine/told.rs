@@ -18,8 +18,11 @@ const H100_SXM: &str = "gpus = ['10de:2330', '10de:2330', '10de:2330', '10de:233
 const B200: &str = "gpus = ['10de:2901', '10de:2901', '10de:2901', '10de:2901', '10de:2901', \
                     '10de:2901', '10de:2901', '10de:2901']";
 
-/// The machines of the page: the title, the machine, and flags of `plan`.
-const ROWS: [(&str, fn() -> Machine, &[&str]); 10] = rows! {
+/// A title, the machine, and flags of `plan`.
+type Row = (&'static str, fn() -> Machine, &'static [&'static str]);
+
+/// The machines of the page.
+const ROWS: [Row; 10] = rows! {
     "L4 on AWS, Ubuntu 24.04, a kernel that the archive still has",
         || aws("6.8.0-1060-aws", "10de:27b8"), &[];
     "L4 on AWS, Ubuntu 24.04, an image that is half a year old",
