@@ -326,7 +326,8 @@ pub(super) async fn publish(
     };
     let name = purpose.archive();
     let folder = Utf8Path::new(&wish.to);
-    let registry = || Address::parse(&wish.to).map(|to| Registry::new(host, to, PATIENCE));
+    let registry =
+        || Address::parse(&wish.to).map(|to| Registry::new(host, to, PATIENCE).for_writing());
     let is_there = match registry() {
         Some(mut registry) => registry.layers(&oci::tag(&name)).await?.is_some(),
         None => refuse_foreign(&*host.files, folder)

@@ -30,6 +30,8 @@ pub(super) struct Registry<'h> {
     until: Duration,
     /// What the registry has accepted.
     authorization: Option<Secret>,
+    /// Something is put there, so a token must allow that, too.
+    writes: bool,
 }
 
 /// Why a request has no answer. The address may have a signature of the registry's, which lets everybody fetch.
@@ -57,6 +59,15 @@ impl<'h> Registry<'h> {
             address,
             within,
             authorization: None,
+            writes: false,
+        }
+    }
+
+    /// Logs in for more than to read.
+    pub(super) fn for_writing(self) -> Self {
+        Self {
+            writes: true,
+            ..self
         }
     }
 
@@ -93,11 +104,16 @@ impl<'h> Registry<'h> {
             // Registries of clouds keep blobs elsewhere, and that place gets no login.
             300..400 => {
                 let place = answer.header("location").next().unwrap_or_default();
-                if !place.starts_with("https://") {
-                    return Err(failed("it is at an address without HTTPS".to_owned()));
+                let place = self.address.elsewhere(place);
+                let place =
+                    place.ok_or_else(|| failed("it is at an address without HTTPS".to_owned()))?;
+                let got = self.send_as(None, &Method::Get, &place, Vec::new(), layer.size);
+                match got.await.map_err(failed)? {
+                    Answer {
+                        status: 200, body, ..
+                    } => body,
+                    other => return Err(failed(refused(&other))),
                 }
-                let got = self.host.http.get(place, layer.size).await;
-                got.map_err(|error| failed(silence(error)))?
             }
             _ => return Err(failed(refused(&answer))),
         };
@@ -110,6 +126,10 @@ impl<'h> Registry<'h> {
 
     /// Puts files there, under a tag.
     pub(super) async fn push(&mut self, tag: &str, files: &[File<'_>]) -> Result<(), String> {
+        if !self.writes {
+            // A token may be one to read.
+            (self.writes, self.authorization) = (true, None);
+        }
         let failed = |what: &str, why: String| format!("put {what} there: {why}");
         for (name, content) in [("an empty configuration", oci::EMPTY)]
             .into_iter()
@@ -175,10 +195,21 @@ impl<'h> Registry<'h> {
         &self,
         method: &Method,
         url: &str,
-        mut headers: Vec<(&'static str, Secret)>,
+        headers: Vec<(&'static str, Secret)>,
         limit: u64,
     ) -> Result<Answer, String> {
         let authorization = self.authorization.clone();
+        (self.send_as(authorization, method, url, headers, limit)).await
+    }
+
+    async fn send_as(
+        &self,
+        authorization: Option<Secret>,
+        method: &Method,
+        url: &str,
+        mut headers: Vec<(&'static str, Secret)>,
+        limit: u64,
+    ) -> Result<Answer, String> {
         headers.extend(authorization.map(|value| ("authorization", value)));
         let request = Ask {
             method: method.clone(),
@@ -206,7 +237,9 @@ impl<'h> Registry<'h> {
 
     async fn log_in(&mut self, refused: &Answer) -> Result<(), String> {
         let login = self.login().await?;
-        let ways = refused.header("www-authenticate").filter_map(challenge);
+        let scope = format!("repository:{}:pull,push", self.address.repository);
+        let scope = self.writes.then_some(&*scope);
+        let ways = (refused.header("www-authenticate")).filter_map(|way| challenge(way, scope));
         // A token lets nobody do more than is wanted.
         let way = ways.max_by_key(|way| matches!(way, Challenge::Token(_)));
         self.authorization = match way {
@@ -244,6 +277,8 @@ impl<'h> Registry<'h> {
             None => Ok(None),
             Some(Login::Basic(basic)) => Ok(Some(basic)),
             Some(Login::Helper(name)) => self.helped(&name).await.map(Some),
+            // Without one it is asked as by everybody, and says if it wants more.
+            Some(Login::Store(name)) => Ok(self.helped(&name).await.ok()),
         }
     }
 
@@ -312,18 +347,23 @@ pub(super) mod fake {
                     _ => answer(401, "", None),
                 };
             }
+            let place = self.place.and_then(|place| url.strip_prefix(place));
+            if let Some(blob) = place {
+                assert_eq!(login, None, "a login for another host");
+                return answer(200, locked(&self.blobs)[blob].clone(), None);
+            }
             let reads = request.method == Method::Get;
-            let scope = if reads { "pull" } else { "pull,push" };
             let (accepted, challenge) = match self.basic {
                 true => (
                     login == Some("Basic am9lOndvcmQ="),
                     "Basic realm=\"r\"".to_owned(),
                 ),
                 false => (
-                    login == Some("Bearer pull%2Cpush") || (reads && login == Some("Bearer pull")),
-                    format!(
-                        "Bearer realm=\"https://auth.example/token\",service=\"r\",scope=\"{scope}\""
-                    ),
+                    login == Some("Bearer repository%3Ateam%2Fgpu%3Apull%2Cpush")
+                        || (reads && login == Some("Bearer pull")),
+                    // As GitHub's registry says for each request.
+                    "Bearer realm=\"https://auth.example/token\",service=\"r\",scope=\"pull\""
+                        .to_owned(),
                 ),
             };
             if !accepted {
@@ -380,11 +420,7 @@ pub(super) mod fake {
     #[async_trait::async_trait]
     impl Http for FakeRegistry {
         async fn get(&self, url: &str, _: u64) -> Result<Vec<u8>, HttpError> {
-            let digest = self
-                .place
-                .and_then(|place| url.strip_prefix(place))
-                .expect("a blob's place");
-            Ok(locked(&self.blobs)[digest].clone())
+            unreachable!("it logs `{url}`")
         }
 
         async fn ask(&self, request: &Ask) -> Result<Answer, HttpError> {

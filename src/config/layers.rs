@@ -428,9 +428,14 @@ impl Layers {
             Err(why) => Err(ConfigError::Value {
                 hint: hints::for_value(&setting.path, &setting.value, &why),
                 value: shown_in_error(&setting),
+                // It repeats a number.
+                why: match keys::secrecy(&setting.path) {
+                    keys::Secrecy::Open => why,
+                    _ if setting.value.is_str() => why,
+                    _ => "it must be text in quotes".to_owned(),
+                },
                 place: Box::new(setting.place),
                 key,
-                why,
             }),
         }
     }

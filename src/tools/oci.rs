@@ -73,6 +73,15 @@ impl Address {
         format!("https://{registry}/v2/{repository}/{what}")
     }
 
+    /// Returns where something else of the registry is, by what its answer names as `Location`; `None` without HTTPS.
+    #[must_use]
+    pub fn elsewhere(&self, location: &str) -> Option<String> {
+        match location.starts_with('/') && !location.starts_with("//") {
+            true => Some(format!("https://{}{location}", self.registry)),
+            false => (location.starts_with("https://")).then(|| location.to_owned()),
+        }
+    }
+
     /// Returns where the registry wants an upload, by what its answer names as `Location`. Another host gets nothing.
     #[must_use]
     pub fn upload(&self, location: &str, digest: &str) -> Option<String> {
@@ -191,8 +200,9 @@ pub enum Challenge {
 }
 
 /// Reads a header `WWW-Authenticate`; `None` for a way that this program does not know, and for a token without HTTPS.
+/// A `scope` takes the place of what the registry names: that of GitHub names `pull` alone, also for an upload.
 #[must_use]
-pub fn challenge(header: &str) -> Option<Challenge> {
+pub fn challenge(header: &str, scope: Option<&str>) -> Option<Challenge> {
     let (way, rest) = header.trim().split_once(' ').unwrap_or((header.trim(), ""));
     if way.eq_ignore_ascii_case("basic") {
         return Some(Challenge::Basic);
@@ -206,10 +216,11 @@ pub fn challenge(header: &str) -> Option<Challenge> {
         quoted ^= c == '"';
         c == ',' && !quoted
     };
-    let parameters: BTreeMap<&str, &str> = (rest.split(ends))
+    let mut parameters: BTreeMap<&str, &str> = (rest.split(ends))
         .filter_map(|parameter| parameter.split_once('='))
         .map(|(name, value)| (name.trim(), value.trim().trim_matches('"')))
         .collect();
+    parameters.extend(scope.map(|scope| ("scope", scope)));
     let mut address = (*parameters.get("realm")?).to_owned();
     for name in ["service", "scope"] {
         if let Some(value) = parameters.get(name) {
@@ -249,6 +260,8 @@ pub enum Login {
     Basic(Secret),
     /// The program `docker-credential-NAME` of this name says it.
     Helper(String),
+    /// The same, and it may have none: it is that of all registries.
+    Store(String),
 }
 
 /// Finds the login for a registry in [`LOGINS`].
@@ -270,12 +283,15 @@ pub fn login(config: &str, registry: &str) -> Result<Option<Login>, serde_json::
     if let Some(basic) = of("auths").and_then(|login| text(login.get("auth")?)) {
         return Ok(Some(Login::Basic(Secret::new(format!("Basic {basic}")))));
     }
-    let helper = of("credHelpers").or_else(|| config.get("credsStore"));
     let is_name = |name: &String| {
         name.chars()
             .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
     };
-    Ok(helper.and_then(text).filter(is_name).map(Login::Helper))
+    let name = |value: Option<&Value>| value.and_then(text).filter(is_name);
+    Ok(match name(of("credHelpers")) {
+        Some(helper) => Some(Login::Helper(helper)),
+        None => name(config.get("credsStore")).map(Login::Store),
+    })
 }
 
 /// Reads what a helper says; `None` for a token that takes the place of a password, which has another way to be used.
@@ -393,23 +409,26 @@ mod tests {
         let header = r#"Bearer realm="https://auth.example/token",service="registry.example",scope="repository:a/b:pull,push""#;
         let address = "https://auth.example/token?service=registry%2Eexample&scope=repository%3Aa%2Fb%3Apull%2Cpush";
         assert_eq!(
-            challenge(header),
+            challenge(header, None),
             Some(Challenge::Token(address.to_owned()))
         );
         let header = r#"bearer realm="https://auth.example/token?a=b", scope="x""#;
         let address = "https://auth.example/token?a=b&scope=x";
         assert_eq!(
-            challenge(header),
+            challenge(header, None),
             Some(Challenge::Token(address.to_owned()))
         );
-        assert_eq!(challenge(r#"Basic realm="r""#), Some(Challenge::Basic));
+        assert_eq!(
+            challenge(r#"Basic realm="r""#, None),
+            Some(Challenge::Basic)
+        );
         for bad in [
             "",
             "Negotiate",
             "Bearer",
             r#"Bearer realm="http://auth.example/""#,
         ] {
-            assert_eq!(challenge(bad), None, "{bad}");
+            assert_eq!(challenge(bad, None), None, "{bad}");
         }
         let bearer = |answer: &str| token(answer.as_bytes()).map(|token| token.expose().to_owned());
         for answer in [r#"{"token":"t"}"#, r#"{"access_token":"t"}"#] {
@@ -444,7 +463,10 @@ mod tests {
             );
         }
         let store = r#"{"auths":{"c.example":{}},"credsStore":"pass"}"#;
-        assert_eq!(login(store, "c.example").expect("JSON"), helper("pass"));
+        assert_eq!(
+            login(store, "c.example").expect("JSON"),
+            Some(Login::Store("pass".to_owned()))
+        );
         assert!(login("{", "c.example").is_err());
         let said = helped(r#"{"ServerURL":"d.example","Username":"AWS","Secret":"word"}"#);
         assert_eq!(said, Some(Secret::new("Basic QVdTOndvcmQ=")));
