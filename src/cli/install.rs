@@ -107,7 +107,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
     }
 }
 
-/// Publishes the modules that were compiled here, on a machine that is proven with them. A failure costs other machines the time
+/// Publishes the modules that were compiled here, on a machine that has passed validation with them. A failure costs other machines the time
 /// of a compilation, and this one nothing.
 async fn publish(world: &mut World<'_>, target: &prepare::Target, cancel: &Cancel) {
     let desired = &target.resolution.desired;

@@ -325,14 +325,18 @@ pub(super) async fn publish(
         flavour: driver.flavour,
     };
     let name = purpose.archive();
-    let folder = Utf8Path::new(&wish.to);
+    let folder = Utf8PathBuf::from(&wish.to);
     let registry =
         || Address::parse(&wish.to).map(|to| Registry::new(host, to, PATIENCE).for_writing());
     let is_there = match registry() {
         Some(mut registry) => registry.layers(&oci::tag(&name)).await?.is_some(),
-        None => refuse_foreign(&*host.files, folder)
-            .and_then(|()| host.files.exists(&folder.join(&name)))
-            .map_err(|error| one_line(&error))?,
+        None => {
+            let (folder, path) = (folder.clone(), folder.join(&name));
+            let look = move |files: &dyn Files| {
+                refuse_foreign(files, &folder).and_then(|()| files.exists(&path))
+            };
+            in_folder(host, look).await?
+        }
     };
     if is_there {
         return Ok(None);
@@ -358,8 +362,7 @@ pub(super) async fn publish(
     match registry() {
         Some(mut registry) => packed.push(&mut registry).await?,
         None => {
-            let written = packed.write(&*host.files, folder);
-            written.map_err(|error| one_line(&error))?;
+            in_folder(host, move |files| packed.write(files, &folder)).await?;
         }
     }
     Ok(Some(format!("`{name}` to {}", wish.to)))
@@ -615,17 +618,27 @@ impl<'h> Source<'h> {
     }
 }
 
+/// Works in a folder for [`PATIENCE`] at most: that of a server that does not answer blocks who uses it.
+async fn in_folder<T: Send + 'static>(
+    host: &Host,
+    work: impl FnOnce(&dyn Files) -> Result<T, FilesError> + Send + 'static,
+) -> Result<T, String> {
+    let files = host.files.clone();
+    let work = tokio::task::spawn_blocking(move || work(&*files));
+    let ended = (tokio::time::timeout(PATIENCE, work).await)
+        .map_err(|_| format!("the folder did not answer in {} s", PATIENCE.as_secs()))?;
+    ended
+        .map_err(|error| one_line(&error))?
+        .map_err(|error| one_line(&error))
+}
+
 /// Reads a file of a source. In a folder that others may write to, anybody could put one that nobody has signed.
 async fn fetch(host: &Host, place: &str, limit: u64, unsigned: bool) -> Result<Vec<u8>, String> {
     let mut address = place.to_owned();
     if place.starts_with('/') {
         if unsigned {
-            let (files, path) = (host.files.clone(), Utf8PathBuf::from(place));
-            // The folder of a server that does not answer blocks who reads it.
-            let judged = tokio::task::spawn_blocking(move || refuse_foreign(&*files, &path)).await;
-            judged
-                .map_err(|error| one_line(&error))?
-                .map_err(|error| one_line(&error))?;
+            let path = Utf8PathBuf::from(place);
+            in_folder(host, move |files| refuse_foreign(files, &path)).await?;
         }
         address = format!("file://{}", place.replace('%', "%25"));
     }
