@@ -301,6 +301,7 @@ fn wrong_values_of_user_data() {
             "user-data gke --value registry=registry.example.com/tools/",
             "user-data aks-flex --value kubernetes=1.34 --value dns=coredns --value server=https://x:443",
             "user-data bare --set packages.proxy=http://joe:s3cret@proxy:3128",
+            "user-data bare --set cluster.token=/etc/gpu-bootstrap/join-token",
             "user-data bare --set cluster.join=kubeadm",
             "user-data eks --set runtime.use=[\"containerd\"]",
             "user-data bare --os ubuntu-18.04",

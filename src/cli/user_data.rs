@@ -456,6 +456,8 @@ impl Block {
 
 /// The settings with one more, or with another value of one. It is written where a person would write it.
 fn set(settings: &str, assignment: &str) -> Result<String, Failure> {
+    let mut one = Layers::default();
+    one.set(assignment).map_err(ResolveError::from)?;
     if !layers::secrets(assignment).is_empty() {
         let key = assignment.split('=').next().unwrap_or_default();
         return Err(usage(
@@ -463,8 +465,6 @@ fn set(settings: &str, assignment: &str) -> Result<String, Failure> {
             "write it into the settings of the image, or into what is printed: others read command lines",
         ));
     }
-    let mut one = Layers::default();
-    one.set(assignment).map_err(ResolveError::from)?;
     let mut text = settings.to_owned();
     for setting in one.provenance() {
         text = put(&text, &setting.key, &setting.value);
