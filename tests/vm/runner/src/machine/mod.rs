@@ -315,6 +315,8 @@ impl Machine {
             "HOME=/root".into(),
             "LC_ALL=C.UTF-8".into(),
             format!("TERM={terminal}"),
+            // An emulated systemd may need more than the usual 25 seconds for its list of units.
+            "SYSTEMD_BUS_TIMEOUT=5min".into(),
         ];
         let argv = self.body.enter(&self.frame, &environment, script);
         Cmd::new(self.frame.group.inside(Part::Exec, &argv))
