@@ -306,7 +306,8 @@ fn only_by_old_lists(jobs: &[Job]) -> Option<StepId> {
         .then(|| first.id.clone())
 }
 
-const fn stands_in_the_way(outcome: Outcome) -> bool {
+/// Whether nothing that depends on a step with this outcome is run.
+pub(super) const fn stands_in_the_way(outcome: Outcome) -> bool {
     matches!(
         outcome,
         Outcome::Blocked | Outcome::Failed | Outcome::NotRun
@@ -338,7 +339,8 @@ fn say_that_lists_stay_old(job: &mut Job) {
     }
 }
 
-fn conclusion(mode: Mode, answer: &Answer) -> End {
+/// How a step with this answer ends where nothing is applied for it.
+pub(super) fn conclusion(mode: Mode, answer: &Answer) -> End {
     match answer {
         Ok(Assessment::Satisfied { why }) => End::new(Outcome::Satisfied, why.clone()),
         Ok(Assessment::NotApplicable { why }) => End::new(Outcome::NotApplicable, why.clone()),
