@@ -135,16 +135,7 @@ impl Session {
                             .then(|| patience.pause(&mut waits, elapsed, None))
                             .flatten();
                         if let Some(pause) = pause {
-                            tools.events.emit(Event::AttemptFailed {
-                                steps: vec![step],
-                                message,
-                                retry_in_seconds: pause.as_secs_f64(),
-                            });
-                            tokio::select! {
-                                biased;
-                                _ = tools.cancel.cancelled() => {}
-                                () = self.inner.host.clock.sleep(pause) => {}
-                            }
+                            self.pause(&step, message, pause).await;
                         } else {
                             (asked_anew, stay_old) = (true, true);
                             self.tools.note(notes, message);
@@ -161,21 +152,26 @@ impl Session {
             else {
                 return jobs;
             };
-            tools.events.emit(Event::AttemptFailed {
-                steps: vec![job.id.clone()],
-                message: why.to_owned(),
-                retry_in_seconds: pause.as_secs_f64(),
-            });
-            tokio::select! {
-                biased;
-                _ = tools.cancel.cancelled() => {
-                    // Nothing is refused: the run ends as any other that was stopped.
-                    jobs.iter_mut().for_each(|job| job.ended = None);
-                    return jobs;
-                }
-                () = self.inner.host.clock.sleep(pause) => {}
+            if !self.pause(&job.id, why.to_owned(), pause).await {
+                // Nothing is refused: the run ends as any other that was stopped.
+                jobs.iter_mut().for_each(|job| job.ended = None);
+                return jobs;
             }
             self.inner.begin_epoch();
+        }
+    }
+
+    /// Says what failed, and waits before the next attempt. Returns whether nobody asked to stop meanwhile.
+    async fn pause(&self, step: &StepId, message: String, pause: Duration) -> bool {
+        self.tools.events.emit(Event::AttemptFailed {
+            steps: vec![step.clone()],
+            message,
+            retry_in_seconds: pause.as_secs_f64(),
+        });
+        tokio::select! {
+            biased;
+            _ = self.tools.cancel.cancelled() => false,
+            () = self.inner.host.clock.sleep(pause) => true,
         }
     }
 
