@@ -30,10 +30,8 @@ impl State {
             let loaded = kmod::parse_loaded(&text.unwrap_or_default()).into_iter();
             Ok(loaded.map(|module| module.name).collect())
         };
-        match self.memo.loaded_modules.get_or_init(read) {
-            Ok(modules) => Ok(modules),
-            Err(error) => Err(error.clone()),
-        }
+        let read = self.memo.loaded_modules.get_or_init(read);
+        read.as_deref().map_err(Clone::clone)
     }
 
     /// The bootable kernels that do not have the module. `depmod`'s list names all module files of
