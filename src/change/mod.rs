@@ -280,8 +280,6 @@ pub enum Lock {
     Modules,
     /// Container runtimes.
     Containers,
-    /// Cluster membership.
-    Cluster,
 }
 
 /// Receives the output and the progress of a change while it is applied.

@@ -145,14 +145,15 @@ fn human(facts: &FactsDocument<'_>) -> String {
 
 /// A GPU: its name, its architecture where that is not sure, and its driver.
 fn described(facts: &FactsDocument<'_>, gpu: &GpuDocument<'_>) -> String {
-    let name = gpu.name.as_deref().unwrap_or("unknown GPU");
-    let inferred = match (&gpu.architecture, gpu.architecture_evidence) {
+    let fact = gpu.fact;
+    let name = fact.name.as_deref().unwrap_or("unknown GPU");
+    let inferred = match (&fact.architecture, fact.architecture_evidence) {
         (Some(architecture), Some(evidence)) if evidence != ArchitectureEvidence::Listed => {
             format!(", {architecture} by {evidence}")
         }
         _ => String::new(),
     };
-    let bound = format!("gpus[{}].bound-driver", gpu.pci_address);
+    let bound = format!("gpus[{}].bound-driver", fact.pci_address);
     let driver = match gpu.bound_driver {
         Some(driver) => driver,
         None if facts.unknown.iter().any(|line| line.fact == bound) => "driver unknown",
@@ -160,6 +161,6 @@ fn described(facts: &FactsDocument<'_>, gpu: &GpuDocument<'_>) -> String {
     };
     format!(
         "{} {name} [{}]{inferred}, {driver}",
-        gpu.pci_address, gpu.pci_id
+        fact.pci_address, fact.pci_id
     )
 }

@@ -7,6 +7,8 @@ use super::{
     apply::{Applying, Done, Stop},
     errors::{MOST_REBOOTS, MOST_REBOOTS_IN_ALL},
     job::{Answer, End},
+    result::Mode,
+    survey::{conclusion, stands_in_the_way},
 };
 use crate::{
     change::{Change, Lock},
@@ -22,24 +24,11 @@ impl Applying<'_> {
         let Some(answer) = &self.jobs[at].answer else {
             return;
         };
+        let mut end = conclusion(Mode::Install, answer);
         match answer {
-            Ok(Assessment::Satisfied { why }) => {
-                let end = End::new(self.jobs[at].as_wanted(), why.clone());
-                self.end(at, end);
-            }
-            Ok(Assessment::NotApplicable { why }) => {
-                let why = why.clone();
-                self.end(at, End::new(Outcome::NotApplicable, why));
-            }
-            Ok(Assessment::AwaitingBoot { why }) => {
-                let why = why.clone();
-                self.end(at, End::new(Outcome::AwaitingBoot, why));
-            }
+            Ok(Assessment::Satisfied { .. }) => end.outcome = self.jobs[at].as_wanted(),
             Ok(Assessment::Needs { changes, .. }) if changes.is_empty() => {
-                self.fail(
-                    at,
-                    End::bug("the step is not satisfied, but names no change"),
-                );
+                end = End::bug("the step is not satisfied, but names no change");
             }
             Ok(Assessment::Needs { changes, .. }) => {
                 let mut changes = changes.clone();
@@ -49,23 +38,23 @@ impl Applying<'_> {
                 }
                 self.jobs[at].changes = changes;
                 self.jobs[at].decided = true;
-            }
-            Ok(Assessment::Blocked { why, hint }) => {
-                let end = End::new(Outcome::Blocked, why.clone()).hint(Some(hint.clone()));
-                self.fail(at, end);
+                return;
             }
             Ok(Assessment::BlockedByOldLists { .. }) => {
                 self.jobs[at].changes = vec![Change::RefreshRepositories];
                 self.jobs[at].decided = true;
+                return;
             }
-            Ok(Assessment::BlockedNow { why, hint, passes }) => {
-                let (why, limit) = (why.clone(), *passes);
-                let end = End::new(Outcome::Blocked, why.clone()).hint(Some(hint.clone()));
-                if !(limit.is_some() && self.again(at, &why, limit)) {
-                    self.fail(at, end);
+            Ok(Assessment::BlockedNow {
+                passes: Some(limit),
+                ..
+            }) => {
+                let limit = *limit;
+                if self.again(at, &end.why, Some(limit)) {
+                    return;
                 }
             }
-            Ok(Assessment::After { upstream, why, .. }) => {
+            Ok(Assessment::After { upstream, .. }) => {
                 let awaits = self.jobs.iter().any(|job| {
                     job.id == *upstream
                         && job
@@ -73,18 +62,19 @@ impl Applying<'_> {
                             .as_ref()
                             .is_some_and(|end| end.outcome == Outcome::AwaitingBoot)
                 });
-                let why = format!("after `{upstream}`: {why}");
                 if awaits {
-                    self.end(at, End::new(Outcome::AwaitingBoot, why));
+                    end.outcome = Outcome::AwaitingBoot;
                 } else {
-                    let bug = format!("the step still cannot be assessed, {why}");
-                    self.fail(at, End::bug(&bug));
+                    let bug = format!("the step still cannot be assessed, {}", end.why);
+                    end = End::bug(&bug);
                 }
             }
-            Err(error) => {
-                let end = End::could_not_look(error);
-                self.fail(at, end);
-            }
+            _ => {}
+        }
+        if stands_in_the_way(end.outcome) {
+            self.fail(at, end);
+        } else {
+            self.end(at, end);
         }
     }
 

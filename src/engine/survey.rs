@@ -135,16 +135,7 @@ impl Session {
                             .then(|| patience.pause(&mut waits, elapsed, None))
                             .flatten();
                         if let Some(pause) = pause {
-                            tools.events.emit(Event::AttemptFailed {
-                                steps: vec![step],
-                                message,
-                                retry_in_seconds: pause.as_secs_f64(),
-                            });
-                            tokio::select! {
-                                biased;
-                                _ = tools.cancel.cancelled() => {}
-                                () = self.inner.host.clock.sleep(pause) => {}
-                            }
+                            self.pause(&step, message, pause).await;
                         } else {
                             (asked_anew, stay_old) = (true, true);
                             self.tools.note(notes, message);
@@ -161,21 +152,26 @@ impl Session {
             else {
                 return jobs;
             };
-            tools.events.emit(Event::AttemptFailed {
-                steps: vec![job.id.clone()],
-                message: why.to_owned(),
-                retry_in_seconds: pause.as_secs_f64(),
-            });
-            tokio::select! {
-                biased;
-                _ = tools.cancel.cancelled() => {
-                    // Nothing is refused: the run ends as any other that was stopped.
-                    jobs.iter_mut().for_each(|job| job.ended = None);
-                    return jobs;
-                }
-                () = self.inner.host.clock.sleep(pause) => {}
+            if !self.pause(&job.id, why.to_owned(), pause).await {
+                // Nothing is refused: the run ends as any other that was stopped.
+                jobs.iter_mut().for_each(|job| job.ended = None);
+                return jobs;
             }
             self.inner.begin_epoch();
+        }
+    }
+
+    /// Says what failed, and waits before the next attempt. Returns whether nobody asked to stop meanwhile.
+    async fn pause(&self, step: &StepId, message: String, pause: Duration) -> bool {
+        self.tools.events.emit(Event::AttemptFailed {
+            steps: vec![step.clone()],
+            message,
+            retry_in_seconds: pause.as_secs_f64(),
+        });
+        tokio::select! {
+            biased;
+            _ = self.tools.cancel.cancelled() => false,
+            () = self.inner.host.clock.sleep(pause) => true,
         }
     }
 
@@ -306,7 +302,8 @@ fn only_by_old_lists(jobs: &[Job]) -> Option<StepId> {
         .then(|| first.id.clone())
 }
 
-const fn stands_in_the_way(outcome: Outcome) -> bool {
+/// Whether nothing that depends on a step with this outcome is run.
+pub(super) const fn stands_in_the_way(outcome: Outcome) -> bool {
     matches!(
         outcome,
         Outcome::Blocked | Outcome::Failed | Outcome::NotRun
@@ -338,7 +335,8 @@ fn say_that_lists_stay_old(job: &mut Job) {
     }
 }
 
-fn conclusion(mode: Mode, answer: &Answer) -> End {
+/// How a step with this answer ends where nothing is applied for it.
+pub(super) fn conclusion(mode: Mode, answer: &Answer) -> End {
     match answer {
         Ok(Assessment::Satisfied { why }) => End::new(Outcome::Satisfied, why.clone()),
         Ok(Assessment::NotApplicable { why }) => End::new(Outcome::NotApplicable, why.clone()),

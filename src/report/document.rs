@@ -9,11 +9,8 @@ use crate::{
     facts::{Cloud, Disk, Facts, GpuFact, Kernel, Os, PciFact, SecureBoot, Unknown},
     host::Nvml,
     model::{
-        capability::ComputeCapability,
         findings::{Layer, Remedy},
-        gpu::{Architecture, ArchitectureEvidence, ChipName, SupportedFlavours},
         id::StepId,
-        pci::{PciAddress, PciId},
     },
     state::{FoundDriver, FoundRuntime, KubeletRuntime, Snapshot},
 };
@@ -119,6 +116,8 @@ pub struct FactsDocument<'f> {
     pub(crate) secure_boot: SecureBoot,
     pub(crate) lockdown: &'f Option<String>,
     pub(crate) virtualization: &'f Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) product: Option<&'f str>,
     pub(crate) cloud: &'f Cloud,
     pub(crate) init: &'f Option<String>,
     pub(crate) boot_id: &'f Option<String>,
@@ -146,38 +145,17 @@ pub struct FactsDocument<'f> {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct GpuDocument<'f> {
-    pub(crate) pci_address: PciAddress,
-    pub(crate) pci_id: PciId,
-    pub(crate) subsystem_id: Option<PciId>,
-    pub(crate) name: &'f Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) chip_name: Option<&'f ChipName>,
-    pub(crate) architecture: &'f Option<Architecture>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) architecture_evidence: Option<ArchitectureEvidence>,
-    pub(crate) compute_capability: &'f Option<ComputeCapability>,
-    pub(crate) module_flavour: Option<SupportedFlavours>,
+    #[serde(flatten)]
+    pub(crate) fact: &'f GpuFact,
     pub(crate) bound_driver: Option<&'f str>,
-    pub(crate) vgpu: bool,
-    pub(crate) numa_node: Option<u32>,
 }
 
 /// Puts together what `facts` tells.
 #[must_use]
 pub fn facts<'f>(facts: &'f Facts, snapshot: Snapshot<'f>) -> FactsDocument<'f> {
     let gpu = |gpu: &'f GpuFact| GpuDocument {
-        pci_address: gpu.pci_address,
-        pci_id: gpu.pci_id,
-        subsystem_id: gpu.subsystem_id,
-        name: &gpu.name,
-        chip_name: gpu.chip_name.as_ref(),
-        architecture: &gpu.architecture,
-        architecture_evidence: gpu.architecture_evidence,
-        compute_capability: &gpu.compute_capability,
-        module_flavour: gpu.module_flavour,
+        fact: gpu,
         bound_driver: snapshot.bound_drivers.get(&gpu.pci_address).copied(),
-        vgpu: gpu.vgpu,
-        numa_node: gpu.numa_node,
     };
     let mut unknown = facts.unknown.clone();
     // Facts and state may rest on one file; one line for each is enough.
@@ -193,6 +171,7 @@ pub fn facts<'f>(facts: &'f Facts, snapshot: Snapshot<'f>) -> FactsDocument<'f> 
         secure_boot: facts.secure_boot,
         lockdown: &facts.lockdown,
         virtualization: &facts.virtualization,
+        product: facts.product.as_deref(),
         cloud: &facts.cloud,
         init: &facts.init,
         boot_id: &facts.boot_id,

@@ -306,10 +306,8 @@ impl State {
     /// The answer of `containerd config dump`; `None` if containerd is not installed.
     async fn containerd_dump(&self) -> Read<Option<&Output>> {
         let read = || self.ask(containerd::config_dump());
-        match self.memo.containerd_dump.get_or_init(read).await {
-            Ok(output) => Ok(output.as_ref()),
-            Err(error) => Err(error.clone()),
-        }
+        let read = self.memo.containerd_dump.get_or_init(read).await.as_ref();
+        read.map(Option::as_ref).map_err(Clone::clone)
     }
 
     /// The output of a program; `None` if it is not installed.

@@ -81,10 +81,8 @@ impl State {
     /// When the kernel's file cannot be read or contains no version.
     pub fn loaded_driver(&self) -> Result<Option<&DriverVersion>, StateError> {
         let read = || loaded(&*self.host.files);
-        match self.memo.loaded_driver.get_or_init(read) {
-            Ok(version) => Ok(version.as_ref()),
-            Err(error) => Err(error.clone()),
-        }
+        let read = self.memo.loaded_driver.get_or_init(read).as_ref();
+        read.map(Option::as_ref).map_err(Clone::clone)
     }
 
     /// The flavour of the loaded module, which only the module itself tells; `None` if no module is

@@ -18,8 +18,6 @@ use crate::{
 };
 
 const FACT: &str = "driver.module-version";
-/// What the loaded module says about itself.
-const PROC_VERSION: &str = "/proc/driver/nvidia/version";
 
 impl State {
     /// Names of the loaded modules, as the kernel writes them.
@@ -32,10 +30,8 @@ impl State {
             let loaded = kmod::parse_loaded(&text.unwrap_or_default()).into_iter();
             Ok(loaded.map(|module| module.name).collect())
         };
-        match self.memo.loaded_modules.get_or_init(read) {
-            Ok(modules) => Ok(modules),
-            Err(error) => Err(error.clone()),
-        }
+        let read = self.memo.loaded_modules.get_or_init(read);
+        read.as_deref().map_err(Clone::clone)
     }
 
     /// The bootable kernels that do not have the module. `depmod`'s list names all module files of
@@ -82,10 +78,7 @@ impl State {
     /// # Errors
     /// When a file that exists cannot be read.
     pub async fn module_flavour(&self) -> Result<Option<FoundFlavour>, StateError> {
-        let files = &*self.host.files;
-        if let Some(text) = files.read_text(Utf8Path::new(PROC_VERSION))?
-            && let Some(flavour) = flavour_of_banner(&text)
-        {
+        if let Some(flavour) = self.loaded_flavour()? {
             let loaded = true;
             return Ok(Some(FoundFlavour { flavour, loaded }));
         }
@@ -93,7 +86,7 @@ impl State {
         let Some(kernel) = kernel.running.as_ref().or(kernel.next_boot.as_ref()) else {
             return Ok(None);
         };
-        let flavour = self.flavour_on_disk(files, kernel).await?;
+        let flavour = self.flavour_on_disk(&*self.host.files, kernel).await?;
         Ok(flavour.map(|flavour| FoundFlavour {
             flavour,
             loaded: false,
@@ -129,21 +122,6 @@ impl State {
             Err(error) => Err(error.into()),
         }
     }
-}
-
-/// The first line of the module's own version: `NVRM version: NVIDIA UNIX Open Kernel Module for
-/// x86_64  580.95.05 …`, or without `Open`.
-fn flavour_of_banner(text: &str) -> Option<Flavour> {
-    let line = text
-        .lines()
-        .find(|line| line.starts_with("NVRM version:"))?;
-    line.contains("Kernel Module").then(|| {
-        if line.contains("Open Kernel Module") {
-            Flavour::Open
-        } else {
-            Flavour::Proprietary
-        }
-    })
 }
 
 /// The version of the module that `modprobe` would load for a kernel; `None` if there is no such
@@ -347,14 +325,12 @@ mod tests {
         fakes.exec.on("modinfo", |_, _| fake::ok("Dual MIT/GPL\n"));
         assert_eq!(get().await, on_disk(Flavour::Open));
         let banner = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build\n";
-        fakes.files.put(PROC_VERSION, banner);
+        fakes.files.put("/proc/driver/nvidia/version", banner);
         let loaded = FoundFlavour {
             flavour: Flavour::Proprietary,
             loaded: true,
         };
         assert_eq!(get().await, Some(loaded));
-        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n";
-        assert_eq!(flavour_of_banner(open), Some(Flavour::Open));
     }
 
     #[test]

@@ -66,13 +66,9 @@ impl State {
     ) -> Result<Option<&[packages::Package]>, StateError> {
         let read = || async { Ok(manager.backend().database(self.host.reader()).await?) };
         // One cell per package manager.
-        match self.memo.databases[manager as usize]
-            .get_or_init(read)
-            .await
-        {
-            Ok(packages) => Ok(packages.as_deref()),
-            Err(error) => Err(error.clone()),
-        }
+        let cell = &self.memo.databases[manager as usize];
+        let read = cell.get_or_init(read).await.as_ref();
+        read.map(Option::as_deref).map_err(Clone::clone)
     }
 
     /// The installed packages, from the database that the machine has.

@@ -10,7 +10,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{no_cluster, wish};
 use crate::{
-    change::{Change, Lock},
+    change::Change,
     config::desired::{Desired, JoinMethod},
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
@@ -195,10 +195,6 @@ impl Step for Kernel {
     fn after(&self) -> &[StepId] {
         // `br_netfilter` may be in a package of its own.
         const { &[HEADERS] }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Cluster]
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {

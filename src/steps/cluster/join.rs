@@ -15,7 +15,7 @@ use super::{
     place, skew, wanted, wish,
 };
 use crate::{
-    change::{Change, Join, Lock},
+    change::{Change, Join},
     config::desired::{ClusterWish, Desired, Discovery, JoinMethod},
     host::{ReadFiles, trusted::unusable_secret},
     model::{
@@ -448,10 +448,6 @@ impl Step for JoinCluster {
                 CLUSTER_PACKAGES,
             ]
         }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Cluster]
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 
 use super::{Wanted, joined, name, no_cluster, wanted, wish};
 use crate::{
-    change::{Admission, Change, Lock},
+    change::{Admission, Change},
     config::desired::{ClusterWish, Desired, JoinMethod},
     model::{
         id::StepId,
@@ -177,10 +177,6 @@ impl Step for AdmittedNode {
 
     fn after(&self) -> &[StepId] {
         const { &[CLUSTER_JOIN, VALIDATION_DEVICES] }
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &[Lock::Cluster]
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
