@@ -63,8 +63,6 @@ pub struct Config {
     pub validation: ValidationConfig,
     /// The cluster that the machine joins when all else is validated.
     pub cluster: ClusterConfig,
-    /// The cloud of the machine.
-    pub cloud: CloudConfig,
     /// Where others read what `check` finds.
     pub check: CheckConfig,
 }
@@ -290,15 +288,6 @@ pub struct ClusterConfig {
     pub ready_timeout: Option<TimeLimit>,
 }
 
-/// The cloud of the machine.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
-pub struct CloudConfig {
-    /// Where the cloud has further settings for this instance: "user-data", "tags". Whoever may change these configures
-    /// the machine.
-    pub settings: Option<Vec<CloudPlace>>,
-}
-
 /// Where others read what `check` finds: a timer runs it each minute.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
@@ -309,14 +298,4 @@ pub struct CheckConfig {
     pub node_condition: Option<ConditionType>,
     /// What it means that the condition is true: "ready", "problem".
     pub node_condition_true: Option<ConditionMeaning>,
-}
-
-/// Where a cloud has settings for an instance.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum CloudPlace {
-    /// The user data of the instance, if its first line is `#gpu-bootstrap`.
-    UserData,
-    /// AWS, Azure: tags such as `gpu-bootstrap:driver.branch`. Google: the instance's attribute `gpu-bootstrap`.
-    Tags,
 }

@@ -87,7 +87,6 @@ fn wrong_configuration() {
         "cluster.join = \"eks\"\ncluster.token = \"file:/t\"\n",
         "cluster.join = \"k3s\"\ncluster.server = \"https://a:6443\"\ncluster.token = \"K10.s3cret\"\n",
         "cluster.join = \"k3s\"\ncluster.server = \"https://a:6443\"\ncluster.token = 12345678\n",
-        "cloud.settings = [\"metadata\"]\n",
         "cluster.join = \"eks\"\nruntime.use = [\"containerd\"]\n",
         "cluster.join = \"eks\"\nruntime.use = []\ncluster.startup-taints = [\"a=b:NoSchedule\"]\n",
         "cluster.join = \"managed\"\ncluster.startup-taints = [\"a=b\"]\n",
