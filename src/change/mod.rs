@@ -235,9 +235,6 @@ pub enum Probe {
         /// Program and arguments that run in the image instead of the program's own probe.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         command: Vec<String>,
-        /// What a line of that command's output must contain; `*` stands for any text.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        expect: Option<String>,
         /// The time limit in seconds.
         timeout_seconds: u64,
         /// The time limit for pulling the image, in seconds.

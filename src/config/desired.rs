@@ -510,9 +510,6 @@ pub struct Validation {
     /// What runs in the image, program and arguments; nothing means our own probe.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
-    /// What a line of the command's output must contain; `*` stands for any text.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub expect: Option<String>,
     /// Seconds that the container may take.
     pub timeout_seconds: u64,
     /// Seconds that pulling the image may take, with all attempts.

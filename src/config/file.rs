@@ -227,8 +227,6 @@ pub struct ValidationConfig {
     pub image: Option<Word>,
     /// What runs in the image: program and arguments. Without it the probe of this program.
     pub command: Option<Vec<String>>,
-    /// What a line of the command's output must contain; `*` stands for any text, `?` for one character.
-    pub expect: Option<String>,
     /// How long the container may take, such as "1m".
     pub timeout: Option<TimeLimit>,
     /// How long pulling the image may take, with all attempts.

@@ -49,22 +49,6 @@ pub(super) fn validation(
             );
         }
     }
-    if let Some(expect) = &own.expect {
-        if command.is_empty() {
-            wrong(
-                "validation.expect",
-                "it is compared with the output of `validation.command`, which is not set",
-                "set `validation.command`, for example to `[\"nvidia-smi\", \"-L\"]`",
-            );
-        }
-        if !command.is_empty() && (expect.is_empty() || expect.contains('\n')) {
-            wrong(
-                "validation.expect",
-                "it is a part of one line",
-                "write text that a line contains; `*` stands for any text, `?` for one character",
-            );
-        }
-    }
     let name = own.image.as_ref().map_or("", |image| image.as_str());
     if name.starts_with('-') || name.contains("://") || name.contains(char::is_whitespace) {
         wrong(
@@ -87,7 +71,6 @@ pub(super) fn validation(
         container: own.container.unwrap_or(default.container),
         image,
         command,
-        expect: own.expect.clone(),
         timeout_seconds: own.timeout.unwrap_or(default.timeout).seconds(),
         pull_timeout_seconds: own
             .pull_timeout

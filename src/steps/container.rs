@@ -135,12 +135,7 @@ fn inputs(
             lines.push(format!("package={name} {}", package.version));
         }
     }
-    let Validation {
-        image,
-        command,
-        expect,
-        ..
-    } = &desired.validation;
+    let Validation { image, command, .. } = &desired.validation;
     lines.extend(
         image
             .iter()
@@ -149,7 +144,6 @@ fn inputs(
     if !command.is_empty() {
         lines.push(format!("command={}", command.join(" ")));
     }
-    lines.extend(expect.iter().map(|expect| format!("expect={expect}")));
     lines.extend(device_inputs(state.uuids.as_deref()));
     lines.join("\n") + "\n"
 }
@@ -171,7 +165,6 @@ fn proof(
             driver: loaded.to_string(),
             uuids: state.uuids.clone().unwrap_or_default(),
             command: validation.command.clone(),
-            expect: validation.expect.clone(),
             timeout_seconds: validation.timeout_seconds,
             pull_timeout_seconds: validation.pull_timeout_seconds,
         },

@@ -256,7 +256,6 @@ pub(crate) fn desired() -> Desired {
             container: true,
             image: None,
             command: vec![],
-            expect: None,
             timeout_seconds: 60,
             pull_timeout_seconds: 1800,
         },

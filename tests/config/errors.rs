@@ -53,7 +53,6 @@ fn wrong_configuration() {
         "validation.image = \"x\"\nvalidation.command = []\n",
         "validation.image = \"https://registry.example.com/x\"\n",
         "validation.timeout = \"0s\"\n",
-        "validation.image = \"x\"\nvalidation.expect = \"GPU\"\n",
         "profile = \"debain\"\n",
         "profile = \"/etc/mine.toml\"\n",
         "packages.proxy = \"joe:s3cret@proxy\"\n",

@@ -70,7 +70,6 @@ fn in_image(runtime: RuntimeKind, image: &str) -> Change {
             driver: "1.2".into(),
             uuids: Vec::new(),
             command: vec!["nvidia-smi".into()],
-            expect: None,
             timeout_seconds: 60,
             pull_timeout_seconds: 60,
         },
