@@ -222,11 +222,9 @@ pub struct PreflightConfig {
 pub struct ValidationConfig {
     /// Run a container with each runtime; without it the GPUs compute on the host.
     pub container: Option<bool>,
-    /// The image, or `cuda`: NVIDIA's base image that fits driver, GPUs and system. Without it an own one
-    /// that needs no registry.
+    /// The image in which the probe runs, or `cuda`: NVIDIA's base image that fits driver, GPUs and system. Without it an
+    /// own one that needs no registry.
     pub image: Option<Word>,
-    /// What runs in the image: program and arguments. Without it the probe of this program.
-    pub command: Option<Vec<String>>,
     /// How long the container may take, such as "1m".
     pub timeout: Option<TimeLimit>,
     /// How long pulling the image may take, with all attempts.

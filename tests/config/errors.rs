@@ -49,8 +49,6 @@ fn wrong_configuration() {
         "driver.source = \"nvida\"\n",
         "runtime.use = [\"podmna\"]\n",
         "runtime.source = \"dockr\"\n",
-        "validation.command = [\"nvidia-smi\"]\n",
-        "validation.image = \"x\"\nvalidation.command = []\n",
         "validation.image = \"https://registry.example.com/x\"\n",
         "validation.timeout = \"0s\"\n",
         "profile = \"debain\"\n",
@@ -286,7 +284,7 @@ fn all_that_is_wrong_is_told_at_once() {
     );
 
     let machine = Machine::debian().config(
-        "driver.branch = 535\ndriver.secure-boot.key = \"/k\"\nvalidation.command = []\n\
+        "driver.branch = 535\ndriver.secure-boot.key = \"/k\"\nvalidation.image = \"https://a/x\"\n\
          runtime.use = [\"docker\"]\n[cluster]\njoin = \"kubeadm\"\nserver = \"https://a:6443\"\ncommand = [\"x\"]\n\
          [repositories.mine]\nurl = \"http://127.0.0.1/\"\n",
     );
@@ -304,7 +302,7 @@ fn all_that_is_wrong_is_told_at_once() {
         "the kubelet needs containerd or CRI-O",
         "`driver.secure-boot.key` cannot be \"/k\": it needs",
         "driver branch 535",
-        "`validation.command` cannot be",
+        "`validation.image` cannot be",
     ] {
         let found = all.iter().filter(|text| text.contains(part)).count();
         assert_eq!(found, 1, "{part} in {all:#?}");
