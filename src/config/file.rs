@@ -277,11 +277,9 @@ pub struct ClusterConfig {
     /// A kubeconfig that may change nodes: to remove the startup taint, and to drain and delete the node on
     /// `uninstall`. Only root may read it.
     pub kubeconfig_file: Option<AbsolutePath>,
-    /// The time limit of each part of an attempt to join, such as "2m": to find the cluster, to get a certificate, to start
-    /// the kubelet.
+    /// How long each part of joining may take, such as "5m": to find the cluster, to get a certificate, to start the
+    /// kubelet, to run your command, to become Ready.
     pub timeout: Option<TimeLimit>,
-    /// How long the node may take to become Ready.
-    pub ready_timeout: Option<TimeLimit>,
 }
 
 /// Where others read what `check` finds: a timer runs it each minute.

@@ -418,8 +418,7 @@ mod tests {
                 node: NodeWish::default(),
                 packages: Vec::new(),
                 access: None,
-                timeout_seconds: 120,
-                ready_timeout_seconds: 300,
+                timeout_seconds: 300,
             };
             settle_credential(&files, env, &mut cluster);
             let secrets = Secrets::default();
@@ -464,8 +463,7 @@ mod tests {
             node: NodeWish::default(),
             packages: Vec::new(),
             access: Some("/etc/admin.conf".into()),
-            timeout_seconds: 120,
-            ready_timeout_seconds: 300,
+            timeout_seconds: 300,
         };
         let secrets = Secrets::default();
         learn(&files, &cluster, &secrets);
