@@ -222,7 +222,7 @@ pub enum Probe {
     ContainerSeesGpus {
         /// The container runtime.
         runtime: crate::config::desired::RuntimeKind,
-        /// The image; `None` is the program's own probe image.
+        /// The image in which the probe runs; `None` is one that is made for it.
         image: Option<String>,
         /// The number of GPUs that the container must see.
         gpus: usize,
@@ -232,12 +232,6 @@ pub enum Probe {
         /// container only shows what it sees: NVML has told none, or an older version has planned this.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         uuids: Vec<String>,
-        /// Program and arguments that run in the image instead of the program's own probe.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        command: Vec<String>,
-        /// What a line of that command's output must contain; `*` stands for any text.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        expect: Option<String>,
         /// The time limit in seconds.
         timeout_seconds: u64,
         /// The time limit for pulling the image, in seconds.

@@ -250,7 +250,6 @@ mod tests {
             packages: Vec::new(),
             access: None,
             timeout_seconds: 1,
-            ready_timeout_seconds: 1,
         });
         let of_eks = |found| decide(Some(found), true, Some(&eks)).status;
         assert_eq!(of_eks(&containerd), Verdict::Pass);

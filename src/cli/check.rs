@@ -148,7 +148,7 @@ async fn look(world: &mut World<'_>, args: &args::Check) -> Result<Exit, Failure
     let mut back = None;
     let resolved = match text_only {
         true => None,
-        false => Some(ground.resolve(world, &*named.files).await),
+        false => Some(ground.resolve(world, &*named.files)),
     };
     let desired = match resolved {
         None => Err(Unresolvable {

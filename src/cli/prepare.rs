@@ -50,8 +50,6 @@ pub(super) struct Ground {
     pub(super) matrix: Arc<Matrix>,
     /// To ask for the same again.
     pub(super) request: Request,
-    /// What the cloud has said, if it was asked.
-    cloud: Option<Layers>,
 }
 
 /// What a command looks at, and what it wants there.
@@ -87,7 +85,6 @@ pub(super) fn request(
         reboot,
         lock_timeout_seconds: lock_timeout.map(|timeout| timeout.as_secs()),
         deadline_seconds: None,
-        has_cloud_settings: false,
         credentials,
     })
 }
@@ -164,7 +161,6 @@ pub(super) async fn ground(
         facts,
         matrix: Arc::new(matrix),
         request,
-        cloud: None,
     })
 }
 
@@ -177,7 +173,7 @@ pub(super) async fn target(world: &World<'_>, request: Request) -> Result<Target
     if !ground.request.image {
         on_a_system(&ground)?;
     }
-    let resolution = ground.resolve(world, &*world.host.files).await?;
+    let resolution = ground.resolve(world, &*world.host.files)?;
     Ok(Target { ground, resolution })
 }
 
@@ -209,28 +205,13 @@ impl Ground {
     ///
     /// # Errors
     /// Configuration that is wrong, or a machine that cannot be what is wanted.
-    pub(super) async fn resolve(
+    pub(super) fn resolve(
         &mut self,
         world: &World<'_>,
         named: &dyn ReadFiles,
     ) -> Result<Resolution, ResolveError> {
-        let request = &self.request;
-        let mut ask = self.ask(world, request);
-        let warning = if request.has_cloud_settings {
-            None
-        } else {
-            let why_not = match (self.scope.executes, request.image) {
-                (false, _) => Some("the instance is another one than this machine"),
-                (true, true) => {
-                    Some("an image is built for other instances, which ask at their first boot")
-                }
-                (true, false) => None,
-            };
-            load::ask_cloud(&self.host, named, &mut ask, &self.facts, why_not).await?
-        };
-        let mut resolution = load::load(&*self.host.files, named, &ask, &self.facts, &self.matrix)?;
-        resolution.warnings.extend(warning);
-        self.cloud = ask.cloud;
+        let ask = self.ask(world, &self.request);
+        let resolution = load::load(&*self.host.files, named, &ask, &self.facts, &self.matrix)?;
         if let (Some(proxy), true) = (&resolution.desired.packages.proxy, self.scope.executes) {
             let direct = resolution.desired.packages.no_proxy.as_deref();
             self.host.http = (world.proxied)(proxy, direct);
@@ -250,7 +231,6 @@ impl Ground {
     ) -> Result<Resolution, ResolveError> {
         let ask = Ask {
             driver: back.settings.clone(),
-            cloud: self.cloud.clone(),
             ..self.ask(world, &self.request)
         };
         let mut resolution = load::load(&*self.host.files, named, &ask, &self.facts, &self.matrix)?;
@@ -265,7 +245,6 @@ impl Ground {
             config: request.config.clone(),
             env: env(&world.vars),
             set: settings(request),
-            cloud: None,
             driver: Vec::new(),
             lock_timeout_seconds: request.lock_timeout_seconds,
             flags: Flags {
@@ -569,16 +548,13 @@ impl Target {
     /// The request as the journal keeps it. After a reboot the environment is another one, so settings
     /// from the environment are kept, too, with lower priority than the others, as now.
     fn kept(&self, world: &World<'_>) -> Request {
-        let cloud = self.ground.cloud.as_ref();
-        let mut set = cloud.map(Layers::assignments).unwrap_or_default();
-        set.extend(used_network(&env(&world.vars), &self.resolution.provenance));
+        let mut set = used_network(&env(&world.vars), &self.resolution.provenance);
         set.extend(layers::assignments(env(&world.vars)));
         set.extend(settings(&self.ground.request));
         let (set, credentials) = parted(set, &world.secrets);
         Request {
             set,
             credentials,
-            has_cloud_settings: self.ground.request.has_cloud_settings || cloud.is_some(),
             ..self.ground.request.clone()
         }
     }

@@ -178,8 +178,7 @@ impl ClusterInputs<'_> {
             node: node?,
             packages,
             access: path(&config.kubeconfig_file),
-            timeout_seconds: config.timeout.map_or(120, TimeLimit::seconds),
-            ready_timeout_seconds: config.ready_timeout.map_or(300, TimeLimit::seconds),
+            timeout_seconds: config.timeout.map_or(300, TimeLimit::seconds),
         })
     }
 

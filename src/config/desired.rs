@@ -505,14 +505,8 @@ pub struct Cdi {
 pub struct Validation {
     /// Run a container with each runtime; without it the GPUs compute on the host.
     pub container: bool,
-    /// The image; `None` means our own probe image, built from this binary's embedded files.
+    /// The image in which the probe runs; `None` means one that is made for it.
     pub image: Option<String>,
-    /// What runs in the image, program and arguments; nothing means our own probe.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub command: Vec<String>,
-    /// What a line of the command's output must contain; `*` stands for any text.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub expect: Option<String>,
     /// Seconds that the container may take.
     pub timeout_seconds: u64,
     /// Seconds that pulling the image may take, with all attempts.

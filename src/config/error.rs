@@ -6,7 +6,6 @@ use crate::{
     config::place::{PREFIX, Place},
     error::{Report, one_line},
     exit::Exit,
-    facts::Untold,
     host::FilesError,
     model::text::nearest,
 };
@@ -20,9 +19,6 @@ pub enum ConfigError {
     /// The package sources of the machine could not be read.
     #[error("read the package sources of this machine")]
     Sources(#[source] FilesError),
-    /// The cloud does not tell its settings.
-    #[error("ask the cloud for the settings of this instance")]
-    Cloud(#[source] Untold),
     /// A file that was asked for is not there.
     #[error("read `{path}`: there is no such file")]
     MissingFile { path: Utf8PathBuf },
@@ -149,7 +145,6 @@ impl Report for ConfigError {
         match self {
             Self::Files(error) => error.reason().unwrap_or("config-unreadable"),
             Self::Sources(_) => "sources-unreadable",
-            Self::Cloud(_) => "cloud-settings",
             Self::MissingFile { .. } | Self::DeadLink { .. } => "config-missing",
             Self::Syntax { .. } => "config-syntax",
             Self::UnknownKey { .. } => "config-unknown-key",
@@ -167,10 +162,6 @@ impl Report for ConfigError {
             Self::Several(errors) => errors.iter().map(|error| error as &dyn Report).collect(),
             _ => Vec::new(),
         }
-    }
-
-    fn passes(&self) -> bool {
-        matches!(self, Self::Cloud(Untold::Http(error)) if error.passes())
     }
 
     fn hint(&self) -> Option<String> {
@@ -201,11 +192,6 @@ impl Report for ConfigError {
             )),
             Self::Files(_) if self.exit() == Exit::NotPermitted => Some("run it as root".into()),
             Self::Files(error) => error.hint(),
-            Self::Cloud(_) => Some(
-                "see that the instance's metadata service is on and that routes and firewalls let this machine reach \
-                 169.254.169.254, or remove `cloud.settings`"
-                    .into(),
-            ),
             Self::DeadLink { path, target } => Some(format!(
                 "put the settings at `{target}`, or remove the link: `rm {path}`"
             )),
@@ -337,13 +323,6 @@ impl Report for ResolveError {
         match self {
             Self::Config(error) => error.parts(),
             Self::Refused(_) => Vec::new(),
-        }
-    }
-
-    fn passes(&self) -> bool {
-        match self {
-            Self::Config(error) => error.passes(),
-            Self::Refused(error) => error.passes(),
         }
     }
 }

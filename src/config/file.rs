@@ -63,8 +63,6 @@ pub struct Config {
     pub validation: ValidationConfig,
     /// The cluster that the machine joins when all else is validated.
     pub cluster: ClusterConfig,
-    /// The cloud of the machine.
-    pub cloud: CloudConfig,
     /// Where others read what `check` finds.
     pub check: CheckConfig,
 }
@@ -224,13 +222,9 @@ pub struct PreflightConfig {
 pub struct ValidationConfig {
     /// Run a container with each runtime; without it the GPUs compute on the host.
     pub container: Option<bool>,
-    /// The image, or `cuda`: NVIDIA's base image that fits driver, GPUs and system. Without it an own one
-    /// that needs no registry.
+    /// The image in which the probe runs, or `cuda`: NVIDIA's base image that fits driver, GPUs and system. Without it an
+    /// own one that needs no registry.
     pub image: Option<Word>,
-    /// What runs in the image: program and arguments. Without it the probe of this program.
-    pub command: Option<Vec<String>>,
-    /// What a line of the command's output must contain; `*` stands for any text, `?` for one character.
-    pub expect: Option<String>,
     /// How long the container may take, such as "1m".
     pub timeout: Option<TimeLimit>,
     /// How long pulling the image may take, with all attempts.
@@ -283,20 +277,9 @@ pub struct ClusterConfig {
     /// A kubeconfig that may change nodes: to remove the startup taint, and to drain and delete the node on
     /// `uninstall`. Only root may read it.
     pub kubeconfig_file: Option<AbsolutePath>,
-    /// The time limit of each part of an attempt to join, such as "2m": to find the cluster, to get a certificate, to start
-    /// the kubelet.
+    /// How long each part of joining may take, such as "5m": to find the cluster, to get a certificate, to start the
+    /// kubelet, to run your command, to become Ready.
     pub timeout: Option<TimeLimit>,
-    /// How long the node may take to become Ready.
-    pub ready_timeout: Option<TimeLimit>,
-}
-
-/// The cloud of the machine.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
-pub struct CloudConfig {
-    /// Where the cloud has further settings for this instance: "user-data", "tags". Whoever may change these configures
-    /// the machine.
-    pub settings: Option<Vec<CloudPlace>>,
 }
 
 /// Where others read what `check` finds: a timer runs it each minute.
@@ -309,14 +292,4 @@ pub struct CheckConfig {
     pub node_condition: Option<ConditionType>,
     /// What it means that the condition is true: "ready", "problem".
     pub node_condition_true: Option<ConditionMeaning>,
-}
-
-/// Where a cloud has settings for an instance.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum CloudPlace {
-    /// The user data of the instance, if its first line is `#gpu-bootstrap`.
-    UserData,
-    /// AWS, Azure: tags such as `gpu-bootstrap:driver.branch`. Google: the instance's attribute `gpu-bootstrap`.
-    Tags,
 }

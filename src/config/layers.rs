@@ -1,10 +1,9 @@
 //! Layers of configuration: each setting with its place; a later layer overrides an earlier one.
 //!
 //! Later wins: the proxy variables of the environment, `/etc/gpu-bootstrap/config.toml`, `config.d/*.toml` by name, files of `--config` in
-//! their order, the cloud where it is asked, the environment, `--set`. All of them override the profile's defaults. A list
+//! their order, the environment, `--set`. All of them override the profile's defaults. A list
 //! replaces the whole list of an earlier layer.
 
-mod cloud;
 mod hints;
 
 use std::collections::BTreeMap;
@@ -151,7 +150,7 @@ impl std::fmt::Display for Provenance {
 }
 
 impl Layers {
-    /// Reads all layers of this machine but the cloud; the files of `--config` from `named`.
+    /// Reads all layers of this machine; the files of `--config` from `named`.
     ///
     /// # Errors
     /// A file that cannot be read or is wrong, a file of `--config` that is not there, a wrong
@@ -159,17 +158,6 @@ impl Layers {
     pub fn read(
         files: &dyn ReadFiles,
         named: &dyn ReadFiles,
-        config: &[Utf8PathBuf],
-        env: impl IntoIterator<Item = (String, String)>,
-        set: &[String],
-    ) -> Result<Self, ConfigError> {
-        Self::read_with(None, (files, named), config, env, set)
-    }
-
-    /// The same with what the cloud has said.
-    pub(super) fn read_with(
-        cloud: Option<&Self>,
-        (files, named): (&dyn ReadFiles, &dyn ReadFiles),
         config: &[Utf8PathBuf],
         env: impl IntoIterator<Item = (String, String)>,
         set: &[String],
@@ -201,9 +189,6 @@ impl Layers {
                 Some(text) => wrong.extend(layers.file(path.as_str(), &text).err()),
                 None => wrong.push(ConfigError::MissingFile { path: path.clone() }),
             }
-        }
-        for setting in cloud.iter().flat_map(|cloud| cloud.settings.values()) {
-            wrong.extend(layers.add(setting.clone()).err());
         }
         wrong.extend(layers.env(env).err());
         for assignment in set {

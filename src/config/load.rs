@@ -5,7 +5,6 @@ use camino::{Utf8Path, Utf8PathBuf};
 use crate::{
     compat::matrix::Matrix,
     config::{
-        cloud,
         desired::{ClusterWish, ConditionWish, JoinMethod, RuntimeKind},
         error::{ConfigError, ResolveError},
         layers::Layers,
@@ -16,7 +15,7 @@ use crate::{
         values::GpuNeed,
     },
     facts::Facts,
-    host::{Host, ReadFiles, trusted::Trusted},
+    host::{ReadFiles, trusted::Trusted},
     model::{
         cluster::SecretKind,
         environment,
@@ -37,8 +36,6 @@ pub struct Ask {
     pub env: Vec<(String, String)>,
     /// `--set`, in order.
     pub set: Vec<String>,
-    /// What the cloud has said, see [`ask_cloud`].
-    pub cloud: Option<Layers>,
     /// The driver that the machine goes back to, as settings: see [`Layers::only_driver`].
     pub driver: Vec<String>,
     pub lock_timeout_seconds: Option<u64>,
@@ -169,40 +166,7 @@ fn layers(files: &dyn ReadFiles, named: &dyn ReadFiles, ask: &Ask) -> Result<Lay
     let obeyed = Trusted::new(files, ask.by_root);
     let named = Trusted::new(named, ask.by_root);
     let env = ask.env.iter().cloned();
-    Layers::read_with(
-        ask.cloud.as_ref(),
-        (&obeyed, &named),
-        &ask.config,
-        env,
-        &ask.set,
-    )
-}
-
-/// Asks the cloud of the machine for its settings, if the other settings say so, and adds them to what was asked. Where
-/// there is a reason not to ask, it comes back as a warning.
-///
-/// # Errors
-/// Configuration that is wrong, also that of the cloud, or a cloud that does not answer.
-pub async fn ask_cloud(
-    host: &Host,
-    named: &dyn ReadFiles,
-    ask: &mut Ask,
-    facts: &Facts,
-    why_not: Option<&str>,
-) -> Result<Option<String>, ConfigError> {
-    let layers = layers(&*host.files, named, ask)?;
-    let places = layers.merged()?.cloud.settings.unwrap_or_default();
-    match why_not {
-        _ if places.is_empty() => Ok(None),
-        Some(why) => Ok(Some(format!(
-            "the cloud is not asked for settings, as `cloud.settings` wants: {why}"
-        ))),
-        None => {
-            let provider = facts.cloud.provider.as_deref();
-            ask.cloud = Some(cloud::ask(host, provider, &places, &layers).await?);
-            Ok(None)
-        }
-    }
+    Layers::read(&obeyed, &named, &ask.config, env, &ask.set)
 }
 
 /// Where systemd keeps credentials: what the machine got, and what an administrator stored. Sources: systemd.exec(5),
@@ -265,9 +229,8 @@ mod tests {
     use super::*;
     use crate::{
         config::desired::{ConditionMeaning, NodeWish},
-        host::fake::{self, FakeFiles},
-        model::gpu::Flavour,
-        steps::fixtures::{debian, facts},
+        host::fake::FakeFiles,
+        steps::fixtures::debian,
     };
 
     #[test]
@@ -439,96 +402,6 @@ mod tests {
         load(&files, &files, &Ask::default(), &debian(), &matrix).expect("settings");
     }
 
-    /// A machine of AWS with tags, whose file asks for them.
-    fn tagged() -> (Host, fake::Fakes, Ask) {
-        let (host, fakes) = fake::host();
-        fakes.files.put(
-            "/etc/gpu-bootstrap/config.toml",
-            "cloud.settings = [\"tags\"]\ndriver.branch = 535\ndriver.flavour = \"proprietary\"\n\
-             packages.lock-timeout = \"77s\"\n",
-        );
-        let service = "http://169.254.169.254/latest";
-        let tags = format!("{service}/meta-data/tags/instance");
-        fakes.http.serve(&format!("{service}/api/token"), "AQAEA");
-        let settings = [
-            ("driver.branch", "570"),
-            ("driver.flavour", "open"),
-            ("driver.cuda", "12.4"),
-            ("packages.proxy", "http://joe:s3cret@proxy:3128"),
-        ];
-        let names = settings.map(|(key, _)| format!("gpu-bootstrap:{key}"));
-        fakes
-            .http
-            .serve(&tags, format!("Name\n{}", names.join("\n")));
-        for (key, value) in settings {
-            fakes
-                .http
-                .serve(&format!("{tags}/gpu-bootstrap:{key}"), value);
-        }
-        let ask = Ask {
-            env: vec![(
-                "GPU_BOOTSTRAP_DRIVER__FLAVOUR".to_owned(),
-                "proprietary".to_owned(),
-            )],
-            set: vec!["driver.cuda=12.6".to_owned()],
-            ..Ask::default()
-        };
-        (host, fakes, ask)
-    }
-
-    fn on_aws() -> Facts {
-        let mut facts = facts();
-        facts.cloud.provider = Some("aws".to_owned());
-        facts
-    }
-
-    #[tokio::test]
-    async fn what_the_cloud_says_goes_before_files_and_after_environment_and_flags() {
-        let (host, _, mut ask) = tagged();
-        let warning = ask_cloud(&host, &*host.files, &mut ask, &on_aws(), None).await;
-        assert_eq!(warning.expect("told"), None);
-        let config = layers(&*host.files, &*host.files, &ask)
-            .and_then(|layers| layers.merged())
-            .expect("settings");
-        let branch = config.driver.branch.map(|branch| branch.0.to_string());
-        assert_eq!(branch.as_deref(), Some("570"));
-        assert_eq!(config.driver.flavour, Some(Flavour::Proprietary));
-        assert_eq!(
-            config.driver.cuda,
-            Some(vec!["12.6".parse().expect("a version")])
-        );
-        assert_eq!(config.packages.lock_timeout, "77s".parse().ok());
-
-        // The run after a reboot has them from its request, and in the same order.
-        let kept = ask.cloud.as_ref().expect("asked").assignments();
-        let mut again = Ask {
-            set: [kept, crate::config::layers::assignments(ask.env), ask.set].concat(),
-            ..Ask::default()
-        };
-        again.cloud = None;
-        let again = layers(&*host.files, &*host.files, &again)
-            .and_then(|layers| layers.merged())
-            .expect("settings");
-        assert_eq!(again, config);
-    }
-
-    #[tokio::test]
-    async fn nobody_is_asked_unless_a_setting_says_so_and_the_instance_is_this_debian() {
-        let (host, fakes, mut ask) = tagged();
-        let why = Some("an image is built for other instances");
-        let warning = ask_cloud(&host, &*host.files, &mut ask, &on_aws(), why)
-            .await
-            .expect("no error");
-        assert!(warning.is_some_and(|warning| warning.contains("cloud.settings")));
-        fakes.files.put("/etc/gpu-bootstrap/config.toml", "");
-        for why in [why, None] {
-            let warning = ask_cloud(&host, &*host.files, &mut ask, &on_aws(), why).await;
-            assert_eq!(warning.expect("no error"), None);
-        }
-        assert!(ask.cloud.is_none());
-        assert_eq!(fakes.http.log(), [""; 0]);
-    }
-
     #[test]
     fn a_credential_is_a_file_of_the_unit_or_of_the_debian() {
         let files = FakeFiles::new();
@@ -545,8 +418,7 @@ mod tests {
                 node: NodeWish::default(),
                 packages: Vec::new(),
                 access: None,
-                timeout_seconds: 120,
-                ready_timeout_seconds: 300,
+                timeout_seconds: 300,
             };
             settle_credential(&files, env, &mut cluster);
             let secrets = Secrets::default();
@@ -591,8 +463,7 @@ mod tests {
             node: NodeWish::default(),
             packages: Vec::new(),
             access: Some("/etc/admin.conf".into()),
-            timeout_seconds: 120,
-            ready_timeout_seconds: 300,
+            timeout_seconds: 300,
         };
         let secrets = Secrets::default();
         learn(&files, &cluster, &secrets);

@@ -4,7 +4,6 @@
 //! [`resolve`] joins both with the facts and the matrix; [`load`] reads all files and resolves.
 
 mod alternatives;
-mod cloud;
 pub mod cluster;
 mod cuda;
 pub mod desired;

@@ -23,11 +23,6 @@ pub enum Place {
         /// Its name.
         variable: String,
     },
-    /// A tag of the cloud's instance.
-    Tag {
-        /// Its name.
-        tag: String,
-    },
     /// The profile's own default.
     Profile,
     Flag {
@@ -41,7 +36,6 @@ impl fmt::Display for Place {
         match self {
             Self::File { file, line, column } => write!(to, "{file}:{line}:{column}"),
             Self::Env { variable } => write!(to, "environment variable {variable}"),
-            Self::Tag { tag } => write!(to, "tag `{tag}` of this instance"),
             Self::Profile => to.write_str("the profile"),
             Self::Flag { flag } => write!(to, "`{flag}`"),
         }

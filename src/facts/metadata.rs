@@ -48,7 +48,7 @@ pub struct Service<'h> {
 
 /// Why the service tells nothing.
 #[derive(Debug, thiserror::Error)]
-pub enum Untold {
+enum Untold {
     /// It does not answer, or refuses.
     #[error(transparent)]
     Http(#[from] HttpError),
@@ -81,8 +81,7 @@ impl<'h> Service<'h> {
     }
 
     /// The address of a path.
-    #[must_use]
-    pub fn url(&self, path: &str) -> String {
+    fn url(&self, path: &str) -> String {
         format!("{}{path}", self.address)
     }
 
@@ -140,27 +139,6 @@ impl<'h> Service<'h> {
     #[must_use]
     pub fn azure_header() -> Header {
         ("Metadata", Secret::new("true"))
-    }
-
-    /// Azure: the address of the document about the instance.
-    #[must_use]
-    pub fn azure_url(&self) -> String {
-        self.url(AZURE)
-    }
-
-    /// Azure: the document about the instance.
-    ///
-    /// # Errors
-    /// As [`Self::ask`]; something else than a document.
-    pub async fn azure_compute(&self) -> Result<serde_json::Value, Untold> {
-        let document = (self.ask(Method::Get, AZURE, Self::azure_header())).await?;
-        match serde_json::from_slice(&document) {
-            Ok(document @ serde_json::Value::Object(_)) => Ok(document),
-            _ => Err(Untold::Odd {
-                url: self.azure_url(),
-                what: "a document of JSON",
-            }),
-        }
     }
 
     async fn complete(&self, facts: &mut Facts) {
@@ -241,7 +219,13 @@ impl<'h> Service<'h> {
     }
 
     async fn azure(&self) -> Result<Cloud, Untold> {
-        let document = self.azure_compute().await?;
+        let answer = (self.ask(Method::Get, AZURE, Self::azure_header())).await?;
+        let Ok(serde_json::Value::Object(document)) = serde_json::from_slice(&answer) else {
+            return Err(Untold::Odd {
+                url: self.url(AZURE),
+                what: "a document of JSON",
+            });
+        };
         let text = |key: &str| {
             let text = document.get(key).and_then(serde_json::Value::as_str);
             text.filter(|text| is_name(text)).map(str::to_owned)

@@ -33,7 +33,7 @@ pub use catalog::{DeviceCatalog, GpuDescription};
 pub use gather::gather;
 #[cfg(test)]
 pub(crate) use metadata::standin;
-pub use metadata::{Service, Untold, complete};
+pub use metadata::{Service, complete};
 
 /// The schema version of the document of `facts`.
 pub const SCHEMA: u32 = 1;

@@ -215,9 +215,6 @@ pub struct Request {
     pub lock_timeout_seconds: Option<u64>,
     /// `--deadline`.
     pub deadline_seconds: Option<u64>,
-    /// The cloud's settings are among those of `set`: it is not asked again.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub has_cloud_settings: bool,
     /// The settings of `--set` and the environment that hold a secret. They are kept in a file of
     /// their own with mode 0600.
     #[serde(skip)]

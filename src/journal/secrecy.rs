@@ -86,7 +86,7 @@ fn meaning(verb: &str, field: &str) -> Meaning {
     match (verb, field) {
         ("write-file", "content")
         | ("run-tool", "purpose" | "command")
-        | ("run-probe", "inputs" | "image" | "command" | "expect")
+        | ("run-probe", "inputs" | "image")
         | ("join-cluster", "command" | "leave-command")
         | ("reboot", "why") => Meaning::FreeText,
         (_, "undo" | "kind" | "is" | "then" | "probe")
@@ -307,8 +307,6 @@ mod tests {
                         gpus: 1,
                         driver: "580.95.05".to_owned(),
                         uuids: Vec::new(),
-                        command: vec!["/bin/true".to_owned(), text()],
-                        expect: Some(text()),
                         timeout_seconds: 5,
                         pull_timeout_seconds: 5,
                     },

@@ -43,10 +43,9 @@ pub struct ClusterWish {
     pub packages: Vec<PackageWish>,
     /// A kubeconfig that may change nodes.
     pub access: Option<Utf8PathBuf>,
-    /// Seconds for each part of an attempt to join: to find the cluster, to get a certificate, to start the kubelet.
+    /// Seconds that each part of joining may take: to find the cluster, to get a certificate, to start the kubelet, to run
+    /// a command, to become Ready.
     pub timeout_seconds: u64,
-    /// Seconds until the node must be Ready.
-    pub ready_timeout_seconds: u64,
 }
 
 /// How a machine joins, with what that needs. No secret is in here: only places that have one.

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     change::{Change, Lock, Probe, ProofRecord},
-    config::desired::{Desired, RuntimeKind, RuntimeWish, Validation},
+    config::desired::{Desired, RuntimeKind, RuntimeWish},
     facts::{Facts, GpuFact},
     host::Nvml,
     model::{id::StepId, paths, version::DriverVersion},
@@ -135,21 +135,8 @@ fn inputs(
             lines.push(format!("package={name} {}", package.version));
         }
     }
-    let Validation {
-        image,
-        command,
-        expect,
-        ..
-    } = &desired.validation;
-    lines.extend(
-        image
-            .iter()
-            .map(|image| format!("{}{image}", ProofRecord::IMAGE)),
-    );
-    if !command.is_empty() {
-        lines.push(format!("command={}", command.join(" ")));
-    }
-    lines.extend(expect.iter().map(|expect| format!("expect={expect}")));
+    let image = desired.validation.image.iter();
+    lines.extend(image.map(|image| format!("{}{image}", ProofRecord::IMAGE)));
     lines.extend(device_inputs(state.uuids.as_deref()));
     lines.join("\n") + "\n"
 }
@@ -170,8 +157,6 @@ fn proof(
             gpus: state.gpus.len(),
             driver: loaded.to_string(),
             uuids: state.uuids.clone().unwrap_or_default(),
-            command: validation.command.clone(),
-            expect: validation.expect.clone(),
             timeout_seconds: validation.timeout_seconds,
             pull_timeout_seconds: validation.pull_timeout_seconds,
         },

@@ -255,8 +255,6 @@ pub(crate) fn desired() -> Desired {
         validation: Validation {
             container: true,
             image: None,
-            command: vec![],
-            expect: None,
             timeout_seconds: 60,
             pull_timeout_seconds: 1800,
         },

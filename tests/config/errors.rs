@@ -49,11 +49,8 @@ fn wrong_configuration() {
         "driver.source = \"nvida\"\n",
         "runtime.use = [\"podmna\"]\n",
         "runtime.source = \"dockr\"\n",
-        "validation.command = [\"nvidia-smi\"]\n",
-        "validation.image = \"x\"\nvalidation.command = []\n",
         "validation.image = \"https://registry.example.com/x\"\n",
         "validation.timeout = \"0s\"\n",
-        "validation.image = \"x\"\nvalidation.expect = \"GPU\"\n",
         "profile = \"debain\"\n",
         "profile = \"/etc/mine.toml\"\n",
         "packages.proxy = \"joe:s3cret@proxy\"\n",
@@ -87,7 +84,6 @@ fn wrong_configuration() {
         "cluster.join = \"eks\"\ncluster.token = \"file:/t\"\n",
         "cluster.join = \"k3s\"\ncluster.server = \"https://a:6443\"\ncluster.token = \"K10.s3cret\"\n",
         "cluster.join = \"k3s\"\ncluster.server = \"https://a:6443\"\ncluster.token = 12345678\n",
-        "cloud.settings = [\"metadata\"]\n",
         "cluster.join = \"eks\"\nruntime.use = [\"containerd\"]\n",
         "cluster.join = \"eks\"\nruntime.use = []\ncluster.startup-taints = [\"a=b:NoSchedule\"]\n",
         "cluster.join = \"managed\"\ncluster.startup-taints = [\"a=b\"]\n",
@@ -288,7 +284,7 @@ fn all_that_is_wrong_is_told_at_once() {
     );
 
     let machine = Machine::debian().config(
-        "driver.branch = 535\ndriver.secure-boot.key = \"/k\"\nvalidation.command = []\n\
+        "driver.branch = 535\ndriver.secure-boot.key = \"/k\"\nvalidation.image = \"https://a/x\"\n\
          runtime.use = [\"docker\"]\n[cluster]\njoin = \"kubeadm\"\nserver = \"https://a:6443\"\ncommand = [\"x\"]\n\
          [repositories.mine]\nurl = \"http://127.0.0.1/\"\n",
     );
@@ -306,7 +302,7 @@ fn all_that_is_wrong_is_told_at_once() {
         "the kubelet needs containerd or CRI-O",
         "`driver.secure-boot.key` cannot be \"/k\": it needs",
         "driver branch 535",
-        "`validation.command` cannot be",
+        "`validation.image` cannot be",
     ] {
         let found = all.iter().filter(|text| text.contains(part)).count();
         assert_eq!(found, 1, "{part} in {all:#?}");

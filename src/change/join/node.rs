@@ -32,7 +32,7 @@ pub struct Admission {
     /// A kubeconfig that may remove them.
     pub access: Option<Utf8PathBuf>,
     /// Seconds until the node must be Ready.
-    pub ready_timeout_seconds: u64,
+    pub timeout_seconds: u64,
 }
 
 /// Gives a node the labels that it had; its cluster may not be reached any more.
@@ -55,11 +55,11 @@ const SILENT: &str = "the cluster cannot be asked: ";
 
 impl Admission {
     fn bound(&self) -> Duration {
-        Duration::from_secs(self.ready_timeout_seconds)
+        Duration::from_secs(self.timeout_seconds)
     }
 
     fn not_ready(&self, why: String) -> Problem {
-        let (node, seconds) = (&self.node, self.ready_timeout_seconds);
+        let (node, seconds) = (&self.node, self.timeout_seconds);
         Problem::new(
             "node-not-ready",
             format!("wait until node `{node}` is Ready: after {seconds} s it is not ({why})"),

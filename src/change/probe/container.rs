@@ -1,6 +1,6 @@
 //! The container probe: this program runs in a container that holds only the program and its
 //! libraries, computes on the GPUs that it sees, and prints how far that works. No registry is needed.
-//! Or a command runs in an image of the administrator's choice.
+//! In an image of the administrator's choice both are mounted.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,7 +15,6 @@ use crate::{
     change::{Probe, Problem, Sink, image},
     config::desired::RuntimeKind,
     host::{ExecError, Host},
-    model::pattern,
     tools::{
         container_view::{ContainerView, LIBRARIES},
         probe::only,
@@ -42,8 +41,6 @@ pub(super) async fn run(
         gpus,
         driver,
         uuids,
-        command,
-        expect,
         timeout_seconds,
         pull_timeout_seconds: _,
     } = probe
@@ -55,34 +52,25 @@ pub(super) async fn run(
         return Err(Problem::new(FAILED, what).advice("run a pod with a GPU in the cluster"));
     }
     let image = (image.as_ref()).map(|image| image::name(*runtime, image));
-    let root = match &command[..] {
-        [] => Some(Root::prepare(host, state)?),
-        _ => None,
-    };
-    let own = root.iter().flat_map(Root::command);
+    let root = Root::prepare(host, state)?;
     let job = Job {
         host,
         sink,
         runtime: *runtime,
-        root: root.as_ref(),
         image: image.as_deref(),
-        command: own.chain(command.iter().map(String::as_str)).collect(),
-        limit: Duration::from_secs(*timeout_seconds),
     };
-    let ran = job.run().await.map_err(failed)?;
-    let in_image = image
-        .as_ref()
-        .map_or_else(String::new, |image| format!(" in the image `{image}`"));
-    if root.is_none() {
-        return said(&ran, command, expect.as_deref(), &in_image);
-    }
+    let limit = Duration::from_secs(*timeout_seconds);
+    let ran = job.run(&root, limit).await.map_err(failed)?;
     let view = view(&ran)?;
     judge(&view, *gpus, driver, uuids)?;
     let result = match &view.probe {
         Some(probe) => host::in_words(probe),
         None => format!("{} GPUs seen, none of them asked to compute", view.gpus()),
     };
-    Ok(result + &in_image)
+    Ok(match image {
+        Some(image) => format!("{result} in the image `{image}`"),
+        None => result,
+    })
 }
 
 /// Removes the container of a probe that was broken off.
@@ -99,54 +87,9 @@ pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result
         host,
         sink,
         runtime: *runtime,
-        root: None,
         image: image.as_deref(),
-        command: Vec::new(),
-        limit: Duration::ZERO,
     };
     job.clear().await.map_err(failed)
-}
-
-/// What a command of the administrator has said.
-fn said(
-    ran: &Ran,
-    command: &[String],
-    expect: Option<&str>,
-    in_image: &str,
-) -> Result<String, Problem> {
-    let command = format!("`{}`{in_image}", command.join(" "));
-    let (out, err) = (&ran.output.stdout, &ran.output.stderr);
-    let last = || {
-        let mut lines = err.lines().rev().chain(out.lines().rev()).map(str::trim);
-        let last = lines.find(|line| !line.is_empty());
-        last.map_or_else(String::new, |line| format!("\n{line}"))
-    };
-    if !ran.output.ok() {
-        let what = format!("{command} {}{}", ran.output.status, last());
-        return Err(Problem::new(FAILED, what).advice(
-            "run `gpu-bootstrap probe`: it shows whether the GPUs work on the host; then check that the \
-             image has the program of `validation.command`",
-        ));
-    }
-    let Some(expect) = expect else {
-        return Ok(format!("{command} succeeded"));
-    };
-    let wanted = format!("*{expect}*");
-    let mut lines = out.lines().chain(err.lines());
-    match lines.find(|line| pattern::matches(&wanted, line)) {
-        Some(line) => Ok(format!("{command} printed `{}`", line.trim())),
-        None => Err(Problem::new(
-            "container-not-expected",
-            format!(
-                "{command} printed no line with `{expect}`; its last line is:{}",
-                last()
-            ),
-        )
-        .advice(
-            "compare `validation.expect` with the whole output above: a line must contain it, and `*` \
-             stands for any text",
-        )),
-    }
 }
 
 /// Whether a container has the libraries and the devices of the host, and computes on them. Where NVML
@@ -223,11 +166,11 @@ fn failed(error: ExecError) -> Problem {
 mod tests {
     use super::{judge, run};
     use crate::{
-        change::{Probe, Sink, tests::kit::container_probe},
+        change::{Sink, tests::kit::container_probe},
         config::desired::RuntimeKind,
         error::Report as _,
         host::{
-            Host, Output,
+            Host,
             fake::{self, Fakes, failed, ok},
         },
         tools::{
@@ -431,63 +374,6 @@ mod tests {
         assert!(run.contains(mounted), "{run}");
         let inside = format!("{image} gpu-bootstrap-probe /gpu-bootstrap-lib/ld-linux");
         assert!(run.contains(&inside), "{run}");
-    }
-
-    /// What the configured command prints, and what a line of it must contain.
-    async fn commanded(output: Output, expect: Option<&str>) -> Result<String, String> {
-        let (host, fakes) = fake::host();
-        fakes
-            .exec
-            .on("docker", move |cmd, _| match cmd.args[0].as_str() {
-                "run" => output.clone(),
-                _ => ok(""),
-            });
-        let mut probe = container_probe(RuntimeKind::Docker, Some("registry/x:1"));
-        let Probe::ContainerSeesGpus {
-            command,
-            expect: expected,
-            ..
-        } = &mut probe
-        else {
-            panic!("a container");
-        };
-        *command = vec!["nvidia-smi".into(), "-L".into()];
-        *expected = expect.map(str::to_owned);
-        let ran = run(&host, "/state".into(), &probe, &Silent).await;
-        let lines = fakes.exec.lines();
-        let run = lines.last().expect("a container");
-        // The image is as its author made it.
-        assert!(
-            run.ends_with("--entrypoint=nvidia-smi -- registry/x:1 -L"),
-            "{run}"
-        );
-        ran.map_err(|error| error.to_string())
-    }
-
-    #[tokio::test]
-    async fn a_configured_command_is_judged_by_its_status_and_its_output() {
-        let printed = || ok("GPU 0: H100\nGPU 1: H100\n");
-        let command = "`nvidia-smi -L` in the image `registry/x:1`";
-        assert_eq!(
-            commanded(printed(), None).await,
-            Ok(format!("{command} succeeded"))
-        );
-        assert_eq!(
-            commanded(printed(), Some("GPU 1:*100")).await,
-            Ok(format!("{command} printed `GPU 1: H100`"))
-        );
-        assert_eq!(
-            commanded(printed(), Some("GPU 7")).await,
-            Err(format!(
-                "{command} printed no line with `GPU 7`; its last line is:\nGPU 1: H100"
-            ))
-        );
-        assert_eq!(
-            commanded(failed(9, "no devices were found"), Some("GPU")).await,
-            Err(format!(
-                "{command} exited with status 9\nno devices were found"
-            ))
-        );
     }
 
     #[tokio::test]

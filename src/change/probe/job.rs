@@ -27,14 +27,8 @@ pub(super) struct Job<'j> {
     pub(super) host: &'j Host,
     pub(super) sink: &'j dyn Sink,
     pub(super) runtime: RuntimeKind,
-    /// This program and its libraries; `None` if a command of the image runs.
-    pub(super) root: Option<&'j Root>,
     /// The name of the image for the runtime's client; `None` is an own one.
     pub(super) image: Option<&'j str>,
-    /// The program and its arguments.
-    pub(super) command: Vec<&'j str>,
-    /// The time limit of the container.
-    pub(super) limit: Duration,
 }
 
 /// A container that has run.
@@ -44,14 +38,14 @@ pub(super) struct Ran {
 }
 
 impl Job<'_> {
-    /// Runs the container to its end.
+    /// Runs the program of `root` in the container to its end, for at most `limit`.
     ///
     /// # Errors
     /// When a command fails.
-    pub(super) async fn run(&self) -> Result<Ran, ExecError> {
-        let cmd = Cmd::new(self.client(), self.args()).deadline(self.limit);
-        let own = match (self.runtime, self.root, self.image) {
-            (RuntimeKind::Docker, Some(root), None) => {
+    pub(super) async fn run(&self, root: &Root, limit: Duration) -> Result<Ran, ExecError> {
+        let cmd = Cmd::new(self.client(), self.args(root)).deadline(limit);
+        let own = match (self.runtime, self.image) {
+            (RuntimeKind::Docker, None) => {
                 let archive = root.folder.with_extension("tar");
                 let pack = tar::pack(&archive, &root.folder, &["."]);
                 self.quiet(&pack.deadline(PREPARE_DEADLINE)).await?;
@@ -116,7 +110,7 @@ impl Job<'_> {
         self.image.map_or(CONTAINER, |_| ctr::KUBERNETES)
     }
 
-    fn args(&self) -> Vec<String> {
+    fn args(&self, root: &Root) -> Vec<String> {
         // The nvidia runtime reads the variables, Podman the CDI specification alone.
         let options = match self.runtime {
             RuntimeKind::Docker => {
@@ -137,19 +131,19 @@ impl Job<'_> {
             RuntimeKind::Crio => String::new(),
         };
         let mut args: Vec<String> = options.split_whitespace().map(str::to_owned).collect();
-        let mut command = self.command.iter().map(|word| (*word).to_owned());
+        let mut command = root.command().into_iter().map(str::to_owned);
         let by_words = self.runtime == RuntimeKind::Containerd;
-        let place = match (self.root, self.image) {
-            (Some(root), None) if self.runtime != RuntimeKind::Docker => {
+        let place = match self.image {
+            None if self.runtime != RuntimeKind::Docker => {
                 args.push("--rootfs".to_owned());
                 root.folder.as_str()
             }
-            (root, image) => {
+            image => {
                 let read_only = match by_words {
                     true => "options=rbind:ro",
                     false => "readonly",
                 };
-                let mounts = image.and(root).into_iter().flat_map(Root::mounts);
+                let mounts = image.map(|_| root.mounts()).into_iter().flatten();
                 args.extend(mounts.map(|(source, place)| {
                     format!("--mount=type=bind,src={source},dst={place},{read_only}")
                 }));

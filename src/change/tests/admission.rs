@@ -25,7 +25,7 @@ fn admission(labels: &[(&str, &str)]) -> Change {
                 "gone:NoSchedule".parse().expect("a taint"),
             ],
             access: Some("/etc/gpu-bootstrap/cluster.kubeconfig".into()),
-            ready_timeout_seconds: 5,
+            timeout_seconds: 5,
         },
     }
 }

@@ -50,8 +50,6 @@ pub(in crate::change) fn container_probe(runtime: RuntimeKind, image: Option<&st
         gpus: 1,
         driver: "1.2".into(),
         uuids: Vec::new(),
-        command: Vec::new(),
-        expect: None,
         timeout_seconds: 60,
         pull_timeout_seconds: 60,
     }

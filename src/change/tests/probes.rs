@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::kit::{TestMachine, container_probe};
 use crate::{
-    change::{Change, Probe, ProofRecord, Reverted},
+    change::{Change, ProofRecord, Reverted},
     config::desired::RuntimeKind,
     error::Report,
     host::{
@@ -32,8 +32,7 @@ async fn a_probe_leaves_its_record_and_no_image() {
         .fakes
         .exec
         .on("docker", |cmd, _| match cmd.args[0].as_str() {
-            "run" => ok(r#"{"devices":["nvidia0","nvidiactl"],
-                "libraries":["/x/libcuda.so.1.2","/x/libnvidia-ml.so.1.2"]}"#),
+            "run" => ok(SEEN),
             "image" if cmd.args[1] == "inspect" => {
                 failed(1, "Error: No such image: gpu-bootstrap/probe:local")
             }
@@ -60,20 +59,23 @@ async fn a_probe_leaves_its_record_and_no_image() {
 
 const RECORD: &str = "/var/lib/gpu-bootstrap/validations/container-docker";
 
-/// `nvidia-smi` in an image that has to be pulled.
+/// What the probe prints in a container with a GPU.
+const SEEN: &str = r#"{"devices":["nvidia0","nvidiactl"],
+    "libraries":["/x/libcuda.so.1.2","/x/libnvidia-ml.so.1.2"]}"#;
+
+/// A machine on which this program, which needs no libraries, can be packed.
+fn machine() -> TestMachine {
+    let machine = TestMachine::new();
+    let maps = "1-2 r--p 0 fe:01 7 /usr/bin/gpu-bootstrap\n";
+    machine.fakes.files.put("/proc/self/maps", maps);
+    machine.fakes.files.put("/proc/self/exe", "program");
+    machine
+}
+
+/// The probe in an image that has to be pulled.
 fn in_image(runtime: RuntimeKind, image: &str) -> Change {
     Change::RunProbe {
-        probe: Probe::ContainerSeesGpus {
-            runtime,
-            image: Some(image.into()),
-            gpus: 1,
-            driver: "1.2".into(),
-            uuids: Vec::new(),
-            command: vec!["nvidia-smi".into()],
-            expect: None,
-            timeout_seconds: 60,
-            pull_timeout_seconds: 60,
-        },
+        probe: container_probe(runtime, Some(image)),
         record: RECORD.into(),
         inputs: String::new(),
         again: false,
@@ -125,7 +127,7 @@ async fn a_pull_goes_through_the_proxy_whose_password_stands_nowhere() {
         (RuntimeKind::Containerd, "ctr"),
         (RuntimeKind::Podman, "podman"),
     ] {
-        let mut machine = TestMachine::new();
+        let mut machine = machine();
         let proxy = Secret::new("http://user:hunter2@proxy:3128");
         machine.applier.policy.proxy = Some(proxy);
         machine.applier.policy.no_proxy = Some("10.0.0.0/8".into());
@@ -140,8 +142,10 @@ async fn a_pull_goes_through_the_proxy_whose_password_stands_nowhere() {
                 let seen = [secret("https_proxy"), secret("http_proxy"), direct].join(" ");
                 files.put("/seen", seen.as_str());
             }
-            match cmd.args.iter().any(|word| word == "exists") {
-                true => failed(1, ""),
+            let is = |verb: &str| cmd.args.iter().any(|word| word == verb);
+            match is("run") {
+                true => ok(SEEN),
+                false if is("exists") => failed(1, ""),
                 false => ok(""),
             }
         });
@@ -160,7 +164,7 @@ async fn a_pull_goes_through_the_proxy_whose_password_stands_nowhere() {
 
 #[tokio::test]
 async fn containerd_pulls_by_the_full_name_and_by_the_files_about_registries() {
-    let machine = TestMachine::new();
+    let machine = machine();
     machine
         .fakes
         .files
@@ -170,6 +174,7 @@ async fn containerd_pulls_by_the_full_name_and_by_the_files_about_registries() {
         .exec
         .on("ctr", |cmd, _| match cmd.args[1].as_str() {
             "images" if cmd.args[2] == "list" => ok(""),
+            "run" => ok(SEEN),
             _ => ok("fine\n"),
         });
     let change = in_image(RuntimeKind::Containerd, "nvidia/cuda:1");
@@ -179,6 +184,6 @@ async fn containerd_pulls_by_the_full_name_and_by_the_files_about_registries() {
                  docker.io/nvidia/cuda:1";
     assert!(lines.iter().any(|line| line == pulls), "{lines:#?}");
     let runs = lines.iter().find(|line| line.contains(" run --rm "));
-    let ends = "docker.io/nvidia/cuda:1 gpu-bootstrap-probe nvidia-smi";
+    let ends = "docker.io/nvidia/cuda:1 gpu-bootstrap-probe /gpu-bootstrap container-probe";
     assert!(runs.is_some_and(|line| line.ends_with(ends)), "{lines:#?}");
 }

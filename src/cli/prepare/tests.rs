@@ -78,16 +78,3 @@ fn a_secret_in_a_table_is_kept_for_the_run_after_a_reboot_and_not_in_the_journal
         assert_eq!(settings(&request), [open, setting]);
     }
 }
-
-#[test]
-fn a_secret_from_the_cloud_is_kept_for_the_run_after_a_reboot_and_not_in_the_journal() {
-    let mut cloud = Layers::default();
-    let text = "packages.proxy = \"http://joe:s3cret@proxy:3128\"\ndriver.branch = 580\n";
-    cloud.file("http://cloud/user-data", text).unwrap();
-    let (open, credentials) = parted(cloud.assignments(), &Secrets::default());
-    assert_eq!(open, ["driver.branch=580"]);
-    assert_eq!(
-        credentials[0].expose(),
-        "packages.proxy=\"http://joe:s3cret@proxy:3128\""
-    );
-}

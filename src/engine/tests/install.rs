@@ -220,7 +220,7 @@ async fn a_node_whose_cluster_is_silent_in_the_last_look_is_admitted_once_more()
                 labels: Default::default(),
                 startup_taints: Vec::new(),
                 access: None,
-                ready_timeout_seconds: 1,
+                timeout_seconds: 1,
             };
             needs(vec![Change::AdmitNode { admission }])
         })]);

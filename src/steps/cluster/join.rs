@@ -248,7 +248,7 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
             why: "the settings say that the provider has joined this machine, and its kubelet has no kubeconfig"
                 .to_owned(),
             hint: "see whether the provider's own agent has failed, or set `cluster.join` to a way to join".to_owned(),
-            passes: Some(std::time::Duration::from_secs(wish.ready_timeout_seconds)),
+            passes: Some(std::time::Duration::from_secs(wish.timeout_seconds)),
         };
     }
     if !state.unusable.is_empty() {
@@ -500,8 +500,7 @@ pub(in crate::steps) mod fixtures {
                     ..NodeWish::default()
                 },
                 access: None,
-                timeout_seconds: 120,
-                ready_timeout_seconds: 300,
+                timeout_seconds: 300,
             }),
             ..desired()
         }

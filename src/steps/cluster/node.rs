@@ -117,7 +117,7 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
                 labels: missing,
                 startup_taints,
                 access: wish.access.clone(),
-                ready_timeout_seconds: wish.ready_timeout_seconds,
+                timeout_seconds: wish.timeout_seconds,
             },
         });
         Assessment::needs(why, changes)
