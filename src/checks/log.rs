@@ -32,7 +32,7 @@ const CATALOGUE: &str = "https://docs.nvidia.com/deploy/xid-errors/index.html";
 /// See the module.
 pub struct Log;
 
-/// What the log is held against.
+/// What is known about the machine, for judging lines of the log.
 #[derive(Debug, Clone)]
 pub(super) struct Board<'f> {
     /// The GPUs on the bus.
@@ -41,11 +41,11 @@ pub(super) struct Board<'f> {
     installs: bool,
     /// It is a virtual machine.
     guest: bool,
-    /// A driver is there, and is not loaded.
+    /// A driver is installed, but not loaded.
     idle: bool,
-    /// Who manages the driver, where it is somebody else.
+    /// Who manages the driver, if another program does.
     owner: Option<Owner>,
-    /// GPUs of which the driver says that it asks for nothing now.
+    /// GPUs for which the driver now reports that it asks for nothing (`gpu.recovery-action`).
     recovered: Vec<PciAddress>,
 }
 
@@ -69,12 +69,12 @@ fn decide(log: &KernelLog, board: &Board<'_>) -> Vec<Finding> {
     }
 }
 
-/// ` of the GPU at 0000:18:00.0`, where the line names it.
+/// Returns text such as ` of the GPU at 0000:18:00.0`; empty if the line names no GPU.
 fn of_gpu(gpu: Option<PciAddress>) -> String {
     gpu.map_or(String::new(), |gpu| format!(" of the GPU at {gpu}"))
 }
 
-/// What the driver's own advice asks for.
+/// Returns the action that the driver's own advice (Xid 154) asks for.
 fn act_of(action: Recovery) -> Act {
     match action {
         Recovery::None | Recovery::Imex => Act::None,
@@ -91,12 +91,12 @@ struct Error {
     gpu: Option<PciAddress>,
     count: usize,
     act: Act,
-    /// The driver asks for nothing more about it.
+    /// The driver now reports that it asks for nothing more on this GPU.
     over: bool,
 }
 
-/// The errors in the order of their numbers. The driver's own advice (Xid 154) goes before the table: what
-/// came before an advice of nothing is over.
+/// Returns the errors, sorted by number. Xid 154 is the driver's own advice and overrides the table: if it asks for
+/// nothing, the errors before it on that GPU ask for nothing either.
 fn errors(messages: &[Message]) -> Vec<Error> {
     let mut errors: BTreeMap<(u32, Option<PciAddress>), Error> = BTreeMap::new();
     let add = |code, gpu: Option<PciAddress>, act: Act, errors: &mut BTreeMap<_, Error>| {
@@ -145,16 +145,16 @@ fn errors(messages: &[Message]) -> Vec<Error> {
     errors.into_values().collect()
 }
 
-/// The number of the driver's own advice.
+/// The Xid with which the driver itself says what the GPU needs.
 const RECOVERY: u32 = 154;
-/// The number of a row of memory that could not be replaced.
+/// The Xid of a row of memory that could not be replaced by a spare one.
 const NO_SPARE_ROW: u32 = 64;
 
-/// What the driver asks for, in words.
+/// Returns in words what the driver asks for.
 fn asks(act: Act) -> &'static str {
     match act {
         Act::None => "nothing more",
-        Act::RestartApp => "an end of the programs that use it",
+        Act::RestartApp => "a stop of the programs that use it",
         Act::Reboot => "a reboot of the machine",
         _ => "a reset of the GPU",
     }
@@ -181,7 +181,8 @@ fn told(error: &Error) -> String {
 
 fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
     let mut errors = errors(messages);
-    // What the driver says now counts; the log only tells what was. A row that could not be replaced stays broken.
+    // The log is history: what the driver reports now overrides it. But a row that could not be replaced stays
+    // broken.
     for error in &mut errors {
         let is_reset =
             matches!(error.act, Act::ResetGpu | Act::Reboot) && error.code != NO_SPARE_ROW;
@@ -221,12 +222,13 @@ fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
         .map(|error| error.act)
         .max()
         .unwrap_or(Act::None);
-    // An error that asks for a reset, or more, says more.
+    // A demand without a number is left out if an error with a number asks for as much: that one says more.
     let demand = demand.filter(|act| asked < *act);
     let worst = demand.unwrap_or(asked);
     let unknown = |error: &Error| xid::of(error.code).is_none();
     let any_unknown = errors.iter().any(unknown);
-    // What asks for most comes first; where one asks for something, those that do not only distract.
+    // The most severe error comes first. If any error asks for an action, known errors that ask for none are left
+    // out.
     errors.sort_by_key(|error| std::cmp::Reverse((error.act, error.code == RECOVERY)));
     let mut told: Vec<String> = (errors.iter())
         .filter(|error| {
@@ -290,7 +292,7 @@ fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
     }
 }
 
-/// The class of the remedy of an error.
+/// Returns the remedy class of an action.
 fn class(act: Act) -> Remedy {
     match act {
         Act::None => Remedy::None,
@@ -304,7 +306,7 @@ fn class(act: Act) -> Remedy {
     }
 }
 
-/// The errors of `NVSwitches`. Each line says itself whether the error is fatal.
+/// Returns the finding about errors of `NVSwitches` (SXid). Each line says whether its error is fatal.
 fn sxids(messages: &[Message], source: &str) -> Finding {
     let say = |status, why: String| Finding::new(SXID, status, why);
     let mut counts: BTreeMap<(bool, u32, Option<PciAddress>), usize> = BTreeMap::new();
@@ -352,7 +354,7 @@ fn sxids(messages: &[Message], source: &str) -> Finding {
     }
 }
 
-/// The GPUs that messages name, each once.
+/// Returns text such as `the GPU at 0000:18:00.0`, with each address once.
 fn named(gpus: impl Iterator<Item = Option<PciAddress>>) -> String {
     let mut gpus: Vec<PciAddress> = gpus.flatten().collect();
     gpus.sort_unstable();
@@ -364,7 +366,7 @@ fn named(gpus: impl Iterator<Item = Option<PciAddress>>) -> String {
     format!("the GPU at {}", gpus.join(", "))
 }
 
-/// The GPUs that the log says have fallen off the bus; `None` for one that it does not name.
+/// Returns the GPUs that fell off the bus, by the log; `None` for a line that names no GPU.
 pub(super) fn off_the_bus(messages: &[Message]) -> Vec<Option<PciAddress>> {
     (messages.iter())
         .filter_map(|message| match message {
@@ -389,11 +391,12 @@ fn fallen(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
         };
     }
     let of_gpus = kernel_log::rows(messages).find_map(|(row, places)| {
-        // A GPU that was lost is told by Xid 79 and by its configuration space: such a line may come from a neighbour.
+        // Such a line is only a warning: it may come from a device beside the GPU. A GPU that was lost shows Xid 79
+        // and a configuration space that cannot be read.
         let (Kind::Bus | Kind::Iommu) = row.kind else {
             return None;
         };
-        // The bus has other devices.
+        // Lines about other devices on the bus do not count.
         let of_ours: Vec<_> = (places.into_iter()).filter(|at| board.has(*at)).collect();
         (!of_ours.is_empty()).then_some((row, of_ours))
     });
@@ -420,7 +423,7 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// One that files tell, and not the log.
+    /// Makes one from what files tell, without a line of the log.
     pub(super) fn new(why: String, remedy: String) -> Self {
         Self {
             observed: "",
@@ -430,12 +433,12 @@ impl Refusal {
     }
 }
 
-/// What starts a GPU of a virtual machine that did not start.
+/// The remedy for a GPU that did not start in a virtual machine.
 const GUEST: &str = "stop the virtual machine and start it again, so that its host resets the GPU (a cloud's instance loses its local \
                      disks); if the GPU does not start then, look on the host at passthrough, 64-bit MMIO space and \
                      confidential computing; `dmesg | grep NVRM` has the code for NVIDIA";
 
-/// How modules of another flavour come to this machine.
+/// Returns the remedy that installs modules of another flavour.
 fn other_modules(flavour: Flavour, board: &Board<'_>) -> String {
     match board.installs {
         true => format!(
@@ -445,16 +448,16 @@ fn other_modules(flavour: Flavour, board: &Board<'_>) -> String {
     }
 }
 
-/// The reason that the log has for GPUs that the driver does not drive; the deepest comes first. What it says
-/// about modules is believed only where the board can be so: registers that cannot be read look the
-/// same.
+/// Returns why the driver does not drive a GPU, by the log; the deepest cause wins. A message about the flavour of
+/// the modules is believed only if the board can need it: the driver writes the same message when it cannot read the
+/// GPU's registers.
 pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal> {
     let windows: Vec<(Option<PciAddress>, u32)> = (messages.iter())
         .filter_map(|message| match message {
             Message::NoWindow { gpu, bar } => Some((*gpu, *bar)),
             _ => None,
         })
-        // The kernel says so of every device.
+        // The kernel logs this for every device.
         .filter(|(at, _)| at.is_none_or(|at| board.has(at)))
         .collect();
     if let Some((_, bar)) = windows.first() {
@@ -533,12 +536,12 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
             Message::Unsupported { gpu } if board.guest => Refusal {
                 observed: "`is not supported by the NVIDIA … driver release`",
                 why: format!(
-                    "the driver does not know {}, which may be a part of a GPU (vGPU) that the hypervisor gives",
+                    "the driver does not know {}, which may be a vGPU: a part of a GPU that the hypervisor assigns",
                     named([*gpu].into_iter())
                 ),
                 remedy: format!(
-                    "look on the hypervisor whether it gives a vGPU: that needs NVIDIA's guest driver for vGPUs (GRID) of the \
-                     hypervisor's release; a whole GPU needs a driver that knows it{}",
+                    "check on the hypervisor whether this is a vGPU: a vGPU needs NVIDIA's guest driver (GRID) of the \
+                     hypervisor's release, and a whole GPU needs a driver that knows it{}",
                     (board.gpus.iter())
                         .find(|one| gpu.is_none_or(|at| one.pci_address == at))
                         .map_or(String::new(), |gpu| format!(
@@ -569,7 +572,7 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
     })
 }
 
-/// Why the firmware that the driver loads into GPUs was not loaded.
+/// Returns why the firmware that the driver loads into GPUs was not loaded.
 fn firmware(file: Option<&str>, code: Option<u32>, board: &Board<'_>) -> Refusal {
     let path = file.map_or(String::new(), |file| format!(" (`/lib/firmware/{file}`)"));
     let observed = "firmware that could not be loaded";
@@ -603,7 +606,7 @@ fn firmware(file: Option<&str>, code: Option<u32>, board: &Board<'_>) -> Refusal
     }
 }
 
-/// Why the kernel refused the driver's module.
+/// Returns why the kernel refused the driver's module, if a driver is installed but not loaded.
 pub(super) fn not_loaded(messages: &[Message], board: &Board<'_>) -> Option<Refusal> {
     let (row, _) = kernel_log::rows(messages).find(|(row, _)| row.kind == Kind::Load)?;
     board
@@ -611,8 +614,7 @@ pub(super) fn not_loaded(messages: &[Message], board: &Board<'_>) -> Option<Refu
         .then(|| Refusal::new(row.why.clone(), row.remedy.clone()))
 }
 
-/// What the table says about GPUs without a driver: why the module was not loaded, or why it did not start
-/// a GPU.
+/// Returns why GPUs have no driver, by the table of log lines: the module was not loaded, or it did not start a GPU.
 pub(super) fn reason(messages: &[Message], board: &Board<'_>) -> Option<Refusal> {
     kernel_log::rows(messages).find_map(|(row, places)| {
         let believed = match row.kind {
@@ -682,12 +684,13 @@ fn init(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
         };
     }
     if messages.contains(&Message::OtherVersion) {
-        // A program from before an upgrade says so, too, and is gone with its end.
+        // A program that was started before an upgrade causes this line, too; the problem ends with that program.
         return Finding {
             status: Verdict::Warn,
             ..failed(
                 "`API mismatch`",
-                "a program met a module of another version than its libraries".to_owned(),
+                "the libraries of a program are of another version than the loaded module"
+                    .to_owned(),
                 "reboot if `driver.libraries` fails; otherwise start the program again",
             )
         };
@@ -715,7 +718,7 @@ impl Check for Log {
         let log = subject.state.kernel_log().await;
         let board = match log {
             KernelLog::Known { .. } => Board::of(subject).await?,
-            // Nothing is held against it.
+            // There are no messages to judge.
             KernelLog::Unreadable { .. } | KernelLog::NotAsked { .. } => Board {
                 gpus: &subject.facts.gpus,
                 installs: false,
@@ -788,7 +791,7 @@ mod tests {
         assert!(over.why.contains("Xid 48"), "{}", over.why);
     }
 
-    /// What holds where nothing else is known against a machine with these GPUs.
+    /// Returns what is known about a machine of which only the GPUs are known.
     fn board(gpus: &[GpuFact]) -> Board<'_> {
         Board {
             gpus,
@@ -878,7 +881,7 @@ mod tests {
             (
                 advice("0x3 (Drain P2P)"),
                 Verdict::Warn,
-                "an end of the programs",
+                "a stop of the programs",
                 "start the application again",
             ),
             (
@@ -930,7 +933,7 @@ mod tests {
             "{}",
             finding.why
         );
-        // Where it is there, it alone says how bad it was.
+        // If the error has a line of its own, that line alone says how bad it was.
         let own = "NVRM: Xid (PCI:0000:18:00): 149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 08\n";
         assert_eq!(
             said(&format!("{own}{line}")).remove(0).status,
@@ -1142,7 +1145,7 @@ mod tests {
                 "larger `swiotlb=`",
             ),
             ("", "could not start the GPU at 0000:18:00.0", "reboot"),
-            // Another device is no reason.
+            // A line about another device explains nothing.
             (
                 "pci 0000:99:00.0: Unable to change power state from D3cold to D0, device inaccessible\n",
                 "could not start the GPU at 0000:18:00.0",
