@@ -1,6 +1,9 @@
-//! `modules`: kernel modules that are compiled once for many machines. `export` packs what DKMS has compiled here, and so does
-//! `install` with `driver.prebuilt.publish`. `take` is what DKMS calls before it compiles (`steps/prebuilt.rs`): it brings the modules from the first source that has fitting ones,
-//! or fails, and DKMS compiles. Whatever is wrong with a source costs the compilation that it would have saved, and no more.
+//! `modules`: kernel modules that are compiled once for many machines.
+//!
+//! `export` packs what DKMS has compiled here; `install` does the same if `driver.prebuilt.publish` is set. DKMS
+//! calls `take` before it compiles (`steps/prebuilt.rs`). `take` fetches the modules from the first source that has
+//! fitting ones. If none has, it fails, and DKMS compiles: a broken source costs only the compilation that it would
+//! have saved.
 
 use std::{
     io::{self, Write as _},
@@ -40,13 +43,13 @@ use crate::{
     },
 };
 
-/// How long one source may take. Compiling takes 80 to 275 s.
+/// The time limit of one source. Compiling takes 80 to 275 s.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long an archive may take to a registry where somebody waits for it.
+/// The time limit of an upload by `export`, for which somebody waits.
 const EXPORT_PATIENCE: Duration = Duration::from_secs(600);
 
-/// The bytes that a signature may have: minisign's has some 300.
+/// The largest signature that is read, in bytes: one of minisign has some 300.
 const SIGNATURE_LIMIT: u64 = 16 << 10;
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Modules) -> Result<Exit, Failure> {
@@ -66,7 +69,7 @@ struct Built {
     driver: DriverVersion,
     kernel: KernelVersion,
     architecture: String,
-    /// Where they come from, as `take` has told it; `None` if DKMS compiled them without asking.
+    /// Where they come from, as `take` wrote it into DKMS' log; `None` if DKMS compiled them without `take`.
     origin: Option<String>,
     #[serde(skip)]
     folder: Utf8PathBuf,
@@ -100,7 +103,7 @@ fn built(files: &dyn ReadFiles) -> Result<Vec<Built>, FilesError> {
 struct Packed {
     name: String,
     content: Vec<u8>,
-    /// As minisign writes it.
+    /// In minisign's format.
     signature: Option<String>,
 }
 
@@ -115,7 +118,7 @@ impl Packed {
         }
     }
 
-    /// Writes it into a folder. Where the archive is, its signature is already.
+    /// Writes it into a folder. The signature is written first, so that nobody finds the archive without it.
     fn write(&self, files: &dyn Files, folder: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
         let path = folder.join(&self.name);
         if let Some(signature) = &self.signature {
@@ -126,7 +129,7 @@ impl Packed {
         Ok(path)
     }
 
-    /// Puts it into a repository.
+    /// Uploads it to a registry.
     async fn push(&self, registry: &mut Registry<'_>) -> Result<(), String> {
         let name = format!("{}{SIGNATURE}", self.name);
         let mut files = vec![oci::File {
@@ -287,15 +290,15 @@ async fn export(world: &mut World<'_>, args: &args::Export) -> Result<Exit, Fail
     Ok(Exit::Ok)
 }
 
-/// From here on the network is asked through the proxy of the settings.
+/// Makes all later requests go through the proxy of the settings.
 fn through_proxy(world: &mut World<'_>) {
     if let (Some(proxy), direct) = prepare::proxy(world) {
         world.host.http = (world.proxied)(&proxy, direct.as_deref());
     }
 }
 
-/// Publishes what DKMS has compiled here for the running kernel, unless other machines have it there already. Returns where it
-/// is now.
+/// Publishes the modules that DKMS has compiled here for the running kernel. Returns where they are now; `None` if
+/// there is nothing to publish, or if it is published already.
 pub(super) async fn publish(
     host: &Host,
     facts: &Facts,
@@ -347,7 +350,10 @@ pub(super) async fn publish(
     };
     let packed = Packed::new(pack(host, &one, &os.id).await?, key.as_ref(), host);
     if packed.name != name {
-        return Err(format!("they are `{}`, not `{name}`", packed.name));
+        return Err(format!(
+            "the settings want `{name}`, and DKMS has compiled `{}`",
+            packed.name
+        ));
     }
     let keys = driver
         .prebuilt
@@ -355,9 +361,9 @@ pub(super) async fn publish(
         .flat_map(|prebuilt| &prebuilt.public_keys);
     let keys: Vec<String> = keys.cloned().collect();
     if let (Some(signature), false) = (&packed.signature, keys.is_empty()) {
-        prebuilt::verify(&packed.content, signature.as_bytes(), &keys).map_err(|_| {
-            "`driver.prebuilt.sign-key` is the private key of none of `driver.prebuilt.public-keys`"
-        })?;
+        prebuilt::verify(&packed.content, signature.as_bytes(), &keys).map_err(
+            |_| "`driver.prebuilt.sign-key` belongs to none of `driver.prebuilt.public-keys`",
+        )?;
     }
     match registry() {
         Some(mut registry) => packed.push(&mut registry).await?,
@@ -368,12 +374,12 @@ pub(super) async fn publish(
     Ok(Some(format!("`{name}` to {}", wish.to)))
 }
 
-/// Tells a person; where standard error is closed, nobody is there.
+/// Writes a line for people. An error is ignored: if standard error is closed, nobody reads it.
 fn tell(world: &mut World<'_>, line: &str) {
     let _ = writeln!(world.err, "{line}");
 }
 
-/// Packs what DKMS has built: the name of the archive, and its content.
+/// Packs what DKMS has built. Returns the name of the archive and its content.
 async fn pack(host: &Host, one: &Built, distribution: &str) -> Result<(String, Vec<u8>), String> {
     let unpacked = Utf8Path::new(paths::RUN).join(format!("export-{}", std::process::id()));
     let modules = read(host, one, &unpacked).await;
@@ -433,7 +439,7 @@ async fn read(host: &Host, one: &Built, unpacked: &Utf8Path) -> Result<Modules, 
     Ok(modules)
 }
 
-/// Returns the compiler of a kernel, by the configuration in its headers or beside its image.
+/// Returns the compiler that built a kernel, by the configuration in its headers or beside its image.
 fn compiler(files: &dyn ReadFiles, kernel: &str) -> Result<Option<String>, FilesError> {
     for path in [
         format!("/lib/modules/{kernel}/build/.config"),
@@ -465,15 +471,16 @@ async fn take(world: &mut World<'_>, args: &args::Take) -> Result<Exit, Failure>
         }
         None => (
             false,
-            "compiled them: system or architecture are not known".to_owned(),
+            "compiled, because the system or the architecture is not known".to_owned(),
         ),
     };
-    // DKMS keeps it in the log of the build.
+    // DKMS copies this line into its log of the build.
     print::text(&mut world.out, &format!("{SAYS}{said}\n"))?;
     Ok(if took { Exit::Ok } else { Exit::StepFailed })
 }
 
-/// Brings the modules from the first source that has fitting ones, and tells where from; or why none was used.
+/// Fetches the modules from the first source that has fitting ones. Returns whether one had, and the line for DKMS'
+/// log: where they come from, or why no source was used.
 async fn taken(
     host: &Host,
     args: &args::Take,
@@ -527,13 +534,13 @@ struct Taken {
     digest: String,
 }
 
-/// What is asked for.
+/// What the modules of a source must fit.
 struct Wish {
     purpose: Purpose,
     compiler: Option<String>,
     kernel: Kernel,
     names: Vec<String>,
-    /// None: archives need no signature.
+    /// Empty: archives need no signature.
     keys: Vec<String>,
 }
 
@@ -553,7 +560,8 @@ impl Wish {
         })
     }
 
-    /// Returns the modules from a source: what is judged here is what is written later, byte for byte.
+    /// Fetches the modules from a source and checks them. They stay in memory, so that exactly the checked bytes are
+    /// written later.
     async fn from(&self, host: &Host, source: &str) -> Result<Taken, String> {
         let name = self.purpose.archive();
         let unsigned = self.keys.is_empty();
@@ -583,7 +591,7 @@ impl Wish {
     }
 }
 
-/// Where files are brought from.
+/// Where archives are fetched from.
 enum Source<'h> {
     /// A folder or a web server.
     Place(&'h Host, String),
@@ -618,7 +626,7 @@ impl<'h> Source<'h> {
     }
 }
 
-/// Works in a folder for [`PATIENCE`] at most: that of a server that does not answer blocks who uses it.
+/// Runs `work` for [`PATIENCE`] at most: it blocks for ever in a network folder whose server does not answer.
 async fn in_folder<T: Send + 'static>(
     host: &Host,
     work: impl FnOnce(&dyn Files) -> Result<T, FilesError> + Send + 'static,
@@ -632,7 +640,8 @@ async fn in_folder<T: Send + 'static>(
         .map_err(|error| one_line(&error))
 }
 
-/// Reads a file of a source. In a folder that others may write to, anybody could put one that nobody has signed.
+/// Reads a file from a folder or a web server. If archives need no signature, it refuses a folder in which others
+/// than root may write.
 async fn fetch(host: &Host, place: &str, limit: u64, unsigned: bool) -> Result<Vec<u8>, String> {
     let mut address = place.to_owned();
     if place.starts_with('/') {
@@ -677,7 +686,7 @@ async fn kernel(host: &Host, release: &str) -> Result<Kernel, FilesError> {
     })
 }
 
-/// Returns what the kernel's own modules have as `vermagic`.
+/// Returns the `vermagic` of the kernel's own modules.
 async fn magic(host: &Host, release: &str) -> Result<Option<String>, FilesError> {
     let list = host
         .files
@@ -694,7 +703,8 @@ async fn magic(host: &Host, release: &str) -> Result<Option<String>, FilesError>
         let content = host.files.read(&path)?.unwrap_or_default();
         return Ok(modinfo(&content, "vermagic").map(str::to_owned));
     }
-    // What no program here can unpack is not known, and the kernel compares it again when it loads a module.
+    // If no program here can unpack the module, its `vermagic` stays unknown: the kernel compares it again when it
+    // loads a module.
     let asked = host
         .reader()
         .query(&kmod::field("vermagic", path.as_str()))
