@@ -22,7 +22,7 @@ use crate::{
 /// See the module.
 pub struct Health;
 
-/// Whether the machine has NVSwitches, which all links of a GPU lead to.
+/// Whether the machine has NVSwitches. Then all links of a GPU lead to them, and all must work.
 type Switches = bool;
 
 /// A finding: what is judged of each GPU.
@@ -30,7 +30,7 @@ struct Row {
     id: Id,
     /// Judges a GPU; `None` if NVML does not tell.
     judge: fn(&GpuHealth, Switches) -> Option<Judgement>,
-    /// Why NVML may not tell.
+    /// Why NVML may give no value.
     silent: &'static str,
 }
 
@@ -223,7 +223,8 @@ fn uncorrected(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     match (ecc.uncorrected, gpu.recovery_action) {
         (0, _) if before == 0 => pass("none"),
         (0, _) => pass(format!("none since the driver was loaded, {before} before")),
-        // An error that the hardware contained ended one program, and the GPU goes on. The driver knows.
+        // The hardware contained the error: it ended one program, and the GPU goes on. The driver knows, and asks
+        // for nothing.
         (count, Some(0)) => warn(
             format!("{count} since the driver was loaded, and the driver asks for nothing"),
             Remedy::RestartApp,
@@ -249,7 +250,7 @@ fn remap_pending(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-/// A GPU can replace no more.
+/// The number of rows that a GPU can replace.
 const MOST_ROWS: u32 = 512;
 
 fn remap_count(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
@@ -307,7 +308,8 @@ fn retired(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-/// From so many on, Azure's node health checks fail a GPU; corrected errors alone are no fault here.
+/// Azure's node health checks fail a GPU from this number on. Here it is a warning, because corrected errors alone
+/// are no fault.
 const MANY_CORRECTED: u64 = 20_000_000;
 
 fn corrected(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
@@ -344,7 +346,7 @@ fn inforom(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     if gpu.inforom_valid? {
         pass("valid")
     } else {
-        // The GPU computes; what it remembers of itself may be lost.
+        // Only a warning: the GPU computes, but the data that it keeps about itself may be lost.
         warn(
             "corrupted",
             Remedy::ContactSupport,
@@ -353,7 +355,7 @@ fn inforom(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-/// Fewer degrees than this until the hardware slows down are too few.
+/// A GPU is too hot if it is fewer degrees than this below the slowdown by the hardware.
 const MARGIN: i32 = 5;
 
 fn temperature(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
@@ -386,8 +388,8 @@ fn temperature(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
 }
 
 fn throttle(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
-    /// `nvmlClocksEventReason…` that a healthy machine does not show. Idleness, settings, the power cap, and the driver's
-    /// own slowdown at the edge of its limits (0x20) are none: dense boards show the latter at full load.
+    /// The bits of `nvmlClocksEventReason…` that a healthy machine does not show. Left out are idleness, settings,
+    /// the power cap, and the driver's own slowdown near its limits (0x20), which dense boards show at full load.
     const REASONS: [(u64, &str, &str); 3] = [
         (
             0x80,
@@ -403,7 +405,7 @@ fn throttle(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     ];
     let events = gpu.clock_events?;
     match REASONS.iter().find(|(bit, ..)| events & bit != 0) {
-        // One look tells nothing about how long it lasts.
+        // Only a warning: one reading does not tell how long it lasts.
         Some((_, told, remedy)) => warn(*told, Remedy::CheckMechanics, remedy),
         None => pass("none now"),
     }
@@ -415,12 +417,12 @@ fn power(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     if limit.enforced < limit.default {
         warn(
             format!(
-                "{} W, and the board's own is {} W",
+                "the limit is {} W, and the board's default is {} W",
                 watts(limit.enforced),
                 watts(limit.default)
             ),
             Remedy::Reconfigure,
-            "if nobody lowered it on purpose, run `nvidia-smi --power-limit=` with the board's own, and look for what \
+            "if nobody lowered it on purpose, run `nvidia-smi --power-limit=` with the board's default, and look for what \
              lowers it at each boot",
         )
     } else {
@@ -428,14 +430,14 @@ fn power(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-/// The bit of `nvmlClocksEventReason…` of a GPU that does nothing.
+/// The bit of `nvmlClocksEventReason…` that an idle GPU shows.
 const IDLE: u64 = 0x1;
 
 fn width(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     let link = gpu.pcie.filter(|link| link.width > 0)?;
     let told = format!("{} of {} lanes", link.width, link.max_width);
     if link.width < link.max_width {
-        // Two boards may share the lanes of a slot, and a hypervisor may show a bus of its own.
+        // Only a warning: two boards may share the lanes of a slot, and a hypervisor may show a bus of its own.
         warn(told, Remedy::CheckMechanics, LANES)
     } else {
         pass(told)
@@ -456,8 +458,8 @@ fn generation(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
 fn nvlink(gpu: &GpuHealth, switches: Switches) -> Option<Judgement> {
     let links = gpu.nvlink?;
     let told = format!("{} of {} links work", links.active, links.count);
-    // Without switches a board may use some of its links, or none: bridges are optional, and a host may keep the
-    // links of a GPU that it hands to one guest.
+    // Without switches, unused links are no fault: bridges are optional, and a host may keep the links of a GPU that
+    // it hands to one guest.
     if switches && links.active < links.count {
         return fail(told, Remedy::PowerCycle, words::POWER);
     }
@@ -471,7 +473,7 @@ fn nvlink(gpu: &GpuHealth, switches: Switches) -> Option<Judgement> {
     }
 }
 
-/// The GPUs of which the driver says that it asks for nothing.
+/// Returns the GPUs for which the driver reports that it asks for nothing.
 pub(super) fn recovered(nvml: &Nvml) -> Vec<PciAddress> {
     let Nvml::Ready(view) = nvml else {
         return Vec::new();
@@ -486,7 +488,7 @@ pub(super) fn recovered(nvml: &Nvml) -> Vec<PciAddress> {
         .collect()
 }
 
-/// The finding of a row for all GPUs that answer.
+/// Returns the finding of a row, over all GPUs that answer.
 fn finding(row: &Row, gpus: &[&NvmlDevice], all: usize, switches: Switches) -> Finding {
     let say = |status, why: String| Finding::new(row.id.clone(), status, why);
     let judged: Vec<(&NvmlDevice, Judgement)> = (gpus.iter())
@@ -543,7 +545,7 @@ fn finding(row: &Row, gpus: &[&NvmlDevice], all: usize, switches: Switches) -> F
     }
 }
 
-/// Where a GPU is.
+/// Returns text such as `GPU at 0000:18:00.0`.
 fn place(gpu: &NvmlDevice) -> String {
     gpu.pci_address
         .map_or_else(|| format!("GPU {}", gpu.index), |at| format!("GPU at {at}"))
@@ -567,11 +569,12 @@ fn findings(nvml: &Nvml, switches: Switches) -> Vec<Finding> {
         .collect()
 }
 
-/// Where the root of the container is mounted that has the operator's driver.
+/// Where the root filesystem of the GPU Operator's driver container is mounted.
 const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
 
-/// The driver is somebody else's, and its library lies where only its own programs look. The operator's validator runs
-/// `nvidia-smi` in the container's root, too (NVIDIA/gpu-operator, `cmd/nvidia-validator`).
+/// Returns the findings for a driver of `owner`, whose library only the owner's programs find: all are unknown. The
+/// operator's validator runs `nvidia-smi` in the container's root, too (NVIDIA/gpu-operator,
+/// `cmd/nvidia-validator`).
 fn out_of_reach(owner: &str, in_container: bool) -> Vec<Finding> {
     let why = format!(
         "NVML cannot be asked: the driver is that of {owner}, and its library is not on the library path"
