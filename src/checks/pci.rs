@@ -26,7 +26,7 @@ const FELL: Id = Id::new("log.fell-off-bus");
 /// The driver that containers need.
 const DRIVER: &str = "nvidia";
 
-/// Other vendors of GPUs and accelerators; what is not here is known by its id alone.
+/// Other vendors of GPUs and accelerators. A device of any other vendor is shown without a name of the vendor.
 const VENDORS: [(u16, &str); 3] = [(0x1002, "AMD"), (0x8086, "Intel"), (0x1da3, "Habana")];
 
 /// See the module.
@@ -35,7 +35,7 @@ pub struct Pci;
 /// What decides about missing GPUs.
 #[derive(Debug, Clone, Copy, Default)]
 struct Wanted {
-    /// None is required.
+    /// No GPU is required.
     allow_none: bool,
     /// This machine becomes an image.
     image: bool,
@@ -57,8 +57,8 @@ fn foreign(gpu: &PciFact) -> String {
 /// A100 six, HGX H100 and H200 four).
 const BASEBOARDS: [(&str, usize); 3] = [("volta", 6), ("ampere", 6), ("hopper", 4)];
 
-/// A baseboard with fewer GPUs than its NVSwitches join. A virtual machine may have all switches and some of the
-/// GPUs.
+/// Returns what is missing if a baseboard has fewer GPUs than its NVSwitches join. Only bare metal is judged: a
+/// virtual machine may have all switches and some of the GPUs.
 fn incomplete(facts: &Facts) -> Option<String> {
     let architecture = facts.gpus.first()?.architecture.as_ref()?;
     let (_, each) = (BASEBOARDS.iter()).find(|(name, _)| *name == architecture.as_str())?;
@@ -86,7 +86,7 @@ fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Findi
     } else {
         format!("{}; other adapters: {}", words::NO_GPU, others.join("; "))
     };
-    // An image is built on another machine than those that it serves.
+    // An image is built on another machine than its instances, so what its type promises does not count.
     let promise = promise.filter(|_| !wanted.image);
     let least = promise.map_or(1, |promise| promise.promised);
     let (status, why, remedy) = if count > 0 {
@@ -200,7 +200,7 @@ fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<Bound<'f>>, StepError> {
     Ok(found)
 }
 
-/// `nvidia (6 GPUs), no driver (2 GPUs)`, in the order in which they are met; one alone has all GPUs.
+/// Returns text such as `nvidia (6 GPUs), no driver (2 GPUs)`, or one name alone if all GPUs have the same driver.
 fn counts(found: &[Bound<'_>]) -> String {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for (_, driver) in found {
@@ -223,13 +223,13 @@ fn counts(found: &[Bound<'_>]) -> String {
 /// What can be done about a GPU without its driver.
 #[derive(Debug, Clone)]
 struct Means {
-    /// Why the driver refused it, where the kernel's log tells.
+    /// Why the driver refused it, if that is known.
     refusal: Option<log::Refusal>,
-    /// Why NVIDIA's module is not loaded: then a driver of the kernel has the GPU.
+    /// Why NVIDIA's module is not loaded, so that a driver of the kernel has the GPU.
     absent: Option<log::Refusal>,
     /// NVIDIA's module is on disk for the running kernel, and not loaded.
     on_disk: bool,
-    /// A driver is loaded, and has refused the GPU.
+    /// NVIDIA's driver is loaded, so it has refused the GPU.
     loaded: bool,
     /// This program can install a driver here.
     installs: bool,
@@ -308,7 +308,7 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
     };
     let is_vgpu = none.iter().any(|gpu| gpu.vgpu);
     let other = others.iter().find(|&driver| !in_tree(driver));
-    // What has fallen off the bus needs no other driver.
+    // A GPU that fell off the bus does not need another driver.
     let because = (!none.is_empty()
         && others.is_empty()
         && (none.iter()).all(|gpu| means.fell.contains(&gpu.pci_address)))
@@ -366,7 +366,7 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
     }
 }
 
-/// Which driver to install where this program installs none.
+/// Returns the remedy for a machine on which this program installs no driver.
 fn fits(found: &[Bound<'_>]) -> Option<String> {
     let (gpu, _) = found.iter().find(|(_, driver)| *driver != Some(DRIVER))?;
     Some(format!(
@@ -375,8 +375,8 @@ fn fits(found: &[Bound<'_>]) -> Option<String> {
     ))
 }
 
-/// Why the running kernel has no module of NVIDIA's driver, where another kernel has one, or DKMS did not build
-/// it.
+/// Returns why the running kernel has no module of NVIDIA's driver, if DKMS could not build it, or if another kernel
+/// has one.
 fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepError> {
     let files = subject.host.files();
     let Some(running) = &subject.facts.kernel.running else {
@@ -429,7 +429,7 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepErr
     Ok(None)
 }
 
-/// The line that keeps NVIDIA's module, which is on disk, from being loaded.
+/// Returns the line of the configuration that keeps NVIDIA's module, which is on disk, from being loaded.
 fn denied(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepError> {
     // Debian's module has another name than its driver.
     let modules = [DRIVER, "nvidia-current"].map(str::to_owned);
@@ -463,14 +463,14 @@ impl Check for Pci {
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let wanted = Wanted {
-            // Without GPUs, nothing can be wanted; that a machine must have some, only its past
-            // tells.
+            // Without a GPU there is no desired state. Then a GPU is required only if this program has prepared the
+            // machine before.
             allow_none: subject
                 .desired
                 .map_or(!subject.prepared, |desired| desired.preflight.gpu_optional),
             image: subject.desired.is_some_and(|desired| desired.image),
         };
-        // A driver whose version cannot be read is loaded; the version is not the subject here.
+        // A driver whose version cannot be read counts as loaded: the version is not the subject here.
         let loaded = !matches!(subject.state.loaded_driver(), Ok(None));
         let mut means = Means {
             loaded,
