@@ -60,8 +60,8 @@ fn texts(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, String)>, FilesError
     Ok(found)
 }
 
-/// What keeps apt from reading its sources at all: a line that it does not understand, or entries that
-/// contradict each other.
+/// Returns what keeps apt from using its sources: lines that it does not understand, entries that are incomplete or
+/// contradict each other, and keyrings without a key.
 ///
 /// # Errors
 /// When an existing file cannot be read.
@@ -90,7 +90,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
             },
             remedy: match is_page {
                 true => format!(
-                    "remove `{path}`: what was downloaded there was not found, or is elsewhere now"
+                    "remove `{path}`: the file that was downloaded there does not exist, or has another address now"
                 ),
                 false => format!("correct or remove line {line} of `{path}`"),
             },
@@ -123,17 +123,17 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
     Ok(found)
 }
 
-/// The keyrings that entries name, and in which there is no key.
+/// Returns a flaw for each keyring that an entry names and that has no key.
 fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceFlaw>, FilesError> {
     let mut found: Vec<SourceFlaw> = Vec::new();
     for entry in entries.iter().filter(|entry| !entry.skips_verification) {
         let keys = entry.signed_by.as_deref().unwrap_or_default();
-        // The key itself can stand there.
+        // `Signed-By` may also contain the key itself.
         if keys.contains("-----BEGIN") {
             continue;
         }
         let mut flaws = Vec::new();
-        // A fingerprint begins otherwise.
+        // Only a path is a keyring; the rest are fingerprints.
         let named = keys
             .split([',', ' ', '\n'])
             .filter(|key| key.starts_with('/'));
@@ -153,7 +153,7 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceF
                 }
             }));
         }
-        // One of several is enough.
+        // One good keyring of several is enough.
         if flaws.iter().all(Option::is_some) {
             for flaw in flaws.into_iter().flatten() {
                 if found.iter().all(|known| known.remedy != flaw.remedy) {
@@ -165,18 +165,18 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceF
     Ok(found)
 }
 
-/// apt verifies as `_apt`, and says of a keyring that this user may not read only that the key is not there.
+/// apt verifies as the user `_apt`. If this user may not read a keyring, apt says only that the key is missing.
 const UNREADABLE: &str =
     "can be read by root alone, and apt verifies signatures as the user `_apt`";
 
-/// Why there is no key in a keyring; `None` if there may be one. What this user may not read does not tell.
+/// Returns why there is no key in a keyring; `None` if there may be one, or if the file may not be read here.
 fn flaw_of(
     files: &dyn ReadFiles,
     key: &str,
 ) -> Result<Option<(Refusal, &'static str)>, FilesError> {
     let path = Utf8Path::new(key);
     let Some(stat) = files.stat(path)? else {
-        // A folder without keyrings does not tell.
+        // If the whole folder is empty, a tree may just lack it.
         let folder = path.parent().unwrap_or(path);
         let is_told = !files.list(folder)?.is_empty();
         return Ok(is_told.then_some((Refusal::Lacking, "is not there")));
@@ -197,8 +197,8 @@ fn flaw_of(
     })
 }
 
-/// The line of the first entry that lacks something, and what. Source: apt, `apt-pkg/sourcelist.cc`, `ParseLine` and
-/// `ParseStanza`.
+/// Returns the line of the first incomplete entry, and what is wrong with it. Source: apt, `apt-pkg/sourcelist.cc`,
+/// `ParseLine` and `ParseStanza`.
 fn incomplete(file: &Utf8Path, text: &str) -> Option<(usize, &'static str)> {
     const NO_COMPONENT: &str = "has no component, and its suite does not end with `/`";
     const COMPONENT: &str = "has a component, although its suite is a path";
@@ -263,7 +263,7 @@ fn incomplete(file: &Utf8Path, text: &str) -> Option<(usize, &'static str)> {
     None
 }
 
-/// The first line of a file that apt does not understand.
+/// Returns the number of the first line that apt does not understand.
 fn unread(file: &Utf8Path, text: &str) -> Option<usize> {
     let is_comment = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
     match file.extension() {

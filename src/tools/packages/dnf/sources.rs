@@ -108,7 +108,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
                     false => format!("line {line} of `{path}` is no section and no option"),
                 },
                 remedy: match is_page {
-                    true => format!("remove `{path}`: what was downloaded there was not found, or is elsewhere now"),
+                    true => format!("remove `{path}`: the file that was downloaded there does not exist, or has another address now"),
                     false => format!("correct or remove line {line} of `{path}`"),
                 },
             });
