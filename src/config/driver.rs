@@ -34,7 +34,7 @@ pub(super) struct DriverChoice<'p> {
     pub wish: DriverWish,
     /// The profile's row with its packages.
     pub row: &'p DriverRow,
-    /// The ways to its module, the row's first; never empty.
+    /// The ways to its module, that of the row first; never empty.
     pub ways: Vec<ModuleWay>,
     pub pin: Option<Pin>,
 }
@@ -87,7 +87,7 @@ impl<'a> DriverInputs<'a> {
             fabric,
         );
         let mut ways: Vec<ModuleWay> = (fitting.iter())
-            // What is added to the machine serves every way.
+            // Only rows that need no further repository: what is added to the machine must serve every way.
             .filter(|other| (other.repositories.iter()).all(|one| row.repositories.contains(one)))
             .map(|row| self.way(row, beside, &pick))
             .collect();
@@ -118,7 +118,7 @@ impl<'a> DriverInputs<'a> {
                 .map(|pick| pick.branch.to_string())
                 .collect();
             reasons.push(format!(
-                "`{}` has modules of few branches for a kernel: where it has none of {}, the next \
+                "`{}` has modules of few branches for a kernel: if it has none of {}, the first \
                  of {} that it has is taken",
                 row.source,
                 pick.branch,
@@ -127,12 +127,12 @@ impl<'a> DriverInputs<'a> {
         }
         let mut warnings = pick.warnings;
         match pick.fabric {
-            // The GPUs of one node work without it.
+            // The GPUs of one node work without IMEX.
             Fabric::Imex if beside.is_none() => warnings.push(format!(
                 "GPUs of several nodes need IMEX to work together, which `{}` does not have",
                 row.source
             )),
-            // The step of the fabric manager says it.
+            // The step of the fabric manager reports it.
             picked if picked == fabric => {}
             Fabric::None | Fabric::Imex => {}
             Fabric::Fm | Fabric::FmNvlsm => warnings.push(
@@ -181,7 +181,7 @@ impl<'a> DriverInputs<'a> {
         })
     }
 
-    /// A row as a way to a module for any kernel, with what runs beside the driver.
+    /// Makes a row into a way to a module for any kernel, with the packages of what runs beside the driver.
     fn way(&self, row: &DriverRow, beside: Option<&FabricRow>, pick: &Pick) -> ModuleWay {
         let version = self.config.version.as_ref();
         let of_fabric = beside.iter().flat_map(|beside| &beside.packages);
@@ -218,8 +218,8 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// The fabric that GPUs need on this machine for certain: its switches were seen, or its boards
-    /// work only behind the switches of a rack.
+    /// Returns the fabric if this machine needs it for certain: its switches were seen, or its boards work only
+    /// behind the switches of a rack.
     fn seen(&self, fabric: Fabric) -> Fabric {
         let wish = self.wish();
         let seen = match fabric {
@@ -243,7 +243,8 @@ impl<'a> DriverInputs<'a> {
         Some(lacking.why)
     }
 
-    /// The key that signs what is compiled here: a whole pair, or none.
+    /// Returns the key and the certificate that sign what is compiled here. It is an error if only one of them is
+    /// set.
     fn signing(&self) -> Result<Option<SigningKey>, ResolveError> {
         let config = &self.config.secure_boot;
         match (&config.key, &config.certificate) {
@@ -263,7 +264,7 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// Where modules come from that were compiled on another machine.
+    /// Returns from where modules are taken that another machine has compiled.
     fn prebuilt(&self) -> Result<Option<Prebuilt>, ResolveError> {
         let config = &self.config.prebuilt;
         let sources: Vec<String> = (config.sources.iter().flatten())
@@ -287,8 +288,8 @@ impl<'a> DriverInputs<'a> {
             return wrong("driver.prebuilt.unsigned", why);
         }
         if unsigned && sources.iter().any(|source| source.starts_with("http://")) {
-            let why = "an address of `driver.prebuilt.sources` starts with `http://`, on which anybody on the way can \
-                       put another archive";
+            let why = "an address of `driver.prebuilt.sources` starts with `http://`: anybody in the network between \
+                       can replace the archive";
             return wrong("driver.prebuilt.unsigned", why);
         }
         Ok(Some(Prebuilt {
@@ -297,7 +298,8 @@ impl<'a> DriverInputs<'a> {
         }))
     }
 
-    /// Where modules go that were compiled here. Other machines take them only if they are signed, or need no signature.
+    /// Returns where the modules are published that this machine has compiled. A key must sign them, or the settings
+    /// must allow modules without a signature: other machines would not take them.
     fn publish(&self) -> Result<Option<Publish>, ResolveError> {
         let config = &self.config.prebuilt;
         let key = config.sign_key.clone().map(|key| key.into_inner());
@@ -320,7 +322,7 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// The options of the modules that the boards or the instance type need.
+    /// Returns the module options that the boards or the instance type need.
     pub(super) fn options(
         &self,
         row: &DriverRow,
@@ -350,8 +352,8 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// The source that has what manages the switches of this machine, where the release's own source
-    /// has not and no other one is configured.
+    /// Returns a source with packages that manage the switches of this machine, if the source of the release has
+    /// none and the settings name none.
     fn source_for_switches(&self) -> Option<&'a str> {
         if self.config.source.is_some() {
             return None;
@@ -372,7 +374,7 @@ impl<'a> DriverInputs<'a> {
             && (row.architectures.is_empty() || row.architectures.contains(&self.terms.arch))
     }
 
-    /// The rows of the source for this machine.
+    /// Returns the rows of the source that serve this machine.
     fn rows(&self) -> Result<Vec<&'a DriverRow>, ResolveError> {
         let source = self.source();
         let all: Vec<&DriverRow> = self.profile.driver.iter().collect();
@@ -409,7 +411,7 @@ impl<'a> DriverInputs<'a> {
         Ok(rows)
     }
 
-    /// A hint that names another source with a row that satisfies a condition.
+    /// Returns a hint that names another source, if it has a row that satisfies the condition.
     fn other_sources(&self, condition: impl Fn(&DriverRow) -> bool) -> Option<String> {
         let source = self.source();
         let row = self
@@ -479,7 +481,7 @@ impl<'a> DriverInputs<'a> {
                 return Ok(pick);
             }
         }
-        // Otherwise the best driver that the source has, at last of one flavour alone.
+        // Otherwise the best driver that the source has: of any flavour, then of each flavour alone.
         let mut first_failure = None;
         for flavour in [
             wish.flavour,
@@ -517,8 +519,8 @@ impl<'a> DriverInputs<'a> {
             .into())
     }
 
-    /// The best driver for the kernels that need one. Where none fits the running kernel, that is the one of
-    /// the next boot alone: the kernel question then answers with a reboot.
+    /// Returns the best driver for both the running kernel and that of the next boot. If none fits both, it returns
+    /// the best one for the next boot, with a warning: `steps::kernels` then asks for a reboot.
     fn pick_for_kernels(&self, wish: &Wish) -> Result<Pick, Box<NoDriver>> {
         pick(self.matrix, wish).or_else(|none| {
             let (Some(running), Some(next), true) =
@@ -557,8 +559,8 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// Which other kernel would help. Which ones are offered is known only with package lists, and those
-    /// are read later.
+    /// Returns a hint that names another kernel. Only the installed ones are known here: package lists are read
+    /// later.
     fn other_kernel(&self, wish: &Wish) -> String {
         let mut installed = self.facts.kernel.installed.clone();
         installed.sort();
@@ -586,8 +588,8 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// The newest version of each branch that the source has: as the profile knows it, or else the
-    /// newest that the matrix knows.
+    /// Returns the newest version of each branch that the source has: as the profile knows it, else as the matrix
+    /// does.
     pub(super) fn candidates(
         &self,
         rows: &[&DriverRow],
@@ -626,7 +628,7 @@ impl<'a> DriverInputs<'a> {
         Refusal::new("driver-not-offered", why, hint)
     }
 
-    /// The rows with packages of the pick, preferred first; never none.
+    /// Returns the rows that have packages of the pick, the preferred one first; never empty.
     fn fitting(
         &self,
         rows: &[&'a DriverRow],
@@ -663,7 +665,7 @@ impl<'a> DriverInputs<'a> {
     }
 }
 
-/// A version pattern for the package manager: all of a branch, or all revisions of a version.
+/// Returns a version pattern for the package manager: for all versions of a branch, or all revisions of a version.
 fn pattern(version: Option<&DriverVersion>, branch: Branch) -> String {
     version.map_or_else(|| format!("{branch}.*"), |version| format!("{version}-*"))
 }
@@ -684,14 +686,14 @@ fn reasons(none: &NoDriver) -> String {
     texts.join("; ")
 }
 
-/// Whether nothing but kernels stands against every driver.
+/// Whether the kernel is the only reason against every driver.
 fn is_of_kernels(none: &NoDriver) -> bool {
     none.reasons
         .iter()
         .all(|ruling| ruling.rule == Rule::Kernel)
 }
 
-/// The same wish for a machine that runs this kernel alone.
+/// Returns the same wish for a machine that runs this kernel alone.
 fn on_kernel(wish: &Wish, kernel: &KernelVersion) -> Wish {
     Wish {
         kernel: Some(kernel.clone()),
