@@ -94,8 +94,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let config = inputs.layers.merged()?;
     let (release, terms) = machine(profile, inputs.facts, inputs.flags)?;
     let gpus = gpus(inputs, &config);
-    // What is wrong in a file is said on each machine that reads it, also on one without a GPU.
-    // All of it is said at once.
+    // An error in the settings is reported on every machine, also on one without a GPU, and all of them at once.
     let wrong = &mut Vec::new();
     let (kinds, reason) = match &config.runtime.r#use {
         Some(kinds) => (kinds.clone(), None),
@@ -208,7 +207,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let headers = (driver.as_ref())
         .map(|driver| terms.for_kernels(&driver.ways[0].headers))
         .unwrap_or_default();
-    // Podman needs none of them, and a node of EKS or of a provider has its kernel's modules.
+    // Podman needs no such modules, and a node of EKS or of a provider has those of its kernel.
     let runs_containers = (kinds.iter()).any(|kind| *kind != RuntimeKind::Podman)
         || cluster.as_ref().is_some_and(|cluster| {
             !matches!(cluster.method, JoinMethod::Eks | JoinMethod::Managed)
@@ -267,7 +266,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         cluster,
         reports: reports(&config),
     };
-    // Where only the package lists tell the branch, the wishes name exact versions instead.
+    // If only the package lists tell the branch, the wishes name exact versions instead.
     desired.packages.guard.driver = (desired.driver.as_ref())
         .filter(|_| !desired.kernel.as_ref().is_some_and(KernelWish::is_open))
         .map(|driver| driver.branch);
@@ -280,7 +279,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         .collect();
     hold_what_is_wanted(&mut desired);
     let mut warnings = inputs.choice.warnings.clone();
-    // Those of the machine that builds an image are not those of its instances.
+    // The reserved GPUs of a machine that builds an image are not those of its instances.
     if !inputs.flags.image && !inputs.reserved.is_empty() {
         warnings.push(format!(
             "not prepared for containers, because reserved for virtual machines (bound to \
@@ -301,7 +300,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     })
 }
 
-/// The release and the terms of this machine, or why it is not supported.
+/// Returns the release and the values of placeholders for this machine, or why it is not supported.
 fn machine<'p>(
     profile: &'p Profile,
     facts: &Facts,
@@ -348,7 +347,7 @@ fn machine<'p>(
     Ok((release, terms))
 }
 
-/// The GPUs that need a driver; `None` where the machine may be without a GPU.
+/// Returns the GPUs that need a driver; `None` if there is none and none is required.
 fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>, Refusal> {
     let Inputs { facts, flags, .. } = inputs;
     if !flags.assume_gpus.is_empty() {
@@ -434,7 +433,8 @@ fn runtime_rows<'a>(
             .iter()
             .filter(served)
             .filter(|row| row.kind == kind);
-        // Docker's repository has no others.
+        // Docker's repository has Docker and containerd alone, so `runtime.source` does not count for other
+        // runtimes.
         let is_dockers = matches!(kind, RuntimeKind::Docker | RuntimeKind::Containerd);
         let row = of_kind
             .clone()
@@ -467,7 +467,7 @@ fn runtime_rows<'a>(
     Ok(rows)
 }
 
-/// Podman gives GPUs to containers by the specification alone.
+/// Refuses podman without CDI, which is its only way to give GPUs to containers.
 fn podman_reads(
     inputs: Inputs<'_>,
     with_toolkit: bool,
@@ -537,7 +537,7 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
     }
 }
 
-/// Where a timer writes what `check` finds: nowhere, unless somebody asks for it.
+/// Returns where a timer writes what `check` finds; `None` unless the settings ask for it.
 fn reports(config: &Config) -> Option<ReportsWish> {
     let folder = config.check.textfile.clone().map(AbsolutePath::into_inner);
     let node_condition = config.check.node_condition.is_some();
@@ -584,8 +584,8 @@ fn hold(profile: &Profile, config: &Config) -> Hold {
     hold
 }
 
-/// Holds every wanted package, also one that no pattern of the profile names. The kernel's packages
-/// are left to `hold`.
+/// Adds to the holds every wanted package that no pattern of the profile names. The packages of the kernel are left
+/// to the setting `hold`.
 fn hold_what_is_wanted(desired: &mut Desired) {
     if desired.hold.patterns.is_empty() {
         return;
@@ -616,7 +616,7 @@ fn toolkit_version(config: &Config) -> Option<String> {
     }
 }
 
-/// The security fixes that an exact version of the toolkit lacks.
+/// Returns the security fixes that an exact version of the toolkit lacks.
 fn toolkit_lacks(matrix: &Matrix, profile: &Profile, config: &Config) -> Option<String> {
     let version = config.toolkit.version.as_ref()?.as_str();
     let mut names = profile.toolkit.packages.iter();
