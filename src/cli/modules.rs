@@ -44,10 +44,10 @@ use crate::{
 };
 
 /// The time limit of one source. Compiling takes 80 to 275 s.
-const PATIENCE: Duration = Duration::from_secs(60);
+const SOURCE_TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// The time limit of an upload by `export`, for which somebody waits.
-const EXPORT_PATIENCE: Duration = Duration::from_secs(600);
+const UPLOAD_TIME_LIMIT: Duration = Duration::from_secs(600);
 
 /// The largest signature that is read, in bytes: one of minisign has some 300.
 const SIGNATURE_LIMIT: u64 = 16 << 10;
@@ -265,7 +265,7 @@ async fn export(world: &mut World<'_>, args: &args::Export) -> Result<Exit, Fail
                 .map_err(|error| failed(what, error))?
                 .into_string(),
             ExportTo::Registry(address) => {
-                let mut registry = Registry::new(&world.host, address.clone(), EXPORT_PATIENCE);
+                let mut registry = Registry::new(&world.host, address.clone(), UPLOAD_TIME_LIMIT);
                 let pushed = packed.push(&mut registry).await;
                 pushed.map_err(|why| not_exported(&format!("{what}: {why}")))?;
                 format!("{address}:{}", oci::tag(&packed.name))
@@ -329,8 +329,9 @@ pub(super) async fn publish(
     };
     let name = purpose.archive();
     let folder = Utf8PathBuf::from(&wish.to);
-    let registry =
-        || Address::parse(&wish.to).map(|to| Registry::new(host, to, PATIENCE).for_writing());
+    let registry = || {
+        Address::parse(&wish.to).map(|to| Registry::new(host, to, SOURCE_TIME_LIMIT).for_writing())
+    };
     let is_there = match registry() {
         Some(mut registry) => registry.layers(&oci::tag(&name)).await?.is_some(),
         None => {
@@ -467,7 +468,7 @@ async fn take(world: &mut World<'_>, args: &args::Take) -> Result<Exit, Failure>
                 driver: args.driver.clone(),
                 flavour: args.flavour,
             };
-            taken(&world.host, args, purpose, PATIENCE).await
+            taken(&world.host, args, purpose, SOURCE_TIME_LIMIT).await
         }
         None => (
             false,
@@ -485,7 +486,7 @@ async fn taken(
     host: &Host,
     args: &args::Take,
     purpose: Purpose,
-    patience: Duration,
+    time_limit: Duration,
 ) -> (bool, String) {
     let archive = purpose.archive();
     let wish = match Wish::of(host, args, purpose).await {
@@ -502,9 +503,9 @@ async fn taken(
     };
     let mut whys = Vec::new();
     for source in &args.source {
-        let asked = tokio::time::timeout(patience, wish.from(host, source)).await;
+        let asked = tokio::time::timeout(time_limit, wish.from(host, source)).await;
         let asked =
-            asked.unwrap_or_else(|_| Err(format!("it took more than {} s", patience.as_secs())));
+            asked.unwrap_or_else(|_| Err(format!("it took more than {} s", time_limit.as_secs())));
         match asked
             .and_then(|taken| put(&*host.files, &args.places, &taken.modules).map(|()| taken))
         {
@@ -605,7 +606,7 @@ impl<'h> Source<'h> {
             let place = source.trim_end_matches('/').to_owned();
             return Ok(Self::Place(host, place));
         };
-        let mut registry = Registry::new(host, address, PATIENCE);
+        let mut registry = Registry::new(host, address, SOURCE_TIME_LIMIT);
         let tag = oci::tag(archive);
         match registry.layers(&tag).await? {
             Some(layers) => Ok(Self::Tag(registry, layers)),
@@ -626,15 +627,19 @@ impl<'h> Source<'h> {
     }
 }
 
-/// Runs `work` for [`PATIENCE`] at most: it blocks for ever in a network folder whose server does not answer.
+/// Runs `work` for [`SOURCE_TIME_LIMIT`] at most: it blocks for ever in a network folder whose server does not answer.
 async fn in_folder<T: Send + 'static>(
     host: &Host,
     work: impl FnOnce(&dyn Files) -> Result<T, FilesError> + Send + 'static,
 ) -> Result<T, String> {
     let files = host.files.clone();
     let work = tokio::task::spawn_blocking(move || work(&*files));
-    let ended = (tokio::time::timeout(PATIENCE, work).await)
-        .map_err(|_| format!("the folder did not answer in {} s", PATIENCE.as_secs()))?;
+    let ended = (tokio::time::timeout(SOURCE_TIME_LIMIT, work).await).map_err(|_| {
+        format!(
+            "the folder did not answer in {} s",
+            SOURCE_TIME_LIMIT.as_secs()
+        )
+    })?;
     ended
         .map_err(|error| one_line(&error))?
         .map_err(|error| one_line(&error))
@@ -897,14 +902,20 @@ mod tests {
         let (name, content) = archive(&host).await;
         let purpose = wish(&host, &[]).await.purpose;
         let other = "https://other.example";
-        let (took, said) = taken(&host, &asked(&[other, SOURCE]), purpose.clone(), PATIENCE).await;
+        let (took, said) = taken(
+            &host,
+            &asked(&[other, SOURCE]),
+            purpose.clone(),
+            SOURCE_TIME_LIMIT,
+        )
+        .await;
         assert!(
             !took && said.starts_with("compiled, because no source had a fitting nvidia-535"),
             "{said}"
         );
         assert!(said.contains(other) && said.contains(SOURCE), "{said}");
         fakes.http.serve(&format!("{SOURCE}/{name}"), content);
-        let (took, said) = taken(&host, &asked(&[other, SOURCE]), purpose, PATIENCE).await;
+        let (took, said) = taken(&host, &asked(&[other, SOURCE]), purpose, SOURCE_TIME_LIMIT).await;
         assert!(
             took && said
                 .starts_with("took nvidia-current from https://modules.example/gpu (sha256:"),
@@ -945,7 +956,7 @@ mod tests {
             };
             let address = Address::parse(OF_REGISTRY).expect("an address");
             packed
-                .push(&mut Registry::new(&host, address, PATIENCE))
+                .push(&mut Registry::new(&host, address, SOURCE_TIME_LIMIT))
                 .await
         };
         assert_eq!(put(None).await, Ok(()));

@@ -192,7 +192,8 @@ impl Applying<'_> {
         if self.stop.is_some() {
             return false;
         }
-        let Some(pause) = (self.patience).pause(&mut job.waits, tools.events.elapsed(), limit)
+        let Some(pause) =
+            (self.retry_policy).pause(&mut job.retries, tools.events.elapsed(), limit)
         else {
             return false;
         };

@@ -15,7 +15,7 @@ use super::{
     gate::{due, gate, only_compiles},
     job::{Answer, End, Job, had_nothing_to_do},
     ledger::Ledger,
-    patience::Patience,
+    retry::RetryPolicy,
 };
 use crate::{
     change::{Change, Lock, Problem, STOPPED},
@@ -40,7 +40,7 @@ pub(super) struct Applying<'s> {
     /// The package lists were refreshed after the last repository was added.
     pub(super) lists_are_new: bool,
     pub(super) stop: Option<Stop>,
-    pub(super) patience: Patience,
+    pub(super) retry_policy: RetryPolicy,
     /// Ends the pauses before further attempts.
     pub(super) pauses: CancellationToken,
 }
@@ -109,7 +109,7 @@ impl<'s> Applying<'s> {
             epoch: 0,
             lists_are_new: false,
             stop: None,
-            patience: Patience::new(&session.tools.options),
+            retry_policy: RetryPolicy::new(&session.tools.options),
             pauses: session.tools.cancel.token().child_token(),
         }
     }
@@ -131,7 +131,7 @@ impl<'s> Applying<'s> {
             }
             let elapsed = self.session.tools.events.elapsed();
             if self.stop.is_none()
-                && let Some(deadline) = self.patience.passed(elapsed)
+                && let Some(deadline) = self.retry_policy.passed(elapsed)
             {
                 self.stop = Some(Stop::Deadline(deadline));
             }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    patience::Waits,
     result::{ChangeReport, StepReport},
+    retry::Retries,
 };
 use crate::{
     change::{Change, Lock, Problem},
@@ -36,7 +36,7 @@ pub(super) struct Job {
     /// What was applied before it was tried again.
     pub(super) earlier: Vec<Change>,
     /// Its attempts that ended with something that passes.
-    pub(super) waits: Waits,
+    pub(super) retries: Retries,
     /// A task works for it now.
     pub(super) busy: bool,
     /// Its changes are decided.
@@ -128,7 +128,7 @@ impl Job {
             changes: Vec::new(),
             applied: 0,
             earlier: Vec::new(),
-            waits: Waits::default(),
+            retries: Retries::default(),
             busy: false,
             decided: false,
             since: None,

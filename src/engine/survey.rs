@@ -9,8 +9,8 @@ use super::{
     Session,
     events::Said,
     job::{Answer, End, Job},
-    patience::{Patience, Waits},
     result::Mode,
+    retry::{Retries, RetryPolicy},
 };
 use crate::{
     change::{Change, Problem},
@@ -106,8 +106,8 @@ impl Session {
         notes: &mut Vec<String>,
     ) -> Vec<Job> {
         let tools = &self.tools;
-        let patience = Patience::new(&tools.options);
-        let mut waits = Waits::default();
+        let policy = RetryPolicy::new(&tools.options);
+        let mut retries = Retries::default();
         let (mut asked_anew, mut stay_old) = (false, false);
         loop {
             let mut jobs = self.survey().await;
@@ -132,7 +132,7 @@ impl Session {
                         let message = format!("failed to download new package lists: {error}");
                         let elapsed = tools.events.elapsed();
                         let pause = (failure.passes)
-                            .then(|| patience.pause(&mut waits, elapsed, None))
+                            .then(|| policy.pause(&mut retries, elapsed, None))
                             .flatten();
                         if let Some(pause) = pause {
                             tools.events.emit(Event::AttemptFailed {
@@ -157,7 +157,7 @@ impl Session {
             let Some((job, why, limit)) = passing(&jobs) else {
                 return jobs;
             };
-            let Some(pause) = patience.pause(&mut waits, tools.events.elapsed(), Some(limit))
+            let Some(pause) = policy.pause(&mut retries, tools.events.elapsed(), Some(limit))
             else {
                 return jobs;
             };
