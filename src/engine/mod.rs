@@ -523,7 +523,7 @@ impl Tools {
 
     /// Starts the timers that a run has paused which was interrupted.
     async fn resume_paused(&self) {
-        let sink = events::Said {
+        let sink = events::EventSink {
             events: &self.events,
             steps: &[],
         };

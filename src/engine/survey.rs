@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::{
     Session,
-    events::Said,
+    events::EventSink,
     job::{Answer, End, Job},
     result::Mode,
     retry::{Retries, RetryPolicy},
@@ -189,7 +189,7 @@ impl Session {
             summary: summary.clone(),
         });
         let undo = self.tools.verbs.capture(&change).await?;
-        let sink = Said {
+        let sink = EventSink {
             events,
             steps: &steps,
         };
