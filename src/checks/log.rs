@@ -34,7 +34,7 @@ pub struct Log;
 
 /// What is known about the machine, for judging lines of the log.
 #[derive(Debug, Clone)]
-pub(super) struct Board<'f> {
+pub(super) struct Context<'f> {
     /// The GPUs on the bus.
     gpus: &'f [GpuFact],
     /// This program can install a driver here.
@@ -49,7 +49,7 @@ pub(super) struct Board<'f> {
     recovered: Vec<PciAddress>,
 }
 
-fn decide(log: &KernelLog, board: &Board<'_>) -> Vec<Finding> {
+fn decide(log: &KernelLog, context: &Context<'_>) -> Vec<Finding> {
     let all = |status, why: &str| {
         let one = |id: Id| Finding::new(id.clone(), status, why);
         [XID, SXID, FELL, INIT].map(one).to_vec()
@@ -61,10 +61,10 @@ fn decide(log: &KernelLog, board: &Board<'_>) -> Vec<Finding> {
             &format!("the kernel's log cannot be read: {why}"),
         ),
         KernelLog::Known { messages, source } => vec![
-            xids(messages, source, board),
+            xids(messages, source, context),
             sxids(messages, source),
-            fallen(messages, source, board),
-            init(messages, source, board),
+            fallen(messages, source, context),
+            init(messages, source, context),
         ],
     }
 }
@@ -179,21 +179,25 @@ fn told(error: &Error) -> String {
     format!("Xid {code}{} ({what}{times})", of_gpu(*gpu))
 }
 
-fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
+fn xids(messages: &[Message], source: &str, context: &Context<'_>) -> Finding {
     let mut errors = errors(messages);
     // The log is history: what the driver reports now overrides it. But a row that could not be replaced stays
     // broken.
     for error in &mut errors {
         let is_reset =
             matches!(error.act, Act::ResetGpu | Act::Reboot) && error.code != NO_SPARE_ROW;
-        if is_reset && error.gpu.is_some_and(|gpu| board.recovered.contains(&gpu)) {
+        if is_reset
+            && error
+                .gpu
+                .is_some_and(|gpu| context.recovered.contains(&gpu))
+        {
             error.act = Act::None;
             error.over = true;
         }
     }
     let over = errors.iter().any(|error| error.over);
-    let all_recovered = !board.gpus.is_empty()
-        && (board.gpus.iter()).all(|gpu| board.recovered.contains(&gpu.pci_address));
+    let all_recovered = !context.gpus.is_empty()
+        && (context.gpus.iter()).all(|gpu| context.recovered.contains(&gpu.pci_address));
     let demand = if all_recovered {
         None
     } else if messages.contains(&Message::RebootRequired) {
@@ -376,7 +380,7 @@ pub(super) fn off_the_bus(messages: &[Message]) -> Vec<Option<PciAddress>> {
         .collect()
 }
 
-fn fallen(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
+fn fallen(messages: &[Message], source: &str, context: &Context<'_>) -> Finding {
     let say = |status, why: String| Finding::new(FELL, status, why);
     let fallen = off_the_bus(messages);
     if !fallen.is_empty() {
@@ -397,7 +401,7 @@ fn fallen(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
             return None;
         };
         // Lines about other devices on the bus do not count.
-        let of_ours: Vec<_> = (places.into_iter()).filter(|at| board.has(*at)).collect();
+        let of_ours: Vec<_> = (places.into_iter()).filter(|at| context.has(*at)).collect();
         (!of_ours.is_empty()).then_some((row, of_ours))
     });
     if let Some((row, places)) = of_gpus {
@@ -439,8 +443,8 @@ const GUEST: &str = "stop the virtual machine and start it again, so that its ho
                      confidential computing; `dmesg | grep NVRM` has the code for NVIDIA";
 
 /// Returns the remedy that installs modules of another flavour.
-fn other_modules(flavour: Flavour, board: &Board<'_>) -> String {
-    match board.installs {
+fn other_modules(flavour: Flavour, context: &Context<'_>) -> String {
+    match context.installs {
         true => format!(
             "install the {flavour} kernel modules: `gpu-bootstrap install --set driver.flavour={flavour}`"
         ),
@@ -451,14 +455,14 @@ fn other_modules(flavour: Flavour, board: &Board<'_>) -> String {
 /// Returns why the driver does not drive a GPU, by the log; the deepest cause wins. A message about the flavour of
 /// the modules is believed only if the board can need it: the driver writes the same message when it cannot read the
 /// GPU's registers.
-pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal> {
+pub(super) fn refusal(messages: &[Message], context: &Context<'_>) -> Option<Refusal> {
     let windows: Vec<(Option<PciAddress>, u32)> = (messages.iter())
         .filter_map(|message| match message {
             Message::NoWindow { gpu, bar } => Some((*gpu, *bar)),
             _ => None,
         })
         // The kernel logs this for every device.
-        .filter(|(at, _)| at.is_none_or(|at| board.has(at)))
+        .filter(|(at, _)| at.is_none_or(|at| context.has(at)))
         .collect();
     if let Some((_, bar)) = windows.first() {
         return Some(Refusal {
@@ -474,7 +478,7 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
         });
     }
     let flavours = |at: &Option<PciAddress>| {
-        let gpu = (board.gpus.iter()).filter(|gpu| at.is_none_or(|at| gpu.pci_address == at));
+        let gpu = (context.gpus.iter()).filter(|gpu| at.is_none_or(|at| gpu.pci_address == at));
         gpu.filter_map(|gpu| gpu.module_flavour).collect::<Vec<_>>()
     };
     for message in messages {
@@ -497,7 +501,8 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
             Flavour::Proprietary => *flavours != SupportedFlavours::Proprietary,
         };
         if !known.is_empty() && known.iter().all(contradicts) {
-            let gpus = (board.gpus.iter()).filter(|gpu| at.is_none_or(|at| gpu.pci_address == at));
+            let gpus =
+                (context.gpus.iter()).filter(|gpu| at.is_none_or(|at| gpu.pci_address == at));
             return Some(Refusal {
                 observed,
                 why: format!(
@@ -523,7 +528,7 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
                 }
             }
             .to_owned(),
-            remedy: other_modules(flavour, board),
+            remedy: other_modules(flavour, context),
         });
     }
     messages.iter().find_map(|message| {
@@ -533,7 +538,7 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
                 why: format!("the driver ignores a GPU that only branch {branch} drives"),
                 remedy: format!("install a driver of branch {branch}"),
             },
-            Message::Unsupported { gpu } if board.guest => Refusal {
+            Message::Unsupported { gpu } if context.guest => Refusal {
                 observed: "`is not supported by the NVIDIA … driver release`",
                 why: format!(
                     "the driver does not know {}, which may be a vGPU: a part of a GPU that the hypervisor assigns",
@@ -542,7 +547,7 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
                 remedy: format!(
                     "check on the hypervisor whether this is a vGPU: a vGPU needs NVIDIA's guest driver (GRID) of the \
                      hypervisor's release, and a whole GPU needs a driver that knows it{}",
-                    (board.gpus.iter())
+                    (context.gpus.iter())
                         .find(|one| gpu.is_none_or(|at| one.pci_address == at))
                         .map_or(String::new(), |gpu| format!(
                             " (`gpu-bootstrap compat --gpu {}`)",
@@ -553,7 +558,7 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
             Message::Unsupported { gpu } => Refusal {
                 observed: "`is not supported by the NVIDIA … driver release`",
                 why: format!("the driver does not know {}", named([*gpu].into_iter())),
-                remedy: (board.gpus.iter())
+                remedy: (context.gpus.iter())
                     .find(|one| gpu.is_none_or(|at| one.pci_address == at))
                     .map_or_else(
                         || "run `gpu-bootstrap compat` to see which driver knows it".to_owned(),
@@ -566,17 +571,17 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
                         },
                     ),
             },
-            Message::NoFirmware { file, code } => firmware(file.as_deref(), *code, board),
+            Message::NoFirmware { file, code } => firmware(file.as_deref(), *code, context),
             _ => return None,
         })
     })
 }
 
 /// Returns why the firmware that the driver loads into GPUs was not loaded.
-fn firmware(file: Option<&str>, code: Option<u32>, board: &Board<'_>) -> Refusal {
+fn firmware(file: Option<&str>, code: Option<u32>, context: &Context<'_>) -> Refusal {
     let path = file.map_or(String::new(), |file| format!(" (`/lib/firmware/{file}`)"));
     let observed = "firmware that could not be loaded";
-    match (code, &board.owner) {
+    match (code, &context.owner) {
         (Some(code), _) => Refusal {
             observed,
             why: format!(
@@ -607,19 +612,19 @@ fn firmware(file: Option<&str>, code: Option<u32>, board: &Board<'_>) -> Refusal
 }
 
 /// Returns why the kernel refused the driver's module, if a driver is installed but not loaded.
-pub(super) fn not_loaded(messages: &[Message], board: &Board<'_>) -> Option<Refusal> {
+pub(super) fn not_loaded(messages: &[Message], context: &Context<'_>) -> Option<Refusal> {
     let (row, _) = kernel_log::rows(messages).find(|(row, _)| row.kind == Kind::Load)?;
-    board
+    context
         .idle
         .then(|| Refusal::new(row.why.clone(), row.remedy.clone()))
 }
 
 /// Returns why GPUs have no driver, by the table of log lines: the module was not loaded, or it did not start a GPU.
-pub(super) fn reason(messages: &[Message], board: &Board<'_>) -> Option<Refusal> {
+pub(super) fn reason(messages: &[Message], context: &Context<'_>) -> Option<Refusal> {
     kernel_log::rows(messages).find_map(|(row, places)| {
         let believed = match row.kind {
-            Kind::Load => board.idle,
-            Kind::Start => places.is_empty() || places.iter().any(|at| board.has(*at)),
+            Kind::Load => context.idle,
+            Kind::Start => places.is_empty() || places.iter().any(|at| context.has(*at)),
             Kind::Bus | Kind::Iommu | Kind::Beside => false,
         };
         believed.then(|| Refusal {
@@ -630,7 +635,7 @@ pub(super) fn reason(messages: &[Message], board: &Board<'_>) -> Option<Refusal>
     })
 }
 
-fn init(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
+fn init(messages: &[Message], source: &str, context: &Context<'_>) -> Finding {
     let say = |status, why: String| Finding::new(INIT, status, why);
     let failed = |observed: &str, why: String, remedy: &str| Finding {
         observed: Some(observed.to_owned()),
@@ -639,7 +644,7 @@ fn init(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
         ..say(Verdict::Fail, why)
     };
     // The reason comes before the failure that it causes.
-    if let Some(refusal) = refusal(messages, board) {
+    if let Some(refusal) = refusal(messages, context) {
         return failed(refusal.observed, refusal.why, &refusal.remedy);
     }
     let down: Vec<Option<PciAddress>> = messages
@@ -654,13 +659,13 @@ fn init(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
             Message::ProbeFailed { gpu } => Some(*gpu),
             _ => None,
         })
-        .filter(|at| at.is_none_or(|at| board.has(at)))
+        .filter(|at| at.is_none_or(|at| context.has(at)))
         .collect();
     let (observed, what, remedy) = if !down.is_empty() {
         (
             "`RmInitAdapter failed`",
             format!("the driver could not start {}", named(down.into_iter())),
-            match board.guest {
+            match context.guest {
                 true => GUEST,
                 false => {
                     "reboot; if the GPU does not start then, switch the machine off and on, and check its power, seat \
@@ -678,7 +683,7 @@ fn init(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
         ("", String::new(), "")
     };
     if !what.is_empty() {
-        return match reason(messages, board) {
+        return match reason(messages, context) {
             Some(reason) => failed(observed, format!("{what}: {}", reason.why), &reason.remedy),
             None => failed(observed, what, remedy),
         };
@@ -716,10 +721,10 @@ impl Check for Log {
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let log = subject.state.kernel_log().await;
-        let board = match log {
-            KernelLog::Known { .. } => Board::of(subject).await?,
+        let context = match log {
+            KernelLog::Known { .. } => Context::of(subject).await?,
             // There are no messages to judge.
-            KernelLog::Unreadable { .. } | KernelLog::NotAsked { .. } => Board {
+            KernelLog::Unreadable { .. } | KernelLog::NotAsked { .. } => Context {
                 gpus: &subject.facts.gpus,
                 installs: false,
                 guest: false,
@@ -728,11 +733,11 @@ impl Check for Log {
                 recovered: Vec::new(),
             },
         };
-        Ok(decide(log, &board))
+        Ok(decide(log, &context))
     }
 }
 
-impl<'f> Board<'f> {
+impl<'f> Context<'f> {
     pub(super) async fn of(subject: &Subject<'f>) -> Result<Self, StepError> {
         let owner = owner(subject.host.files(), subject.facts)?;
         let found = subject.state.driver().await;
@@ -762,7 +767,7 @@ impl<'f> Board<'f> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Board, decide, reason};
+    use super::{Context, decide, reason};
     use crate::{
         check::{Finding, Verdict},
         facts::GpuFact,
@@ -777,11 +782,11 @@ mod tests {
             "NVRM: Xid (PCI:0000:18:00): 48, pid=1, name=python, DBE (double bit error) ECC Error";
         let facts = fixtures::facts();
         let with = |recovered| {
-            let board = Board {
+            let context = Context {
                 recovered,
-                ..board(&facts.gpus)
+                ..context(&facts.gpus)
             };
-            said_on(&board, line).swap_remove(0)
+            said_on(&context, line).swap_remove(0)
         };
         assert_eq!(with(Vec::new()).status, Verdict::Fail);
         let neighbour = facts.gpus[1].pci_address;
@@ -792,8 +797,8 @@ mod tests {
     }
 
     /// Returns what is known about a machine of which only the GPUs are known.
-    fn board(gpus: &[GpuFact]) -> Board<'_> {
-        Board {
+    fn context(gpus: &[GpuFact]) -> Context<'_> {
+        Context {
             gpus,
             installs: true,
             guest: false,
@@ -803,24 +808,24 @@ mod tests {
         }
     }
 
-    fn on(board: &Board<'_>, messages: Vec<Message>) -> Vec<Finding> {
+    fn on(context: &Context<'_>, messages: Vec<Message>) -> Vec<Finding> {
         let log = KernelLog::Known {
             messages,
             source: "`journalctl`".to_owned(),
         };
-        decide(&log, board)
+        decide(&log, context)
     }
 
     fn of(messages: &[Message]) -> Vec<Finding> {
-        on(&board(&[]), messages.to_vec())
+        on(&context(&[]), messages.to_vec())
     }
 
-    fn said_on(board: &Board<'_>, text: &str) -> Vec<Finding> {
-        on(board, kernel_log::read(text.lines()))
+    fn said_on(context: &Context<'_>, text: &str) -> Vec<Finding> {
+        on(context, kernel_log::read(text.lines()))
     }
 
     fn said(text: &str) -> Vec<Finding> {
-        said_on(&board(&fixtures::facts().gpus), text)
+        said_on(&context(&fixtures::facts().gpus), text)
     }
 
     fn xid(code: u32) -> Message {
@@ -953,22 +958,22 @@ mod tests {
         let lost = format!("{line}NVRM: Xid (PCI:0000:18:00): 79, pid=1\n");
         assert!(said(&lost).remove(0).why.starts_with("Xid 79"));
         let facts = fixtures::facts();
-        let board = Board {
+        let context = Context {
             recovered: facts.gpus.iter().map(|gpu| gpu.pci_address).collect(),
-            ..board(&facts.gpus)
+            ..context(&facts.gpus)
         };
-        assert_eq!(said_on(&board, line).remove(0).status, Verdict::Pass);
+        assert_eq!(said_on(&context, line).remove(0).status, Verdict::Pass);
     }
 
     #[test]
     fn what_mends_a_guest_is_on_its_host() {
         let facts = fixtures::facts();
         let said = |text: &str| {
-            let board = Board {
+            let context = Context {
                 guest: true,
-                ..board(&facts.gpus)
+                ..context(&facts.gpus)
             };
-            said_on(&board, text).remove(3)
+            said_on(&context, text).remove(3)
         };
         let down = said("NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x22:0x56:763)\n");
         let remedy = down.remedy.unwrap();
@@ -1168,14 +1173,14 @@ mod tests {
     fn modules_that_the_kernel_refused_count_where_none_is_loaded() {
         let facts = fixtures::facts();
         let rejected = kernel_log::read(["Loading of module with unavailable key is rejected"]);
-        let board = |idle| Board {
+        let context = |idle| Context {
             idle,
-            ..board(&facts.gpus)
+            ..context(&facts.gpus)
         };
-        let reason = reason(&rejected, &board(true)).unwrap();
+        let reason = reason(&rejected, &context(true)).unwrap();
         assert!(reason.why.contains("Secure Boot"), "{}", reason.why);
         assert!(reason.remedy.contains("mokutil"), "{}", reason.remedy);
-        assert_eq!(super::reason(&rejected, &board(false)), None);
+        assert_eq!(super::reason(&rejected, &context(false)), None);
     }
 
     #[test]
@@ -1221,13 +1226,13 @@ mod tests {
             why: "",
             remedy: "",
         };
-        let board = Board {
+        let context = Context {
             installs: false,
             owner: Some(owner),
-            ..board(&[])
+            ..context(&[])
         };
         let messages = kernel_log::read([line(2).as_str()]);
-        let refusal = super::refusal(&messages, &board).unwrap();
+        let refusal = super::refusal(&messages, &context).unwrap();
         assert!(
             refusal.remedy.contains("GPU Operator"),
             "{}",
@@ -1277,7 +1282,7 @@ mod tests {
                 Verdict::Unknown,
             ),
         ] {
-            let findings = decide(&log, &board(&[]));
+            let findings = decide(&log, &context(&[]));
             assert_eq!(findings.len(), 4);
             assert!(findings.iter().all(|finding| finding.status == verdict));
         }

@@ -481,10 +481,10 @@ impl Check for Pci {
             fell: Vec::new(),
         };
         if let KernelLog::Known { messages, .. } = subject.state.kernel_log().await {
-            let board = log::Board::of(subject).await?;
+            let context = log::Context::of(subject).await?;
             means.refusal =
-                log::refusal(messages, &board).or_else(|| log::reason(messages, &board));
-            means.absent = log::not_loaded(messages, &board);
+                log::refusal(messages, &context).or_else(|| log::reason(messages, &context));
+            means.absent = log::not_loaded(messages, &context);
             means.fell = log::off_the_bus(messages).into_iter().flatten().collect();
         }
         if !loaded {
