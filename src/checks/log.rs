@@ -415,9 +415,9 @@ fn fallen(messages: &[Message], source: &str, context: &Context<'_>) -> Finding 
     say(Verdict::Pass, format!("none since boot, says {source}"))
 }
 
-/// Why the driver refused a GPU.
+/// Why a GPU has no driver, and what helps.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct Diagnosis {
     /// The words of the log.
     observed: &'static str,
     /// The reason.
@@ -426,7 +426,7 @@ pub(super) struct Refusal {
     pub(super) remedy: String,
 }
 
-impl Refusal {
+impl Diagnosis {
     /// Makes one from what files tell, without a line of the log.
     pub(super) fn new(why: String, remedy: String) -> Self {
         Self {
@@ -455,7 +455,7 @@ fn other_modules(flavour: Flavour, context: &Context<'_>) -> String {
 /// Returns why the driver does not drive a GPU, by the log; the deepest cause wins. A message about the flavour of
 /// the modules is believed only if the board can need it: the driver writes the same message when it cannot read the
 /// GPU's registers.
-pub(super) fn refusal(messages: &[Message], context: &Context<'_>) -> Option<Refusal> {
+pub(super) fn refusal(messages: &[Message], context: &Context<'_>) -> Option<Diagnosis> {
     let windows: Vec<(Option<PciAddress>, u32)> = (messages.iter())
         .filter_map(|message| match message {
             Message::NoWindow { gpu, bar } => Some((*gpu, *bar)),
@@ -465,7 +465,7 @@ pub(super) fn refusal(messages: &[Message], context: &Context<'_>) -> Option<Ref
         .filter(|(at, _)| at.is_none_or(|at| context.has(at)))
         .collect();
     if let Some((_, bar)) = windows.first() {
-        return Some(Refusal {
+        return Some(Diagnosis {
             observed: "a window without addresses",
             why: format!(
                 "firmware or hypervisor gave {} no addresses (BAR{bar}), so the driver refuses it",
@@ -503,7 +503,7 @@ pub(super) fn refusal(messages: &[Message], context: &Context<'_>) -> Option<Ref
         if !known.is_empty() && known.iter().all(contradicts) {
             let gpus =
                 (context.gpus.iter()).filter(|gpu| at.is_none_or(|at| gpu.pci_address == at));
-            return Some(Refusal {
+            return Some(Diagnosis {
                 observed,
                 why: format!(
                     "the driver's message about {} contradicts the board, which runs with the loaded \
@@ -516,7 +516,7 @@ pub(super) fn refusal(messages: &[Message], context: &Context<'_>) -> Option<Ref
                     .to_owned(),
             });
         }
-        return Some(Refusal {
+        return Some(Diagnosis {
             observed,
             why: match flavour {
                 Flavour::Open => {
@@ -533,12 +533,12 @@ pub(super) fn refusal(messages: &[Message], context: &Context<'_>) -> Option<Ref
     }
     messages.iter().find_map(|message| {
         Some(match message {
-            Message::Legacy { branch, .. } => Refusal {
+            Message::Legacy { branch, .. } => Diagnosis {
                 observed: "`supported through the NVIDIA … Legacy drivers`",
                 why: format!("the driver ignores a GPU that only branch {branch} drives"),
                 remedy: format!("install a driver of branch {branch}"),
             },
-            Message::Unsupported { gpu } if context.guest => Refusal {
+            Message::Unsupported { gpu } if context.guest => Diagnosis {
                 observed: "`is not supported by the NVIDIA … driver release`",
                 why: format!(
                     "the driver does not know {}, which may be a vGPU: a part of a GPU that the hypervisor assigns",
@@ -555,7 +555,7 @@ pub(super) fn refusal(messages: &[Message], context: &Context<'_>) -> Option<Ref
                         ))
                 ),
             },
-            Message::Unsupported { gpu } => Refusal {
+            Message::Unsupported { gpu } => Diagnosis {
                 observed: "`is not supported by the NVIDIA … driver release`",
                 why: format!("the driver does not know {}", named([*gpu].into_iter())),
                 remedy: (context.gpus.iter())
@@ -578,11 +578,11 @@ pub(super) fn refusal(messages: &[Message], context: &Context<'_>) -> Option<Ref
 }
 
 /// Returns why the firmware that the driver loads into GPUs was not loaded.
-fn firmware(file: Option<&str>, code: Option<u32>, context: &Context<'_>) -> Refusal {
+fn firmware(file: Option<&str>, code: Option<u32>, context: &Context<'_>) -> Diagnosis {
     let path = file.map_or(String::new(), |file| format!(" (`/lib/firmware/{file}`)"));
     let observed = "firmware that could not be loaded";
     match (code, &context.owner) {
-        (Some(code), _) => Refusal {
+        (Some(code), _) => Diagnosis {
             observed,
             why: format!(
                 "the firmware that the driver loads into the GPU{path} could not be read (error {code})"
@@ -591,7 +591,7 @@ fn firmware(file: Option<&str>, code: Option<u32>, context: &Context<'_>) -> Ref
                      package of the driver's firmware anew"
                 .to_owned(),
         },
-        (None, Some(owner)) => Refusal {
+        (None, Some(owner)) => Diagnosis {
             observed,
             why: format!(
                 "the firmware that the driver loads into the GPU{path} is not where the kernel looks for it"
@@ -602,7 +602,7 @@ fn firmware(file: Option<&str>, code: Option<u32>, context: &Context<'_>) -> Ref
                 owner.name
             ),
         },
-        (None, None) => Refusal {
+        (None, None) => Diagnosis {
             observed,
             why: format!("the firmware that the driver loads into the GPU{path} is not on disk"),
             remedy: "install the package of the driver's firmware at the version of the loaded module"
@@ -612,22 +612,22 @@ fn firmware(file: Option<&str>, code: Option<u32>, context: &Context<'_>) -> Ref
 }
 
 /// Returns why the kernel refused the driver's module, if a driver is installed but not loaded.
-pub(super) fn not_loaded(messages: &[Message], context: &Context<'_>) -> Option<Refusal> {
+pub(super) fn not_loaded(messages: &[Message], context: &Context<'_>) -> Option<Diagnosis> {
     let (row, _) = kernel_log::rows(messages).find(|(row, _)| row.kind == Kind::Load)?;
     context
         .idle
-        .then(|| Refusal::new(row.why.clone(), row.remedy.clone()))
+        .then(|| Diagnosis::new(row.why.clone(), row.remedy.clone()))
 }
 
 /// Returns why GPUs have no driver, by the table of log lines: the module was not loaded, or it did not start a GPU.
-pub(super) fn reason(messages: &[Message], context: &Context<'_>) -> Option<Refusal> {
+pub(super) fn reason(messages: &[Message], context: &Context<'_>) -> Option<Diagnosis> {
     kernel_log::rows(messages).find_map(|(row, places)| {
         let believed = match row.kind {
             Kind::Load => context.idle,
             Kind::Start => places.is_empty() || places.iter().any(|at| context.has(*at)),
             Kind::Bus | Kind::Iommu | Kind::Beside => false,
         };
-        believed.then(|| Refusal {
+        believed.then(|| Diagnosis {
             observed: "a line that says why",
             why: row.why.clone(),
             remedy: row.remedy.clone(),

@@ -224,9 +224,9 @@ fn counts(found: &[Bound<'_>]) -> String {
 #[derive(Debug, Clone)]
 struct Means {
     /// Why the driver refused it, if that is known.
-    refusal: Option<log::Refusal>,
+    refusal: Option<log::Diagnosis>,
     /// Why NVIDIA's module is not loaded, so that a driver of the kernel has the GPU.
-    absent: Option<log::Refusal>,
+    absent: Option<log::Diagnosis>,
     /// NVIDIA's module is on disk for the running kernel, and not loaded.
     on_disk: bool,
     /// NVIDIA's driver is loaded, so it has refused the GPU.
@@ -377,7 +377,7 @@ fn fits(found: &[Bound<'_>]) -> Option<String> {
 
 /// Returns why the running kernel has no module of NVIDIA's driver, if DKMS could not build it, or if another kernel
 /// has one.
-fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepError> {
+fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepError> {
     let files = subject.host.files();
     let Some(running) = &subject.facts.kernel.running else {
         return Ok(None);
@@ -401,11 +401,11 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepErr
         }
         let why = format!("{why}, because DKMS did not build {version}");
         let refusal = match dkms::failure(&text) {
-            Some((cause, remedy)) => log::Refusal::new(
+            Some((cause, remedy)) => log::Diagnosis::new(
                 format!("{why}: {cause}"),
                 format!("{remedy}, then run `dkms autoinstall`; `{log}` has the lines"),
             ),
-            None => log::Refusal::new(
+            None => log::Diagnosis::new(
                 why,
                 format!(
                     "read the end of `{log}`; install the headers of this kernel, or a driver that builds for it \
@@ -417,7 +417,7 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepErr
     }
     for kernel in files.list(Utf8Path::new(kmod::FOLDER))? {
         if kernel != running && module(&kernel)? == Some(true) {
-            return Ok(Some(log::Refusal::new(
+            return Ok(Some(log::Diagnosis::new(
                 format!("{why}; {kernel} has one"),
                 format!(
                     "install the driver's module for {running} (with DKMS `dkms autoinstall`, which needs the \
@@ -430,12 +430,12 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepErr
 }
 
 /// Returns the line of the configuration that keeps NVIDIA's module, which is on disk, from being loaded.
-fn denied(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepError> {
+fn denied(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepError> {
     // Debian's module has another name than its driver.
     let modules = [DRIVER, "nvidia-current"].map(str::to_owned);
     let lines = kmod::denials(subject.host.files(), &modules)?;
     Ok(lines.into_iter().next().map(|line| {
-        log::Refusal::new(
+        log::Diagnosis::new(
             format!("NVIDIA's module is denied: {line}"),
             "take that line out (where nvidia-prime wrote it, run `prime-select nvidia`), make the initramfs anew, and reboot"
                 .to_owned(),
@@ -568,7 +568,7 @@ mod tests {
     fn nouveau_has_a_gpu_because_the_module_of_nvidia_is_not_loaded() {
         let facts = facts();
         let rejected = Means {
-            absent: Some(super::log::Refusal::new(
+            absent: Some(super::log::Diagnosis::new(
                 "the kernel refuses the module".to_owned(),
                 "enroll the key".to_owned(),
             )),
