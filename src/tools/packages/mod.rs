@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 pub use fault::Fault;
 pub use types::{
     Action, ArchiveError, Commands, Condition, Contents, Estimate, Exclusion, Further, HalfDone,
-    LowerBounds, Mark, NoHolds, Offer, Package, Refusal, Removals, Settings, SourceEntry,
+    Impact, LowerBounds, Mark, NoHolds, Offer, Package, Removals, Settings, SourceEntry,
     SourceFailure, SourceFlaw, TransactionRequest, contradictions,
 };
 

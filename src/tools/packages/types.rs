@@ -551,14 +551,14 @@ pub struct SourceFlaw {
     /// The files, with the line where there is one.
     pub why: String,
     /// What the package manager does.
-    pub follows: Refusal,
+    pub impact: Impact,
     /// What mends it.
     pub remedy: String,
 }
 
 /// What a package manager does with a flaw of its sources, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Refusal {
+pub enum Impact {
     /// It installs and updates nothing.
     All,
     /// It takes nothing from one source, and its update ends with an error.

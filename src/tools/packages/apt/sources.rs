@@ -5,7 +5,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     host::{FilesError, Kind, ReadFiles, Stat},
-    tools::packages::{Refusal, SourceEntry, SourceFlaw, contradictions},
+    tools::packages::{Impact, SourceEntry, SourceFlaw, contradictions},
 };
 
 /// The old single file.
@@ -71,7 +71,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
         let Some(line) = unread(&path, &text) else {
             if let Some((line, why)) = incomplete(&path, &text) {
                 found.push(SourceFlaw {
-                    follows: Refusal::All,
+                    impact: Impact::All,
                     why: format!("the entry in line {line} of `{path}` {why}"),
                     remedy: format!("complete or remove that entry of `{path}`"),
                 });
@@ -83,7 +83,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
             || first.starts_with("<html")
             || first.starts_with("<?xml");
         found.push(SourceFlaw {
-            follows: Refusal::All,
+            impact: Impact::All,
             why: match is_page {
                 true => format!("`{path}` is a web page and no list of packages (line {line})"),
                 false => format!("line {line} of `{path}` is no entry of apt"),
@@ -108,7 +108,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
                 })
         });
         found.push(SourceFlaw {
-            follows: Refusal::All,
+            impact: Impact::All,
             why: format!(
                 "entries contradict each other (`Signed-By`): {}",
                 contradicting.join("; ")
@@ -138,10 +138,10 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceF
             .split([',', ' ', '\n'])
             .filter(|key| key.starts_with('/'));
         for key in named {
-            flaws.push(flaw_of(files, key)?.map(|(follows, why)| {
+            flaws.push(flaw_of(files, key)?.map(|(impact, why)| {
                 let SourceEntry { file, written, .. } = entry;
                 SourceFlaw {
-                    follows,
+                    impact,
                     why: format!("`{key}`, which `{file}` names as the key of {written}, {why}"),
                     remedy: match why {
                         UNREADABLE => format!("run `chmod 644 {key}`"),
@@ -170,28 +170,25 @@ const UNREADABLE: &str =
     "can be read by root alone, and apt verifies signatures as the user `_apt`";
 
 /// Returns why there is no key in a keyring; `None` if there may be one, or if the file may not be read here.
-fn flaw_of(
-    files: &dyn ReadFiles,
-    key: &str,
-) -> Result<Option<(Refusal, &'static str)>, FilesError> {
+fn flaw_of(files: &dyn ReadFiles, key: &str) -> Result<Option<(Impact, &'static str)>, FilesError> {
     let path = Utf8Path::new(key);
     let Some(stat) = files.stat(path)? else {
         // If the whole folder is empty, a tree may just lack it.
         let folder = path.parent().unwrap_or(path);
         let is_told = !files.list(folder)?.is_empty();
-        return Ok(is_told.then_some((Refusal::Lacking, "is not there")));
+        return Ok(is_told.then_some((Impact::Lacking, "is not there")));
     };
     if (stat.kind, stat.uid, stat.gid, stat.mode & 0o044) == (Kind::File, 0, 0, 0) {
-        return Ok(Some((Refusal::Lacking, UNREADABLE)));
+        return Ok(Some((Impact::Lacking, UNREADABLE)));
     }
     let Ok(Some(bytes)) = files.read(path) else {
         return Ok(None);
     };
     let text = bytes.trim_ascii();
     Ok(if text.is_empty() {
-        Some((Refusal::Source, "is empty"))
+        Some((Impact::Source, "is empty"))
     } else if text.starts_with(b"<") {
-        Some((Refusal::Source, "is a web page and no key"))
+        Some((Impact::Source, "is a web page and no key"))
     } else {
         None
     })
@@ -534,7 +531,7 @@ mod tests {
             let [one] = &found[..] else {
                 panic!("{found:?}");
             };
-            assert_ne!(one.follows, super::Refusal::All);
+            assert_ne!(one.impact, super::Impact::All);
             one.why.clone()
         };
         assert!(
