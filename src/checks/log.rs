@@ -18,7 +18,7 @@ use crate::{
     step::StepError,
     tools::{
         kernel_log::{self, Kind, Message, Recovery},
-        xid::{self, Act},
+        xid::{self, XidAction},
     },
 };
 
@@ -75,12 +75,12 @@ fn of_gpu(gpu: Option<PciAddress>) -> String {
 }
 
 /// Returns the action that the driver's own advice (Xid 154) asks for.
-fn act_of(action: Recovery) -> Act {
+fn action_of(action: Recovery) -> XidAction {
     match action {
-        Recovery::None | Recovery::Imex => Act::None,
-        Recovery::DrainPeers => Act::RestartApp,
-        Recovery::Reset | Recovery::DrainAndReset | Recovery::BusReset => Act::ResetGpu,
-        Recovery::Reboot => Act::Reboot,
+        Recovery::None | Recovery::Imex => XidAction::None,
+        Recovery::DrainPeers => XidAction::RestartApp,
+        Recovery::Reset | Recovery::DrainAndReset | Recovery::BusReset => XidAction::ResetGpu,
+        Recovery::Reboot => XidAction::Reboot,
     }
 }
 
@@ -90,7 +90,7 @@ struct Error {
     code: u32,
     gpu: Option<PciAddress>,
     count: usize,
-    act: Act,
+    action: XidAction,
     /// The driver now reports that it asks for nothing more on this GPU.
     over: bool,
 }
@@ -99,17 +99,18 @@ struct Error {
 /// nothing, the errors before it on that GPU ask for nothing either.
 fn errors(messages: &[Message]) -> Vec<Error> {
     let mut errors: BTreeMap<(u32, Option<PciAddress>), Error> = BTreeMap::new();
-    let add = |code, gpu: Option<PciAddress>, act: Act, errors: &mut BTreeMap<_, Error>| {
-        let error = errors.entry((code, gpu)).or_insert(Error {
-            code,
-            gpu,
-            count: 0,
-            act: Act::None,
-            over: false,
-        });
-        error.count += 1;
-        error.act = error.act.max(act);
-    };
+    let add =
+        |code, gpu: Option<PciAddress>, action: XidAction, errors: &mut BTreeMap<_, Error>| {
+            let error = errors.entry((code, gpu)).or_insert(Error {
+                code,
+                gpu,
+                count: 0,
+                action: XidAction::None,
+                over: false,
+            });
+            error.count += 1;
+            error.action = error.action.max(action);
+        };
     for message in messages {
         match message {
             Message::Xid {
@@ -117,27 +118,27 @@ fn errors(messages: &[Message]) -> Vec<Error> {
                 code,
                 nonfatal,
             } => {
-                let act = xid::of(*code).map_or(Act::None, |xid| xid.act);
-                let act = if *nonfatal { Act::None } else { act };
-                add(*code, *gpu, act, &mut errors);
+                let action = xid::of(*code).map_or(XidAction::None, |xid| xid.action);
+                let action = if *nonfatal { XidAction::None } else { action };
+                add(*code, *gpu, action, &mut errors);
             }
             Message::Cause { gpu, code } => {
                 errors.entry((*code, *gpu)).or_insert_with(|| Error {
                     code: *code,
                     gpu: *gpu,
                     count: 1,
-                    act: xid::of(*code).map_or(Act::None, |xid| xid.act),
+                    action: xid::of(*code).map_or(XidAction::None, |xid| xid.action),
                     over: false,
                 });
             }
             Message::Recovery { gpu, action } => {
-                let act = act_of(*action);
-                if act == Act::None {
+                let action = action_of(*action);
+                if action == XidAction::None {
                     let before = errors.values_mut().filter(|error| error.gpu == *gpu);
-                    before.for_each(|error| error.act = Act::None);
+                    before.for_each(|error| error.action = XidAction::None);
                 }
                 errors.remove(&(RECOVERY, *gpu));
-                add(RECOVERY, *gpu, act, &mut errors);
+                add(RECOVERY, *gpu, action, &mut errors);
             }
             _ => {}
         }
@@ -151,11 +152,11 @@ const RECOVERY: u32 = 154;
 const NO_SPARE_ROW: u32 = 64;
 
 /// Returns in words what the driver asks for.
-fn asks(act: Act) -> &'static str {
-    match act {
-        Act::None => "nothing more",
-        Act::RestartApp => "a stop of the programs that use it",
-        Act::Reboot => "a reboot of the machine",
+fn asks(action: XidAction) -> &'static str {
+    match action {
+        XidAction::None => "nothing more",
+        XidAction::RestartApp => "a stop of the programs that use it",
+        XidAction::Reboot => "a reboot of the machine",
         _ => "a reset of the GPU",
     }
 }
@@ -167,7 +168,7 @@ fn told(error: &Error) -> String {
     if *code == RECOVERY {
         return format!(
             "the driver asks for {} (Xid 154{})",
-            asks(error.act),
+            asks(error.action),
             of_gpu(*gpu)
         );
     }
@@ -184,14 +185,14 @@ fn xids(messages: &[Message], source: &str, context: &Context<'_>) -> Finding {
     // The log is history: what the driver reports now overrides it. But a row that could not be replaced stays
     // broken.
     for error in &mut errors {
-        let is_reset =
-            matches!(error.act, Act::ResetGpu | Act::Reboot) && error.code != NO_SPARE_ROW;
+        let is_reset = matches!(error.action, XidAction::ResetGpu | XidAction::Reboot)
+            && error.code != NO_SPARE_ROW;
         if is_reset
             && error
                 .gpu
                 .is_some_and(|gpu| context.recovered.contains(&gpu))
         {
-            error.act = Act::None;
+            error.action = XidAction::None;
             error.over = true;
         }
     }
@@ -201,9 +202,9 @@ fn xids(messages: &[Message], source: &str, context: &Context<'_>) -> Finding {
     let demand = if all_recovered {
         None
     } else if messages.contains(&Message::RebootRequired) {
-        Some(Act::Reboot)
+        Some(XidAction::Reboot)
     } else if messages.contains(&Message::ResetRequired) {
-        Some(Act::ResetGpu)
+        Some(XidAction::ResetGpu)
     } else {
         None
     };
@@ -223,25 +224,28 @@ fn xids(messages: &[Message], source: &str, context: &Context<'_>) -> Finding {
     let codes: Vec<String> = codes.iter().map(ToString::to_string).collect();
     let asked = errors
         .iter()
-        .map(|error| error.act)
+        .map(|error| error.action)
         .max()
-        .unwrap_or(Act::None);
+        .unwrap_or(XidAction::None);
     // A demand without a number is left out if an error with a number asks for as much: that one says more.
-    let demand = demand.filter(|act| asked < *act);
+    let demand = demand.filter(|action| asked < *action);
     let worst = demand.unwrap_or(asked);
     let unknown = |error: &Error| xid::of(error.code).is_none();
     let any_unknown = errors.iter().any(unknown);
     // The most severe error comes first. If any error asks for an action, known errors that ask for none are left
     // out.
-    errors.sort_by_key(|error| std::cmp::Reverse((error.act, error.code == RECOVERY)));
+    errors.sort_by_key(|error| std::cmp::Reverse((error.action, error.code == RECOVERY)));
     let mut told: Vec<String> = (errors.iter())
         .filter(|error| {
-            worst == Act::None || error.act != Act::None || error.over || unknown(error)
+            worst == XidAction::None
+                || error.action != XidAction::None
+                || error.over
+                || unknown(error)
         })
         .map(told)
         .collect();
     let (demanded, line) = match demand {
-        Some(Act::Reboot) => (
+        Some(XidAction::Reboot) => (
             "CUDA starts on no GPU until a reboot: the driver's manager of memory (UVM) met a fatal error",
             "`uvm encountered global fatal error`",
         ),
@@ -254,35 +258,35 @@ fn xids(messages: &[Message], source: &str, context: &Context<'_>) -> Finding {
         told.insert(0, demanded.to_owned());
     }
     let (status, remedy) = match worst {
-        Act::None if any_unknown => (
+        XidAction::None if any_unknown => (
             Verdict::Warn,
             "look up the number in NVIDIA's catalogue of Xid errors",
         ),
-        Act::None if over => (
+        XidAction::None if over => (
             Verdict::Warn,
             "nothing now: the driver asks for nothing more (`gpu.recovery-action`); if the error comes again, ask the \
              vendor of the hardware",
         ),
-        Act::None => return say(Verdict::Pass, told.join("; ")),
-        Act::RestartApp => (Verdict::Warn, "start the application again"),
-        Act::Update => (Verdict::Warn, "update the driver"),
-        Act::ContactSupport => (Verdict::Warn, "run `nvidia-bug-report.sh` and ask NVIDIA"),
-        Act::ResetGpu => (Verdict::Fail, words::RESET),
-        Act::ResetFabric => (
+        XidAction::None => return say(Verdict::Pass, told.join("; ")),
+        XidAction::RestartApp => (Verdict::Warn, "start the application again"),
+        XidAction::Update => (Verdict::Warn, "update the driver"),
+        XidAction::ContactSupport => (Verdict::Warn, "run `nvidia-bug-report.sh` and ask NVIDIA"),
+        XidAction::ResetGpu => (Verdict::Fail, words::RESET),
+        XidAction::ResetFabric => (
             Verdict::Fail,
             "drain the node, then reboot it, or reset all its GPUs at once with `nvidia-smi \
              --gpu-reset`; if the error comes again, ask the vendor of the hardware",
         ),
-        Act::Reboot => (
+        XidAction::Reboot => (
             Verdict::Fail,
             "drain the node, then reboot it; if the error comes again, ask the vendor of the \
              hardware",
         ),
-        Act::CheckMechanics => (
+        XidAction::CheckMechanics => (
             Verdict::Fail,
             "check the power cables and the seat of the GPU",
         ),
-        Act::RestartMachine => (Verdict::Fail, words::POWER),
+        XidAction::RestartMachine => (Verdict::Fail, words::POWER),
     };
     Finding {
         remedy_class: Some(class(worst)),
@@ -297,16 +301,16 @@ fn xids(messages: &[Message], source: &str, context: &Context<'_>) -> Finding {
 }
 
 /// Returns the remedy class of an action.
-fn class(act: Act) -> Remedy {
-    match act {
-        Act::None => Remedy::None,
-        Act::RestartApp => Remedy::RestartApp,
-        Act::Update => Remedy::Update,
-        Act::ContactSupport => Remedy::ContactSupport,
-        Act::ResetGpu => Remedy::ResetGpu,
-        Act::ResetFabric | Act::Reboot => Remedy::Reboot,
-        Act::CheckMechanics => Remedy::CheckMechanics,
-        Act::RestartMachine => Remedy::PowerCycle,
+fn class(action: XidAction) -> Remedy {
+    match action {
+        XidAction::None => Remedy::None,
+        XidAction::RestartApp => Remedy::RestartApp,
+        XidAction::Update => Remedy::Update,
+        XidAction::ContactSupport => Remedy::ContactSupport,
+        XidAction::ResetGpu => Remedy::ResetGpu,
+        XidAction::ResetFabric | XidAction::Reboot => Remedy::Reboot,
+        XidAction::CheckMechanics => Remedy::CheckMechanics,
+        XidAction::RestartMachine => Remedy::PowerCycle,
     }
 }
 
