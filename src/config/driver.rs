@@ -18,7 +18,7 @@ use crate::{
         kernel::{for_its_kernel, template},
         layers::Layers,
         profile::{At, DriverRow, FabricRow, Profile, Release},
-        template::Terms,
+        template::Placeholders,
         values::Build,
     },
     facts::{Facts, Os},
@@ -47,7 +47,7 @@ pub(super) struct DriverInputs<'a> {
     pub layers: &'a Layers,
     pub facts: &'a Facts,
     pub matrix: &'a Matrix,
-    pub terms: &'a Terms,
+    pub placeholders: &'a Placeholders,
     pub gpus: Vec<GpuIdentity>,
     pub image: bool,
     /// There is no machine: every kernel is possible if none is named.
@@ -81,7 +81,7 @@ impl<'a> DriverInputs<'a> {
         let fabric = self.seen(pick.fabric);
         let beside = fabric::row(
             self.profile,
-            self.terms,
+            self.placeholders,
             &row.source,
             Some(pick.branch),
             fabric,
@@ -97,7 +97,7 @@ impl<'a> DriverInputs<'a> {
                 .iter()
                 .map(|pick| self.way(row, beside, pick)),
         );
-        let packages = self.terms.for_kernels(&ways[0].packages);
+        let packages = self.placeholders.for_kernels(&ways[0].packages);
         let pin = (!row.pin.is_empty()).then(|| Pin {
             name: "driver".into(),
             packages: row.pin.clone(),
@@ -173,7 +173,7 @@ impl<'a> DriverInputs<'a> {
                 prebuilt,
                 publish,
                 fabric_service: beside
-                    .map(|beside| fabric::service(beside, self.terms, pick.branch)),
+                    .map(|beside| fabric::service(beside, self.placeholders, pick.branch)),
             },
             row,
             ways,
@@ -187,7 +187,9 @@ impl<'a> DriverInputs<'a> {
         let of_fabric = beside.iter().flat_map(|beside| &beside.packages);
         let packages = row.packages.iter().chain(of_fabric).filter_map(|package| {
             Some(PackageWish {
-                name: self.terms.driver_template(&package.name, pick.branch)?,
+                name: self
+                    .placeholders
+                    .driver_template(&package.name, pick.branch)?,
                 version: match package.at {
                     At::Version => Some(pattern(version, pick.branch)),
                     At::Kernel => Some(for_its_kernel(&pattern(version, pick.branch))),
@@ -198,13 +200,16 @@ impl<'a> DriverInputs<'a> {
         });
         let at_version = (row.packages.iter()).filter(|package| package.at == At::Version);
         let beside_it =
-            at_version.filter_map(|one| self.terms.driver_template(&one.name, pick.branch));
-        let follow = (row.follow.iter())
-            .filter_map(|text| Some(template(&self.terms.driver_template(text, pick.branch)?)));
+            at_version.filter_map(|one| self.placeholders.driver_template(&one.name, pick.branch));
+        let follow = (row.follow.iter()).filter_map(|text| {
+            Some(template(
+                &self.placeholders.driver_template(text, pick.branch)?,
+            ))
+        });
         ModuleWay {
             packages: packages.collect(),
             headers: match row.build {
-                Build::Dkms => self.terms.kernel_templates(&self.release.headers),
+                Build::Dkms => self.placeholders.kernel_templates(&self.release.headers),
                 Build::Precompiled => Vec::new(),
             },
             follow: follow.collect(),
@@ -361,7 +366,7 @@ impl<'a> DriverInputs<'a> {
         let boards = self.gpus.iter().map(|gpu| self.matrix.board(gpu).fabric());
         let needs = self.seen(boards.max().unwrap_or(Fabric::None));
         let own = &self.release.driver_source;
-        let mut rows = fabric::rows(self.profile, self.terms, needs);
+        let mut rows = fabric::rows(self.profile, self.placeholders, needs);
         let first = rows.next()?;
         let of_own = first.source == *own || rows.any(|row| row.source == *own);
         (!of_own).then_some(first.source.as_str())
@@ -371,7 +376,7 @@ impl<'a> DriverInputs<'a> {
         let is_for = |os: &Os| row.os_ids.is_empty() || row.os_ids.contains(&os.id);
         row.releases.contains(&self.release.version_id)
             && self.facts.os.as_ref().is_none_or(is_for)
-            && (row.architectures.is_empty() || row.architectures.contains(&self.terms.arch))
+            && (row.architectures.is_empty() || row.architectures.contains(&self.placeholders.arch))
     }
 
     /// Returns the rows of the source that serve this machine.
@@ -401,7 +406,7 @@ impl<'a> DriverInputs<'a> {
                 "driver-not-offered",
                 format!(
                     "`{source}` has no driver packages for {} {} on {}",
-                    self.profile.name, self.release.version_id, self.terms.arch
+                    self.profile.name, self.release.version_id, self.placeholders.arch
                 ),
                 self.other_sources(|_| true)
                     .unwrap_or_else(|| "no other source has any either".into()),
@@ -428,7 +433,7 @@ impl<'a> DriverInputs<'a> {
     }
 
     pub(super) fn wish(&self) -> Wish {
-        let kernel = &self.terms.kernels;
+        let kernel = &self.placeholders.kernels;
         let facts = Wish::of(self.facts);
         let switches = switches(self.matrix, self.facts);
         let shown = |kind| {
@@ -565,7 +570,7 @@ impl<'a> DriverInputs<'a> {
         let mut installed = self.facts.kernel.installed.clone();
         installed.sort();
         let fits = |kernel: &&KernelVersion| {
-            !self.terms.kernels.contains(kernel)
+            !self.placeholders.kernels.contains(kernel)
                 && pick(self.matrix, &on_kernel(wish, kernel)).is_ok()
         };
         match installed.iter().rev().find(fits) {
@@ -577,7 +582,7 @@ impl<'a> DriverInputs<'a> {
                     let install = self.profile.manager.backend().commands().install;
                     format!(
                         " (`{}`)",
-                        install.replace("NAME", &self.terms.fill(&row.newest))
+                        install.replace("NAME", &self.placeholders.fill(&row.newest))
                     )
                 });
                 format!(
@@ -639,14 +644,14 @@ impl<'a> DriverInputs<'a> {
                 && row.flavour == pick.flavour
                 && self.config.build.is_none_or(|build| row.build == build)
                 && (row.kernel_flavours.is_empty()
-                    || (self.terms.kernel_flavour.as_ref())
-                        .map_or(self.trial && self.terms.kernels.is_empty(), |flavour| {
-                            row.kernel_flavours.contains(flavour)
-                        }))
+                    || (self.placeholders.kernel_flavour.as_ref()).map_or(
+                        self.trial && self.placeholders.kernels.is_empty(),
+                        |flavour| row.kernel_flavours.contains(flavour),
+                    ))
         };
         let fitting: Vec<&DriverRow> = rows.iter().copied().filter(fits).collect();
         if fitting.is_empty() {
-            let kernel = self.terms.kernels.last();
+            let kernel = self.placeholders.kernels.last();
             let build = self.config.build.map_or("any".into(), |b| b.to_string());
             return Err(Refusal::new(
                 "driver-not-offered",

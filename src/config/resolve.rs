@@ -22,7 +22,7 @@ use crate::{
         profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
         repositories::{Needed, RepositoryInputs},
         runtimes::{self, Present},
-        template::Terms,
+        template::Placeholders,
         validation::validation,
         values::{AbsolutePath, GpuNeed, Holding, PackagePattern},
     },
@@ -92,7 +92,7 @@ pub struct Resolution {
 pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let profile = &inputs.choice.profile;
     let config = inputs.layers.merged()?;
-    let (release, terms) = machine(profile, inputs.facts, inputs.flags)?;
+    let (release, placeholders) = machine(profile, inputs.facts, inputs.flags)?;
     let gpus = gpus(inputs, &config);
     // An error in the settings is reported on every machine, also on one without a GPU, and all of them at once.
     let wrong = &mut Vec::new();
@@ -132,7 +132,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
                 layers: inputs.layers,
                 facts: inputs.facts,
                 matrix: inputs.matrix,
-                terms: &terms,
+                placeholders: &placeholders,
                 gpus,
                 image: inputs.flags.image,
                 trial: inputs.flags.trial,
@@ -197,7 +197,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         profile,
         further: kubernetes.as_slice(),
         release,
-        terms: &terms,
+        placeholders: &placeholders,
         config: &config.repositories,
         layers: inputs.layers,
         sources: (!inputs.flags.trial).then_some(inputs.sources),
@@ -205,7 +205,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     .choose(&needed)?;
 
     let headers = (driver.as_ref())
-        .map(|driver| terms.for_kernels(&driver.ways[0].headers))
+        .map(|driver| placeholders.for_kernels(&driver.ways[0].headers))
         .unwrap_or_default();
     // Podman needs no such modules, and a node of EKS or of a provider has those of its kernel.
     let runs_containers = (kinds.iter()).any(|kind| *kind != RuntimeKind::Podman)
@@ -213,7 +213,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             !matches!(cluster.method, JoinMethod::Eks | JoinMethod::Managed)
         });
     let container_modules = match runs_containers {
-        true => terms.kernel_templates(&release.container_modules),
+        true => placeholders.kernel_templates(&release.container_modules),
         false => Vec::new(),
     };
     let nvidia_default = config.runtime.nvidia_default.unwrap_or(false);
@@ -222,7 +222,12 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         let consent = config.driver.may_change_kernel.unwrap_or_default();
         KernelWish {
             container_modules: container_modules.clone(),
-            ..kernel(profile.kernel.as_ref(), &terms, consent, &driver.ways)
+            ..kernel(
+                profile.kernel.as_ref(),
+                &placeholders,
+                consent,
+                &driver.ways,
+            )
         }
     });
     let (driver, pin) = driver.map_or((None, None), |chosen| (Some(chosen.wish), chosen.pin));
@@ -236,7 +241,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         pins: pin.into_iter().collect(),
         deny_modules: profile.modules.deny.clone(),
         headers,
-        container_modules: terms.for_kernels(&container_modules),
+        container_modules: placeholders.for_kernels(&container_modules),
         kernel,
         driver,
         persistence: (has_driver && config.persistence.enabled.unwrap_or(true)).then(|| {
@@ -289,7 +294,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     }
     warnings.extend((desired.driver.iter()).flat_map(|driver| driver.warnings.iter().cloned()));
     warnings.extend(toolkit_lacks);
-    if terms.kernels.is_empty() && !inputs.flags.trial {
+    if placeholders.kernels.is_empty() && !inputs.flags.trial {
         warnings.push("neither the running kernel nor the kernel of the next boot is known".into());
     }
     Ok(Resolution {
@@ -305,7 +310,7 @@ fn machine<'p>(
     profile: &'p Profile,
     facts: &Facts,
     flags: &Flags,
-) -> Result<(&'p Release, Terms), Refusal> {
+) -> Result<(&'p Release, Placeholders), Refusal> {
     let supported = || format!("profile `{}` supports {}", profile.name, profile.serves());
     let unsupported = |os: &Os| {
         let own = (profile.refused.iter())
@@ -343,8 +348,9 @@ fn machine<'p>(
                 supported(),
             )
         })?;
-    let terms = Terms::new((release, version), arch, names, &facts.kernel, flags.image);
-    Ok((release, terms))
+    let placeholders =
+        Placeholders::new((release, version), arch, names, &facts.kernel, flags.image);
+    Ok((release, placeholders))
 }
 
 /// Returns the GPUs that need a driver; `None` if there is none and none is required.
@@ -488,17 +494,17 @@ fn podman_reads(
 
 fn kernel(
     row: Option<&KernelRow>,
-    terms: &Terms,
+    placeholders: &Placeholders,
     consent: Consent,
     ways: &[ModuleWay],
 ) -> KernelWish {
     let templates = |texts: &[String]| -> Vec<PackageWish> {
-        (texts.iter().map(|text| template(&terms.fill(text)))).collect()
+        (texts.iter().map(|text| template(&placeholders.fill(text)))).collect()
     };
     KernelWish {
         consent,
-        arch: terms.arch.clone(),
-        image: row.map(|row| template(&terms.fill(&row.image))),
+        arch: placeholders.arch.clone(),
+        image: row.map(|row| template(&placeholders.fill(&row.image))),
         beside: row.map(|row| templates(&row.beside)).unwrap_or_default(),
         follow: row.map(|row| templates(&row.follow)).unwrap_or_default(),
         container_modules: Vec::new(),
