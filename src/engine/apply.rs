@@ -229,7 +229,7 @@ impl<'s> Applying<'s> {
                 true
             }
             Some(change) if gate(change).is_some() => false,
-            Some(_) => self.stretch(at),
+            Some(_) => self.apply_changes(at),
         }
     }
 
@@ -250,7 +250,7 @@ impl<'s> Applying<'s> {
     }
 
     /// Applies the changes of a step up to its end, a gate or a reboot, holding its locks.
-    fn stretch(&mut self, at: usize) -> bool {
+    fn apply_changes(&mut self, at: usize) -> bool {
         let changes: Vec<Change> = self.jobs[at]
             .pending()
             .iter()
