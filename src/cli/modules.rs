@@ -489,8 +489,8 @@ async fn taken(
     time_limit: Duration,
 ) -> (bool, String) {
     let archive = purpose.archive();
-    let wish = match Wish::of(host, args, purpose).await {
-        Ok(wish) => wish,
+    let requirements = match Requirements::of(host, args, purpose).await {
+        Ok(requirements) => requirements,
         Err(error) => {
             return (
                 false,
@@ -503,7 +503,7 @@ async fn taken(
     };
     let mut whys = Vec::new();
     for source in &args.source {
-        let asked = tokio::time::timeout(time_limit, wish.from(host, source)).await;
+        let asked = tokio::time::timeout(time_limit, requirements.fetch_from(host, source)).await;
         let asked =
             asked.unwrap_or_else(|_| Err(format!("it took more than {} s", time_limit.as_secs())));
         match asked
@@ -536,7 +536,7 @@ struct Taken {
 }
 
 /// What the modules of a source must fit.
-struct Wish {
+struct Requirements {
     purpose: Purpose,
     compiler: Option<String>,
     kernel: Kernel,
@@ -545,7 +545,7 @@ struct Wish {
     keys: Vec<String>,
 }
 
-impl Wish {
+impl Requirements {
     async fn of(host: &Host, args: &args::Take, purpose: Purpose) -> Result<Self, FilesError> {
         let release = args.kernel.as_str();
         Ok(Self {
@@ -563,7 +563,7 @@ impl Wish {
 
     /// Fetches the modules from a source and checks them. They stay in memory, so that exactly the checked bytes are
     /// written later.
-    async fn from(&self, host: &Host, source: &str) -> Result<Taken, String> {
+    async fn fetch_from(&self, host: &Host, source: &str) -> Result<Taken, String> {
         let name = self.purpose.archive();
         let unsigned = self.keys.is_empty();
         let mut source = Source::of(host, source, &name).await?;
@@ -787,8 +787,8 @@ mod tests {
         pack(host, &all[0], "debian").await.expect("packed")
     }
 
-    async fn wish(host: &Host, keys: &[&str]) -> Wish {
-        Wish {
+    async fn requirements(host: &Host, keys: &[&str]) -> Requirements {
+        Requirements {
             purpose: Purpose {
                 distribution: "debian".to_owned(),
                 kernel: KERNEL.parse().expect("a kernel"),
@@ -825,9 +825,9 @@ mod tests {
             "nvidia-535.261.03-proprietary-debian-6.1.0-44-amd64-x86_64.tar.gz"
         );
         fakes.http.serve(&format!("{SOURCE}/{name}"), content);
-        let taken = wish(&host, &[])
+        let taken = requirements(&host, &[])
             .await
-            .from(&host, SOURCE)
+            .fetch_from(&host, SOURCE)
             .await
             .expect("taken");
         let place: args::Place = "nvidia-current=/build/nvidia.ko".parse().expect("a place");
@@ -845,9 +845,9 @@ mod tests {
         let why = |keys: &'static [&'static str], source: &'static str| {
             let host = host.clone();
             async move {
-                wish(&host, keys)
+                requirements(&host, keys)
                     .await
-                    .from(&host, source)
+                    .fetch_from(&host, source)
                     .await
                     .err()
                     .unwrap_or_default()
@@ -900,7 +900,7 @@ mod tests {
     async fn the_first_source_with_a_fitting_archive_counts_and_dkms_is_told_why_none_did() {
         let (host, fakes) = machine();
         let (name, content) = archive(&host).await;
-        let purpose = wish(&host, &[]).await.purpose;
+        let purpose = requirements(&host, &[]).await.purpose;
         let other = "https://other.example";
         let (took, said) = taken(
             &host,
@@ -942,8 +942,8 @@ mod tests {
         let (name, content) = archive(&host).await;
         let tag = oci::tag(&name);
         let why = async |keys: &[&str]| {
-            let wish = wish(&host, keys).await;
-            (wish.from(&host, OF_REGISTRY).await)
+            let requirements = requirements(&host, keys).await;
+            (requirements.fetch_from(&host, OF_REGISTRY).await)
                 .err()
                 .unwrap_or_default()
         };
@@ -979,7 +979,7 @@ mod tests {
         assert_eq!(why(&[ITS_PUBLIC]).await, "");
         // What is judged is the archive, whatever the tag is.
         let manifest = registry.tags.lock().expect("a lock")[&tag].clone();
-        let mut other = wish(&host, &[ITS_PUBLIC]).await;
+        let mut other = requirements(&host, &[ITS_PUBLIC]).await;
         other.purpose.driver = "535.261.04".parse().expect("a version");
         let other_tag = oci::tag(&other.purpose.archive());
         registry
@@ -988,7 +988,7 @@ mod tests {
             .expect("a lock")
             .insert(other_tag, manifest);
         let refused = other
-            .from(&host, OF_REGISTRY)
+            .fetch_from(&host, OF_REGISTRY)
             .await
             .err()
             .unwrap_or_default();
@@ -1052,8 +1052,8 @@ mod tests {
         let stored = *registry.stored.lock().expect("a lock");
         assert_eq!(publish(&driver, &wish).await, Ok(None));
         assert_eq!(*registry.stored.lock().expect("a lock"), stored);
-        let taker = self::wish(&host, &[ITS_PUBLIC]).await;
-        assert!(taker.from(&host, OF_REGISTRY).await.is_ok());
+        let taker = self::requirements(&host, &[ITS_PUBLIC]).await;
+        assert!(taker.fetch_from(&host, OF_REGISTRY).await.is_ok());
         // The same into a folder, which root alone may write.
         let folder = Publish {
             to: "/srv/modules".to_owned(),
@@ -1119,7 +1119,7 @@ mod tests {
             }
         }
         let (mut host, _) = machine();
-        let purpose = wish(&host, &[]).await.purpose;
+        let purpose = requirements(&host, &[]).await.purpose;
         host.http = Arc::new(Silent);
         for source in [SOURCE, OF_REGISTRY] {
             let (short, purpose) = (Duration::from_millis(20), purpose.clone());
