@@ -220,9 +220,9 @@ fn counts(found: &[Bound<'_>]) -> String {
     counts.join(", ")
 }
 
-/// What can be done about a GPU without its driver.
+/// What is known about GPUs without their driver: why they have none, and what can be done.
 #[derive(Debug, Clone)]
-struct Means {
+struct DriverEvidence {
     /// Why the driver refused it, if that is known.
     refusal: Option<log::Diagnosis>,
     /// Why NVIDIA's module is not loaded, so that a driver of the kernel has the GPU.
@@ -237,7 +237,7 @@ struct Means {
     fell: Vec<PciAddress>,
 }
 
-fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
+fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
     let say = |status, why: String| Finding {
         expected: Some(DRIVER.into()),
         ..Finding::new(BOUND, status, why)
@@ -267,7 +267,7 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
         };
     }
     let mut whys = Vec::new();
-    let refusal = means.refusal.as_ref().filter(|_| !none.is_empty());
+    let refusal = evidence.refusal.as_ref().filter(|_| !none.is_empty());
     if !none.is_empty() {
         whys.push(format!(
             "no driver is bound to {} of {}: {}",
@@ -278,7 +278,7 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
     }
     whys.extend(refusal.map(|refusal| refusal.why.clone()));
     let in_tree = |driver: &&str| *driver == "nouveau" || is_nova(driver);
-    let absent = (means.absent.as_ref())
+    let absent = (evidence.absent.as_ref())
         .filter(|_| none.is_empty() && !others.is_empty() && others.iter().all(in_tree));
     for other in &others {
         let of_it = with(&|driver| driver == Some(*other));
@@ -311,7 +311,7 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
     // A GPU that fell off the bus does not need another driver.
     let because = (!none.is_empty()
         && others.is_empty()
-        && (none.iter()).all(|gpu| means.fell.contains(&gpu.pci_address)))
+        && (none.iter()).all(|gpu| evidence.fell.contains(&gpu.pci_address)))
     .then_some(FELL);
     let remedy = if all_reserved {
         Some(
@@ -330,7 +330,7 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
              and reboot",
             absent.remedy
         ))
-    } else if !others.is_empty() && means.installs {
+    } else if !others.is_empty() && evidence.installs {
         Some(format!("{INSTALL}: it denies the drivers of the kernel"))
     } else if let Some(other) = others.first() {
         let module = if is_nova(other) { "nova_core" } else { other };
@@ -343,13 +343,13 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
         Some("install the GRID guest driver that matches the hypervisor's vGPU release".to_owned())
     } else if let Some(refusal) = refusal {
         Some(refusal.remedy.clone())
-    } else if !none.is_empty() && means.loaded {
+    } else if !none.is_empty() && evidence.loaded {
         Some("run `dmesg | grep NVRM` to see why the loaded driver refused the GPU".to_owned())
     } else if status == Verdict::Warn {
         None
-    } else if means.installs {
+    } else if evidence.installs {
         Some(INSTALL.to_owned())
-    } else if means.on_disk {
+    } else if evidence.on_disk {
         Some(
             "run `modprobe nvidia`: NVIDIA's module is on disk for this kernel; where it cannot be loaded, \
              `dmesg | grep -i nvidia` has the reason"
@@ -472,7 +472,7 @@ impl Check for Pci {
         };
         // A driver whose version cannot be read counts as loaded: the version is not the subject here.
         let loaded = !matches!(subject.state.loaded_driver(), Ok(None));
-        let mut means = Means {
+        let mut evidence = DriverEvidence {
             loaded,
             installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
             refusal: None,
@@ -482,22 +482,22 @@ impl Check for Pci {
         };
         if let KernelLog::Known { messages, .. } = subject.state.kernel_log().await {
             let context = log::Context::of(subject).await?;
-            means.refusal =
+            evidence.refusal =
                 log::refusal(messages, &context).or_else(|| log::reason(messages, &context));
-            means.absent = log::not_loaded(messages, &context);
-            means.fell = log::off_the_bus(messages).into_iter().flatten().collect();
+            evidence.absent = log::not_loaded(messages, &context);
+            evidence.fell = log::off_the_bus(messages).into_iter().flatten().collect();
         }
         if !loaded {
-            means.on_disk = has_module(subject)?;
-            let without = match means.on_disk {
+            evidence.on_disk = has_module(subject)?;
+            let without = match evidence.on_disk {
                 true => denied(subject)?,
                 false => without_module(subject)?,
             };
-            means.absent = means.absent.or_else(|| without.clone());
-            means.refusal = means.refusal.or(without);
+            evidence.absent = evidence.absent.or_else(|| without.clone());
+            evidence.refusal = evidence.refusal.or(without);
         }
         let of_drivers = match detect(subject) {
-            Ok(found) => bound(&found, &means),
+            Ok(found) => bound(&found, &evidence),
             Err(error) => match error.not_asked() {
                 Some(why) => Finding::new(BOUND, Verdict::Skip, why.to_owned()),
                 None => return Err(error),
@@ -517,15 +517,15 @@ impl Check for Pci {
 
 #[cfg(test)]
 mod tests {
-    use super::{Bound, FELL, Means, Wanted, bound, identity, incomplete, present};
+    use super::{Bound, DriverEvidence, FELL, Wanted, bound, identity, incomplete, present};
     use crate::{
         check::Verdict,
         facts::{Facts, PciFact},
         steps::{fixtures::facts, promise::Promise},
     };
 
-    fn means(loaded: bool) -> Means {
-        Means {
+    fn evidence(loaded: bool) -> DriverEvidence {
+        DriverEvidence {
             refusal: None,
             absent: None,
             on_disk: false,
@@ -538,9 +538,9 @@ mod tests {
     #[test]
     fn where_nothing_can_be_installed_the_remedy_is_another() {
         let facts = facts();
-        let nowhere = Means {
+        let nowhere = DriverEvidence {
             installs: false,
-            ..means(false)
+            ..evidence(false)
         };
         for (driver, words) in [
             (None, "gpu-bootstrap compat"),
@@ -555,10 +555,10 @@ mod tests {
     #[test]
     fn a_module_that_is_on_disk_is_loaded_and_not_installed_again() {
         let facts = facts();
-        let on_disk = Means {
+        let on_disk = DriverEvidence {
             installs: false,
             on_disk: true,
-            ..means(false)
+            ..evidence(false)
         };
         let remedy = bound(&[(&facts.gpus[0], None)], &on_disk).remedy;
         assert!(remedy.is_some_and(|text| text.starts_with("run `modprobe nvidia`")));
@@ -567,12 +567,12 @@ mod tests {
     #[test]
     fn nouveau_has_a_gpu_because_the_module_of_nvidia_is_not_loaded() {
         let facts = facts();
-        let rejected = Means {
+        let rejected = DriverEvidence {
             absent: Some(super::log::Diagnosis::new(
                 "the kernel refuses the module".to_owned(),
                 "enroll the key".to_owned(),
             )),
-            ..means(false)
+            ..evidence(false)
         };
         let finding = bound(&[(&facts.gpus[0], Some("nouveau"))], &rejected);
         assert!(
@@ -623,9 +623,9 @@ mod tests {
     fn a_gpu_that_fell_off_the_bus_needs_no_other_driver() {
         let facts = facts();
         let [first, second] = [&facts.gpus[0], &facts.gpus[1]];
-        let off = Means {
+        let off = DriverEvidence {
             fell: vec![first.pci_address],
-            ..means(true)
+            ..evidence(true)
         };
         let because = |found: &[Bound<'_>]| bound(found, &off).because;
         assert_eq!(
@@ -660,7 +660,7 @@ mod tests {
                 "2 of 2 GPUs are reserved for virtual machines", Some("vfio");
         } {
             let found: [Bound<'_>; 2] = [(first, one), (second, other)];
-            let finding = bound(&found, &means(loaded));
+            let finding = bound(&found, &evidence(loaded));
             assert_eq!(finding.status, verdict, "{one:?} {other:?}");
             assert!(finding.why.contains(words), "{}", finding.why);
             match remedy {
@@ -671,8 +671,8 @@ mod tests {
                 None => assert_eq!(finding.remedy, None),
             }
         }
-        assert_eq!(bound(&[], &means(false)).status, Verdict::Skip);
-        let mixed = bound(&[(first, Some("nvidia")), (second, None)], &means(true));
+        assert_eq!(bound(&[], &evidence(false)).status, Verdict::Skip);
+        let mixed = bound(&[(first, Some("nvidia")), (second, None)], &evidence(true));
         assert_eq!(
             mixed.observed.as_deref(),
             Some("nvidia (1 GPU), no driver (1 GPU)")
@@ -684,7 +684,7 @@ mod tests {
         let mut facts = facts();
         facts.gpus.truncate(1);
         facts.gpus[0].vgpu = true;
-        let finding = bound(&[(&facts.gpus[0], None)], &means(false));
+        let finding = bound(&[(&facts.gpus[0], None)], &evidence(false));
         let remedy = finding.remedy.unwrap_or_default();
         assert!(remedy.contains("GRID guest driver"), "{remedy}");
     }
