@@ -8,7 +8,7 @@ use camino::Utf8Path;
 
 use super::{
     SEE_CHECK, host,
-    job::{Job, Ran},
+    job::{ContainerResult, ContainerRun},
     root::Root,
 };
 use crate::{
@@ -60,7 +60,7 @@ pub(super) async fn run(
         _ => None,
     };
     let own = root.iter().flat_map(Root::command);
-    let job = Job {
+    let job = ContainerRun {
         host,
         sink,
         runtime: *runtime,
@@ -95,7 +95,7 @@ pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result
         return Ok(());
     };
     let image = (image.as_ref()).map(|image| image::name(*runtime, image));
-    let job = Job {
+    let job = ContainerRun {
         host,
         sink,
         runtime: *runtime,
@@ -109,7 +109,7 @@ pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result
 
 /// What a command of the administrator has said.
 fn said(
-    ran: &Ran,
+    ran: &ContainerResult,
     command: &[String],
     expect: Option<&str>,
     in_image: &str,
@@ -203,7 +203,7 @@ fn judge(view: &ContainerView, gpus: usize, driver: &str, uuids: &[String]) -> R
 }
 
 /// The last line of the output is what the container sees.
-fn view(ran: &Ran) -> Result<ContainerView, Problem> {
+fn view(ran: &ContainerResult) -> Result<ContainerView, Problem> {
     let output = (ran.output.clone().success(&ran.cmd)).map_err(failed)?;
     serde_json::from_str(output.stdout.trim()).map_err(|error| {
         failed(ExecError::Unexpected {

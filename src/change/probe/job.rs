@@ -23,7 +23,7 @@ const VARIABLES: &str =
     "--env=NVIDIA_VISIBLE_DEVICES=all --env=NVIDIA_DRIVER_CAPABILITIES=compute,utility";
 
 /// A container to run.
-pub(super) struct Job<'j> {
+pub(super) struct ContainerRun<'j> {
     pub(super) host: &'j Host,
     pub(super) sink: &'j dyn Sink,
     pub(super) runtime: RuntimeKind,
@@ -38,17 +38,17 @@ pub(super) struct Job<'j> {
 }
 
 /// A container that has run.
-pub(super) struct Ran {
+pub(super) struct ContainerResult {
     pub(super) output: Output,
     pub(super) cmd: Cmd,
 }
 
-impl Job<'_> {
+impl ContainerRun<'_> {
     /// Runs the container to its end.
     ///
     /// # Errors
     /// When a command fails.
-    pub(super) async fn run(&self) -> Result<Ran, ExecError> {
+    pub(super) async fn run(&self) -> Result<ContainerResult, ExecError> {
         let cmd = Cmd::new(self.client(), self.args()).deadline(self.limit);
         let own = match (self.runtime, self.root, self.image) {
             (RuntimeKind::Docker, Some(root), None) => {
@@ -85,7 +85,7 @@ impl Job<'_> {
         // The result of the container comes first.
         let output = ran?;
         removed?;
-        Ok(Ran { output, cmd })
+        Ok(ContainerResult { output, cmd })
     }
 
     /// Removes the container of a probe that was broken off, and the own image.
