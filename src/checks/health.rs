@@ -23,13 +23,13 @@ use crate::{
 pub struct Health;
 
 /// Whether the machine has NVSwitches. Then all links of a GPU lead to them, and all must work.
-type Switches = bool;
+type HasSwitches = bool;
 
 /// A finding: what is judged of each GPU.
 struct Row {
     id: Id,
     /// Judges a GPU; `None` if NVML does not tell.
-    judge: fn(&GpuHealth, Switches) -> Option<Judgement>,
+    judge: fn(&GpuHealth, HasSwitches) -> Option<Judgement>,
     /// Why NVML may give no value.
     silent: &'static str,
 }
@@ -162,7 +162,7 @@ const ROWS: [Row; 16] = [
     },
 ];
 
-fn recovery_action(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn recovery_action(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let number = gpu.recovery_action?;
     let Some(action) = Recovery::of(number) else {
         return warn(
@@ -194,7 +194,7 @@ fn recovery_action(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn remap_failed(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn remap_failed(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     match gpu.remapped_rows? {
         RemappedRows { failed: true, .. } => fail(
             "a row of memory could not be replaced by a spare one",
@@ -205,7 +205,7 @@ fn remap_failed(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn sram_threshold(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn sram_threshold(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     if gpu.sram_threshold_exceeded? {
         fail(
             "more uncorrected errors than NVIDIA allows",
@@ -217,7 +217,7 @@ fn sram_threshold(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn uncorrected(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn uncorrected(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let ecc = gpu.ecc?;
     let before = ecc.lifetime_uncorrected.saturating_sub(ecc.uncorrected);
     match (ecc.uncorrected, gpu.recovery_action) {
@@ -238,7 +238,7 @@ fn uncorrected(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn remap_pending(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn remap_pending(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     match gpu.remapped_rows? {
         // By NVIDIA, running and new work is not affected.
         RemappedRows { pending: true, .. } => warn(
@@ -253,7 +253,7 @@ fn remap_pending(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
 /// The number of rows that a GPU can replace.
 const MOST_ROWS: u32 = 512;
 
-fn remap_count(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let rows = gpu.remapped_rows?;
     if rows.uncorrectable >= MOST_ROWS {
         return fail(
@@ -282,7 +282,7 @@ fn remap_count(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
 const MOST_PAGES: u32 = 63;
 const MANY_PAGES: u32 = 15;
 
-fn retired(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn retired(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let pages = gpu.retired_pages?;
     match pages.count {
         MOST_PAGES.. => fail(
@@ -312,7 +312,7 @@ fn retired(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
 /// are no fault.
 const MANY_CORRECTED: u64 = 20_000_000;
 
-fn corrected(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn corrected(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     match gpu.ecc?.corrected {
         count @ MANY_CORRECTED.. => warn(
             format!("{count} since the driver was loaded"),
@@ -324,7 +324,7 @@ fn corrected(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn ecc_mode(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn ecc_mode(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let mode = gpu.ecc_mode?;
     let word = |on| if on { "on" } else { "off" };
     if mode.current == mode.pending {
@@ -342,7 +342,7 @@ fn ecc_mode(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn inforom(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn inforom(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     if gpu.inforom_valid? {
         pass("valid")
     } else {
@@ -358,7 +358,7 @@ fn inforom(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
 /// A GPU is too hot if it is fewer degrees than this below the slowdown by the hardware.
 const MARGIN: i32 = 5;
 
-fn temperature(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn temperature(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let degrees = gpu.temperature?;
     if let (Some(memory), Some(max)) = (degrees.memory, degrees.memory_max)
         && memory > max
@@ -387,7 +387,7 @@ fn temperature(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn throttle(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn throttle(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     /// The bits of `nvmlClocksEventReason…` that a healthy machine does not show. Left out are idleness, settings,
     /// the power cap, and the driver's own slowdown near its limits (0x20), which dense boards show at full load.
     const REASONS: [(u64, &str, &str); 3] = [
@@ -411,7 +411,7 @@ fn throttle(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn power(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn power(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let limit = gpu.power?;
     let watts = |milliwatts: u32| milliwatts / 1000;
     if limit.enforced < limit.default {
@@ -433,7 +433,7 @@ fn power(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
 /// The bit of `nvmlClocksEventReason…` that an idle GPU shows.
 const IDLE: u64 = 0x1;
 
-fn width(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn width(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let link = gpu.pcie.filter(|link| link.width > 0)?;
     let told = format!("{} of {} lanes", link.width, link.max_width);
     if link.width < link.max_width {
@@ -444,7 +444,7 @@ fn width(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn generation(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn generation(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let link = gpu.pcie.filter(|link| link.generation > 0)?;
     let told = format!("{} of {}", link.generation, link.max_generation);
     if link.generation >= link.max_generation {
@@ -455,7 +455,7 @@ fn generation(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     warn(told, Remedy::CheckMechanics, SEAT)
 }
 
-fn nvlink(gpu: &GpuHealth, switches: Switches) -> Option<Judgement> {
+fn nvlink(gpu: &GpuHealth, switches: HasSwitches) -> Option<Judgement> {
     let links = gpu.nvlink?;
     let told = format!("{} of {} links work", links.active, links.count);
     // Without switches, unused links are no fault: bridges are optional, and a host may keep the links of a GPU that
@@ -489,7 +489,7 @@ pub(super) fn recovered(nvml: &Nvml) -> Vec<PciAddress> {
 }
 
 /// Returns the finding of a row, over all GPUs that answer.
-fn finding(row: &Row, gpus: &[&NvmlDevice], all: usize, switches: Switches) -> Finding {
+fn finding(row: &Row, gpus: &[&NvmlDevice], all: usize, switches: HasSwitches) -> Finding {
     let say = |status, why: String| Finding::new(row.id.clone(), status, why);
     let judged: Vec<(&NvmlDevice, Judgement)> = (gpus.iter())
         .filter_map(|gpu| Some((*gpu, (row.judge)(gpu.health.as_ref()?, switches)?)))
@@ -551,7 +551,7 @@ fn place(gpu: &NvmlDevice) -> String {
         .map_or_else(|| format!("GPU {}", gpu.index), |at| format!("GPU at {at}"))
 }
 
-fn findings(nvml: &Nvml, switches: Switches) -> Vec<Finding> {
+fn findings(nvml: &Nvml, switches: HasSwitches) -> Vec<Finding> {
     let view = match nvml {
         Nvml::Ready(view) => view,
         Nvml::NotAsked { why } => return skipped(why),
