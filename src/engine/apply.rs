@@ -48,9 +48,9 @@ pub(super) struct Applying<'s> {
 /// How often the machine was rebooted since the last run that ended well.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reboots {
-    /// And since a driver failed validation.
+    /// Counted from the last driver that failed validation, if that was later.
     pub(super) since: u32,
-    /// Those for drivers that failed included.
+    /// Counted with the reboots for drivers that failed.
     pub(super) in_all: u32,
 }
 
@@ -215,7 +215,7 @@ impl<'s> Applying<'s> {
                 true
             }
             Some(_) if self.stop.is_some() => false,
-            // Whether the changes before it call for this reboot, the next assessment says.
+            // The next assessment says whether the changes before this reboot call for it.
             Some(Change::Reboot { .. }) if job.applied > 0 => {
                 let applied = job.applied;
                 self.jobs[at].changes.truncate(applied);
@@ -374,7 +374,7 @@ impl<'s> Applying<'s> {
                     _ => true,
                 };
                 if changed {
-                    let event = self.jobs[at].heard(&answer);
+                    let event = self.jobs[at].answer_event(&answer);
                     self.session.tools.events.emit(event);
                 }
                 if self.jobs[at].decided {

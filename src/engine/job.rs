@@ -182,8 +182,8 @@ impl Job {
         self.answer = None;
     }
 
-    /// Whether the node was admitted once, and nothing but its admission is missing all the same. An API server or a kubelet that
-    /// is away in the very moment of that look is no reason to fail: the admission waits for both.
+    /// Whether the node was admitted before, and only its admission is missing now. That is no failure: an API
+    /// server or a kubelet may be away for a moment, and the admission waits for both.
     pub(super) fn lacks_admission_alone(&self, missing: &[Change]) -> bool {
         let is_admission = |change: &Change| matches!(change, Change::AdmitNode { .. });
         matches!(missing, [change] if is_admission(change))
@@ -191,7 +191,7 @@ impl Job {
     }
 
     /// The event for its answer.
-    pub(super) fn heard(&self, answer: &Answer) -> Event {
+    pub(super) fn answer_event(&self, answer: &Answer) -> Event {
         let (why, changes) = match answer {
             Ok(
                 Assessment::Satisfied { why }
