@@ -61,12 +61,12 @@ struct Swap<'a> {
     /// The files as they were.
     former: &'a [FileBefore],
     created_folders: &'a [Utf8PathBuf],
-    /// What the daemon has to know afterwards, and what it knew; nothing in an undo.
-    wanted: Option<(&'a RuntimeSettings, Option<Known>)>,
+    /// The settings that the daemon must have afterwards, with its configuration before; `None` in an undo.
+    wanted: Option<(&'a RuntimeSettings, Option<EffectiveConfig>)>,
 }
 
 impl Applier {
-    /// Diffs of the files.
+    /// Returns the diffs of the files.
     pub(super) fn preview_runtime(
         &self,
         settings: &RuntimeSettings,
@@ -84,7 +84,7 @@ impl Applier {
         Ok(Some(diffs).filter(|diffs| !diffs.is_empty()))
     }
 
-    /// The undo knows each key with its value before, so it can leave alone what others edit later.
+    /// Returns the undo, which has each key with its value before: it leaves alone what others edit later.
     pub(super) fn capture_runtime(&self, settings: &RuntimeSettings) -> Result<Undo, Problem> {
         let mut after = Vec::new();
         for one in &settings.files {
@@ -137,7 +137,8 @@ impl Applier {
         self.swap(&swap, sink).await.map(drop)
     }
 
-    /// Takes the keys of a change out of the files of a daemon. Where it refuses them without the keys, the files stay.
+    /// Takes the keys of a change out of the files of a daemon. If the daemon refuses the files without these keys,
+    /// they stay.
     pub(super) async fn restore_runtime(
         &self,
         daemon: &RuntimeDaemon,
@@ -160,12 +161,13 @@ impl Applier {
             created_folders,
             wanted: None,
         };
-        // A file that the undo could not touch may be one with which the daemon does not start.
+        // If the undo could change no file, the daemon is left alone: it may not start with such a file.
         let is_stuck = matches!(restored.ending, Reverted::Left { .. }) && !self.differ(&former)?;
         let ending = if files.is_empty() || is_stuck {
             restored.told(sink)
         } else {
-            // Also where nothing was left to restore: a run that was killed may not have come to the daemon.
+            // This is done even if nothing was left to restore: a run that was killed may not have restarted the
+            // daemon.
             match self.swap(&swap, sink).await {
                 Ok(taken_up) => Reverted::of(vec![restored.told(sink), taken_up]),
                 Err(error) if error.reason == STOPPED => return Err(error),
@@ -193,7 +195,7 @@ impl Applier {
         Ok(false)
     }
 
-    /// Whether a file is not as it was.
+    /// Whether a file is different from what it was.
     pub(super) fn differ(&self, former: &[FileBefore]) -> Result<bool, Problem> {
         for file in former {
             if !self.is_as_before(file)? {
@@ -203,7 +205,7 @@ impl Applier {
         Ok(false)
     }
 
-    /// A file with its keys set, and what that changes.
+    /// Returns a file with its keys set, and the edits.
     fn with(&self, one: &FileSettings) -> Result<(Document, Vec<super::Edit>), Problem> {
         let unreadable =
             |why: String| Problem::unreadable(format!("set keys of `{}`", one.path), why);
@@ -217,8 +219,8 @@ impl Applier {
         Ok((document, edits))
     }
 
-    /// Has the daemon use the files that were written. Where that fails, puts the former ones back, and the error says how
-    /// that ended.
+    /// Makes the daemon use the files that were written. If it does not work with them, puts the former ones back;
+    /// the error says whether that worked.
     async fn swap(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, Problem> {
         let runtime = swap.daemon.kind.name();
         let refused: Option<Problem> = match self.refusal(swap).await {
@@ -229,7 +231,7 @@ impl Applier {
         let why = match refused {
             Some(why) => why,
             None => match self.take_up(swap, sink).await {
-                // What it runs with is not known then.
+                // Docker gave no answer, so nobody knows which configuration it runs with.
                 Err(why) if why.class == Class::DockerSilent => return Err(why),
                 Err(why) => why,
                 done => return done,
@@ -245,9 +247,10 @@ impl Applier {
         }
         let put_back = self.put_back_former(swap, is_seen, sink).await;
         let is_back = match &put_back {
-            // The daemon has seen nothing of it; or nothing is wrong, and somebody wants to stop.
+            // The daemon has not read the new files; or nothing is wrong, and somebody has asked to stop.
             Ok(()) => !is_seen || why.reason == STOPPED,
-            // The former files are there, the daemon was started with them, and nobody waits for its answer either.
+            // The former files are back and the daemon was started with them. Only the wait for its answer was
+            // stopped.
             Err(then) => why.reason == STOPPED && then.reason == STOPPED,
         };
         if is_back {
@@ -256,7 +259,7 @@ impl Applier {
         Err(not_configured(swap.daemon, why, put_back))
     }
 
-    /// Puts the former files back, and has a daemon that has seen the new ones run with them.
+    /// Puts the former files back. A daemon that has read the new ones is made to use the former ones.
     async fn put_back_former(
         &self,
         swap: &Swap<'_>,
@@ -271,7 +274,7 @@ impl Applier {
         }
         self.remove_created(swap.created_folders)?;
         if is_seen {
-            // A Docker that still runs has its containers, which a restart would stop.
+            // A restart would stop the containers of a Docker that still runs.
             let goes_on = *kind == Daemon::Docker && self.unit_state(unit).await?.is_active();
             let verb = if goes_on { "reload" } else { "restart" };
             self.bring_up(verb, unit, sink).await?;
@@ -280,11 +283,11 @@ impl Applier {
         Ok(())
     }
 
-    /// Why the daemon would not work with its files, by its own program, which does not touch it; `None` if it would, or if
-    /// the program is too old to tell.
+    /// Returns why the daemon would not work with its files. Its own program tells, without touching the daemon.
+    /// `None` if it would work, or if the program is too old to tell.
     async fn refusal(&self, swap: &Swap<'_>) -> Result<Option<String>, Problem> {
         let RuntimeDaemon { kind, unit, .. } = swap.daemon;
-        // An undo may come after its packages have gone.
+        // In an undo, the packages of the daemon may be gone already.
         if swap.wanted.is_none()
             && !(self.unit_state_if_any(unit).await?).is_some_and(|state| state.exists())
         {
@@ -301,9 +304,13 @@ impl Applier {
         })
     }
 
-    /// What a daemon would run with, as its program reads the files, or why it refuses them. `None` where nothing tells it:
-    /// Docker's program prints none, and `containerd config dump` of 1.6 fails without any file, although the daemon starts.
-    async fn known(&self, kind: Daemon) -> Result<Option<Result<Known, String>>, Problem> {
+    /// Returns the configuration with which a daemon would run, as its program reads the files, or why it refuses
+    /// them. `None` if no program tells: Docker's prints none, and `containerd config dump` of 1.6 fails if there is
+    /// no file, although the daemon starts.
+    async fn known(
+        &self,
+        kind: Daemon,
+    ) -> Result<Option<Result<EffectiveConfig, String>>, Problem> {
         let query = match kind {
             Daemon::Containerd if self.host.files.exists(CONTAINERD_CONFIG.into())? => {
                 containerd::config_dump()
@@ -316,12 +323,12 @@ impl Applier {
         };
         Ok(Some(match kind {
             _ if !said.ok() => Err(last_lines(&said)),
-            Daemon::Crio => crio::parse(&said.stdout).map(|config| Known {
+            Daemon::Crio => crio::parse(&said.stdout).map(|config| EffectiveConfig {
                 runtimes: config.runtimes.into_keys().collect(),
                 default: config.default_runtime,
                 enabled: true,
             }),
-            _ => containerd::parse_config(&said.stdout).map(|config| Known {
+            _ => containerd::parse_config(&said.stdout).map(|config| EffectiveConfig {
                 runtimes: config.runtimes.into_iter().collect(),
                 default: config.default_runtime,
                 enabled: config.enabled,
@@ -332,7 +339,8 @@ impl Applier {
     /// Makes the daemon use the files, and waits until it answers with them.
     async fn take_up(&self, swap: &Swap<'_>, sink: &dyn Sink) -> Result<Reverted, Problem> {
         let RuntimeDaemon { kind, unit, .. } = swap.daemon;
-        // Otherwise it reads them when it starts: in a change when the machine boots, in an undo when somebody starts it.
+        // A daemon that does not run reads the files when it starts: after a change when the machine boots, after an
+        // undo when somebody starts it.
         let runs = match swap.wanted {
             Some(_) => !self.unit_state(unit).await?.is_not_booted(),
             None => (self.unit_state_if_any(unit).await?).is_some_and(|state| state.is_active()),
@@ -347,7 +355,7 @@ impl Applier {
                     return Ok(ending);
                 }
             }
-            // Their containers keep running.
+            // Containers of these two keep running during a restart.
             (Daemon::Containerd | Daemon::Crio, _) => self.restart_unit(unit, sink).await?,
         }
         self.answers(*kind, swap.wanted.is_some(), sink).await?;
@@ -377,7 +385,8 @@ impl Applier {
         Err(Problem::new("runtime-silent", what))
     }
 
-    /// Why a daemon cannot be used yet. `None` if it can, or if its client is not installed, so that nobody can be asked.
+    /// Returns why a daemon cannot be used yet. `None` if it can, or if its client is not installed and it cannot be
+    /// asked.
     async fn flaw(
         &self,
         kind: Daemon,
@@ -402,8 +411,8 @@ impl Applier {
         }
     }
 
-    /// Why the part of containerd that the kubelet talks to (CRI) cannot be used yet. The list of plugins tells it, and where
-    /// `crictl` is installed, so does CRI itself.
+    /// Returns why CRI, the part of containerd that the kubelet talks to, cannot be used yet. The list of plugins
+    /// tells it, and CRI itself if `crictl` is installed.
     async fn cri_flaw(&self, sink: &dyn Sink) -> Result<Option<String>, Problem> {
         let plugins = self.answer_of("ctr", &ctr::plugins()).await?;
         let status = (plugins.as_ref()).and_then(|said| ctr::cri_status(&said.stdout));
@@ -430,7 +439,7 @@ impl Applier {
         Ok(runtime)
     }
 
-    /// The answer of a program, whatever its exit status; `None` if it is not installed.
+    /// Returns the answer of a program, whatever its exit status; `None` if it is not installed.
     pub(super) async fn answer_of(
         &self,
         program: &str,
@@ -444,7 +453,7 @@ impl Applier {
     }
 }
 
-/// The error of a daemon that does not work with its new configuration.
+/// Returns the error for a daemon that does not work with its new configuration.
 fn not_configured(daemon: &RuntimeDaemon, why: Problem, put_back: Result<(), Problem>) -> Problem {
     let (runtime, unit) = (daemon.kind.name(), &daemon.unit);
     let see =
@@ -473,7 +482,7 @@ fn not_configured(daemon: &RuntimeDaemon, why: Problem, put_back: Result<(), Pro
     }
 }
 
-/// The error of a daemon whose own program refuses its files.
+/// Returns the error for a daemon whose own program refuses its files.
 fn refused(swap: &Swap<'_>, why: &str) -> Problem {
     let runtime = swap.daemon.kind.name();
     let what = match swap.wanted {
@@ -490,7 +499,7 @@ fn refused(swap: &Swap<'_>, why: &str) -> Problem {
         .of(Class::ConfigurationRefused)
 }
 
-/// What stays of a change because its daemon does not work without it.
+/// Returns the end of an undo whose files stay, because the daemon does not work without the change.
 fn left(swap: &Swap<'_>, error: &Problem) -> Reverted {
     let paths: Vec<String> = (swap.former.iter())
         .map(|file| format!("`{}`", file.path))
@@ -507,15 +516,15 @@ fn left(swap: &Swap<'_>, error: &Problem) -> Reverted {
     )
 }
 
-/// What matters of the configuration that a daemon would run with.
-struct Known {
+/// The part of a daemon's effective configuration that is judged.
+struct EffectiveConfig {
     runtimes: BTreeSet<String>,
     default: Option<String>,
     enabled: bool,
 }
 
-impl Known {
-    /// Why the daemon could not run with it.
+impl EffectiveConfig {
+    /// Returns why this configuration is not the wanted one; `None` if it is.
     fn flaw(&self, swap: &Swap<'_>) -> Option<String> {
         let default = self.default.as_deref();
         let Some((settings, before)) = &swap.wanted else {
@@ -547,7 +556,7 @@ impl Known {
     }
 }
 
-/// The last lines of a program's errors.
+/// Returns the last lines of a program's errors.
 pub(super) fn last_lines(output: &Output) -> String {
     let said = match output.stderr.trim() {
         "" => output.stdout.trim(),

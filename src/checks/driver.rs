@@ -1,5 +1,4 @@
-//! The family of driver checks: the driver that is there against the GPUs and the matrix. All rules
-//! are those of the matrix.
+//! The family of driver checks: whether the driver that was found fits the GPUs. All rules are in the matrix.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -50,20 +49,20 @@ struct DriverState {
     wanted: Option<Branch>,
     /// The kernel that runs.
     kernel: Option<KernelVersion>,
-    /// Why there is no GPU to look at, where that is so.
+    /// Why no GPU is judged, if none is.
     none: &'static str,
-    /// Who manages the driver, where it is somebody else.
+    /// Who manages the driver, if another program does.
     owner: Option<Owner>,
 }
 
 /// A GPU may be bound to a driver whose version was not recorded.
 const NO_VERSION: &str = "nothing tells the version of a driver";
 
-/// The GPUs that are there are not for a driver of this machine.
+/// Why no GPU is judged although the machine has some.
 const NOT_OURS: &str = "every GPU is a vGPU, or is reserved for virtual machines";
 
 impl DriverState {
-    /// The version that drives the GPUs, or would at the next boot, and how it is there.
+    /// Returns the version that drives the GPUs now, or after the next boot, and where it was found.
     fn version(&self) -> Option<(&DriverVersion, &'static str)> {
         let found = &self.found;
         for (version, how) in [
@@ -80,8 +79,8 @@ impl DriverState {
     }
 }
 
-/// The GPUs that a driver of this machine must drive: none that is reserved for virtual machines,
-/// and no vGPU, for which the hypervisor decides.
+/// Returns the GPUs that a driver of this machine must drive. A GPU that is reserved for virtual machines is none of
+/// them, and no vGPU, whose driver the hypervisor decides.
 fn gpus<'f>(subject: &Subject<'f>) -> Result<Vec<&'f GpuFact>, StepError> {
     let mut found = Vec::new();
     for gpu in &subject.facts.gpus {
@@ -92,7 +91,7 @@ fn gpus<'f>(subject: &Subject<'f>) -> Result<Vec<&'f GpuFact>, StepError> {
     Ok(found)
 }
 
-/// Each kind of GPU once.
+/// Returns the board of each kind of GPU, once.
 fn boards<'m>(matrix: &'m Matrix, gpus: &[&GpuFact]) -> Vec<Board<'m>> {
     let mut kinds: Vec<GpuIdentity> = gpus.iter().map(|gpu| gpu.identity()).collect();
     kinds.sort_unstable();
@@ -102,7 +101,7 @@ fn boards<'m>(matrix: &'m Matrix, gpus: &[&GpuFact]) -> Vec<Board<'m>> {
     boards
 }
 
-/// The best driver for the GPUs, whatever the kernel and the repositories.
+/// Returns the best driver for the GPUs, regardless of kernel and repositories.
 fn best(matrix: &Matrix, gpus: &[&GpuFact]) -> Best {
     let wish = Wish {
         gpus: gpus.iter().map(|gpu| gpu.identity()).collect(),
@@ -111,7 +110,7 @@ fn best(matrix: &Matrix, gpus: &[&GpuFact]) -> Best {
     pick(matrix, &wish)
 }
 
-/// Whether a branch that gets fixes drives the GPUs.
+/// Judges whether a branch that gets fixes drives the GPUs.
 fn supported(matrix: &Matrix, none: &str, best: Option<&Best>) -> Finding {
     let say = |status, why: String| Finding::new(SUPPORTED, status, why);
     let best = match best {
@@ -156,7 +155,7 @@ fn supported(matrix: &Matrix, none: &str, best: Option<&Best>) -> Finding {
     }
 }
 
-/// The strongest of the rulings that are no mere notes; all that are as strong in one text.
+/// Returns the strongest judgement above a note, with the texts of all rulings that are as strong.
 fn strongest(rulings: &[Ruling]) -> Option<(Judgement, String)> {
     let strongest = (rulings.iter())
         .map(|ruling| ruling.judgement)
@@ -171,8 +170,8 @@ fn strongest(rulings: &[Ruling]) -> Option<(Judgement, String)> {
     Some((strongest, texts.join("; ")))
 }
 
-/// The rulings of the matrix about a driver, without those about the kernel: a driver that is
-/// loaded proves that its modules work with the kernel.
+/// Returns the rulings of the matrix about a driver, without those about the kernel: a driver that is loaded proves
+/// that its modules work with the kernel.
 fn rulings(
     matrix: &Matrix,
     boards: &[Board<'_>],
@@ -194,7 +193,7 @@ fn about_modules(rule: Rule) -> bool {
     matches!(rule, Rule::BoardFlavour | Rule::BranchFlavour)
 }
 
-/// What helps where somebody else manages the driver.
+/// Returns the remedy if another program manages the driver.
 fn owned(owner: &Owner, flavour: Option<Flavour>) -> String {
     match flavour {
         Some(flavour) => format!("{} (with the {flavour} kernel modules)", owner.remedy),
@@ -227,7 +226,7 @@ fn remedy(state: &DriverState, best: Option<&Best>) -> Option<String> {
     }
 }
 
-/// The version that is there against the GPUs.
+/// Judges whether the version that was found drives the GPUs.
 fn version(
     matrix: &Matrix,
     boards: &[Board<'_>],
@@ -248,8 +247,8 @@ fn version(
     let Some((version, how)) = state.version() else {
         return say(Verdict::Skip, NO_VERSION.to_owned());
     };
-    // Where it is not known which modules these are, any that all boards run with: what the rules
-    // say about modules is not asked here.
+    // If the flavour is not known, one with which all boards run is assumed: the rulings about modules are left out
+    // below.
     let flavour = state.flavour.map_or_else(
         || {
             let open = |board: &Board<'_>| board.modules == SupportedFlavours::Open;
@@ -265,7 +264,7 @@ fn version(
     // Security is a finding of its own.
     let others = [Rule::Vgpu, Rule::Security];
     rulings.retain(|ruling| !about_modules(ruling.rule) && !others.contains(&ruling.rule));
-    // That its modules build for the kernel is proven where they are loaded; that programs work is not.
+    // Modules that are loaded prove that they build for the kernel, but not that programs work with it.
     let report = (state.kernel.as_ref()).and_then(|kernel| {
         kernel::at_work(
             matrix,
@@ -288,7 +287,7 @@ fn version(
         }
         Some(strongest) => strongest,
     };
-    // That a GPU has no row is a gap of the matrix and no fault of the driver.
+    // A GPU or branch without a row is a gap in the matrix and no fault of the driver.
     let is_gap = (rulings.iter())
         .filter(|ruling| ruling.judgement == judgement)
         .all(|ruling| matches!(ruling.rule, Rule::UnknownGpu | Rule::UnknownBranch));
@@ -298,8 +297,8 @@ fn version(
         _ => Verdict::Warn,
     };
     let is_bad = status != Verdict::Pass;
-    // A newer driver is advised for a board: the remedy is that driver, and not the newest of a branch
-    // that is older.
+    // If the matrix advises a newer driver for a board, the remedy is that driver, and not the newest version of an
+    // older branch.
     let advised = (rulings.iter())
         .filter(|ruling| ruling.judgement == judgement)
         .all(|ruling| ruling.rule == Rule::AdvisedDriver)
@@ -332,7 +331,7 @@ fn version(
     }
 }
 
-/// The version that is there against NVIDIA's security bulletins.
+/// Judges whether the version that was found lacks fixes of NVIDIA's security bulletins.
 fn secure(matrix: &Matrix, state: &DriverState) -> Finding {
     let say = |status, why: String| Finding::new(SECURITY, status, why);
     let Some((version, how)) = state.version() else {
@@ -365,7 +364,7 @@ fn secure(matrix: &Matrix, state: &DriverState) -> Finding {
     }
 }
 
-/// The kernel modules that are there against the GPUs.
+/// Judges whether the kernel modules that were found drive the GPUs.
 fn modules(
     matrix: &Matrix,
     boards: &[Board<'_>],
@@ -432,8 +431,8 @@ fn modules(
     }
 }
 
-/// The versions of the loaded module, of the module on disk, of packages and libraries. What mends
-/// libraries that differ from the loaded module is said by `driver.libraries`, this one's cause.
+/// Compares the versions of the loaded module, the module on disk, the packages and the libraries. If the libraries
+/// differ from the loaded module, the remedy is that of `driver.libraries`, the cause of this finding.
 fn triangle(state: &DriverState) -> Finding {
     let say = |status, why: String| Finding::new(TRIANGLE, status, why);
     let found = &state.found;
@@ -522,7 +521,7 @@ const IGNORED: [(&str, &str, &str, Flavour, &str); 2] = [
     ),
 ];
 
-/// What is set for modules: where, and what.
+/// Returns the options that are set for modules, each with its place.
 fn set_options(files: &dyn ReadFiles) -> Result<Vec<(String, ModuleSetting)>, StepError> {
     let mut found = Vec::new();
     for folder in kmod::CONFIGURATION {
@@ -542,7 +541,7 @@ fn set_options(files: &dyn ReadFiles) -> Result<Vec<(String, ModuleSetting)>, St
     Ok(found)
 }
 
-/// Options of the modules that have no effect with those that are there.
+/// Judges whether an option that is set has no effect with the modules that were found.
 fn options(set: &[(String, ModuleSetting)], flavour: Option<Flavour>) -> Finding {
     let say = |status, why: String| Finding::new(OPTIONS, status, why);
     let Some(flavour) = flavour else {

@@ -30,16 +30,16 @@ pub struct Fabric;
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Switches {
     None,
-    /// NVSwitches on PCI, so many of them; none where only something else shows them.
+    /// NVSwitches on PCI and their number, which is 0 if only something else shows them.
     Pci(usize, Evidence),
     /// Switches behind a network device, which need the NVLink subnet manager, too.
     Managed(Evidence),
 }
 
-/// The fabric manager in files.
+/// What files tell about the fabric manager.
 #[derive(Debug, Clone, Copy, Default)]
 struct InFiles {
-    /// Files tell whether programs are there: the tree has some.
+    /// The tree has programs, so a program without a file is not installed.
     told: bool,
     /// Its program or unit is there.
     there: bool,
@@ -53,13 +53,12 @@ struct FabricState {
     /// Names and versions of the installed packages of the fabric manager.
     packages: Result<Vec<(String, String)>, String>,
     subnet_manager: bool,
-    /// What files tell of it.
     files: InFiles,
-    /// Who brings it with the driver, where packages and units do not tell of it.
+    /// Who installs it together with the driver, outside of the packages and units of this system.
     owner: Option<&'static str>,
-    /// Modules of the kernel that switches behind network devices need, and that are not loaded.
+    /// Kernel modules that switches behind network devices need, and that are not loaded.
     not_loaded: Vec<&'static str>,
-    /// The running kernel, where it does not have one of them on disk.
+    /// The running kernel, if one of these modules is not on disk for it.
     lacks_module: Option<String>,
     /// The GPUs are of a rack, whose switches are managed elsewhere.
     rack: bool,
@@ -67,8 +66,8 @@ struct FabricState {
     unit: Result<Option<UnitState>, String>,
     /// The loaded driver.
     driver: Option<DriverVersion>,
-    /// What NVML says of the GPUs that know a fabric, by index; `None` for one that fails. `Err` has why
-    /// nothing is known.
+    /// What NVML says about the fabric of each GPU that has one, by index; `None` for a GPU that fails. `Err` has
+    /// why nothing is known.
     gpus: Result<Vec<(u32, Option<GpuFabric>)>, String>,
 }
 
@@ -80,8 +79,9 @@ fn switches_of(matrix: &Matrix, facts: &Facts) -> Switches {
     }
 }
 
-/// Where packages and tarballs put its program, and systemd its unit.
+/// The program of the fabric manager, where packages and tarballs install it.
 const PROGRAM: &str = "/usr/bin/nv-fabricmanager";
+/// Folders in which its unit may be.
 const UNITS: [&str; 3] = [
     "/etc/systemd/system",
     "/usr/lib/systemd/system",
@@ -93,7 +93,7 @@ const ENABLED: [&str; 2] = [
     "/etc/systemd/system/graphical.target.wants",
 ];
 
-/// What files tell of the fabric manager.
+/// Returns what files tell about the fabric manager.
 fn in_files(files: &dyn ReadFiles) -> Result<InFiles, FilesError> {
     let unit = |folder: &&str| -> Result<bool, FilesError> {
         let path = Utf8Path::new(folder).join(fabric::UNIT);
@@ -148,7 +148,7 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
     if found.switches == Switches::None && !found.rack && found.gpus.as_deref().is_ok_and(wait) {
         found.switches = Switches::Pci(0, Evidence::Nvml);
     }
-    // Where nothing is installed and nothing needs it, nobody has to be asked.
+    // Nothing is installed and nothing needs it, so the rest is not asked.
     let installed = (found.packages.as_ref()).is_ok_and(|packages| !packages.is_empty());
     if found.switches == Switches::None && !installed && !found.files.there {
         return Ok(found);
@@ -168,18 +168,19 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
     Ok(found)
 }
 
-/// The modules that the subnet manager needs and that are not loaded, and the running kernel, where one of them is not on
-/// disk for it.
+/// Returns the modules that the subnet manager needs and that are not loaded, and the running kernel if one of them
+/// is not on disk for it.
 fn not_loaded(subject: &Subject<'_>) -> Result<(Vec<&'static str>, Option<String>), StepError> {
     let files = subject.host.files();
     let loaded = subject.state.loaded_modules()?;
-    // The list of a tree may be a part. Where it has the driver of the switches' network devices, it is not.
+    // The list of a recorded tree may be incomplete. It is complete if it has the driver of the switches' network
+    // devices.
     if !loaded.iter().any(|name| name == "mlx5_core") {
         return Ok((Vec::new(), None));
     }
     let mut missing = Vec::new();
     for module in fabric::SUBNET_MODULES {
-        // One that is built into the kernel is there, too.
+        // A module that is built into the kernel counts as loaded.
         let built_in = format!("/sys/module/{module}");
         if !loaded.iter().any(|name| name == module) && !files.exists(Utf8Path::new(&built_in))? {
             missing.push(module);
@@ -206,8 +207,8 @@ fn is_in(gpu: &GpuFabric) -> bool {
     gpu.state == FabricProgress::Completed && gpu.status == 0
 }
 
-/// Whether GPUs wait to join a fabric. Those that have joined need nothing more: in a guest, the fabric manager of the
-/// host has done it.
+/// Whether a GPU still waits to join its fabric. GPUs that have joined need nothing more: in a guest, the host's
+/// fabric manager has joined them.
 fn wait(gpus: &[(u32, Option<GpuFabric>)]) -> bool {
     (gpus.iter().filter_map(|(_, gpu)| gpu.as_ref())).any(|gpu| !is_in(gpu))
 }
@@ -235,13 +236,14 @@ fn needed(switches: &Switches) -> String {
     }
 }
 
-/// A fabric manager that nothing needs: without switches it ends with an error at each boot.
+/// Returns the finding about a fabric manager that nothing needs: without switches it ends with an error at each
+/// boot.
 fn unneeded(state: &FabricState) -> Finding {
     let why = needed(&state.switches);
     let (fails, how) = match &state.unit {
         Ok(Some(unit)) => (unit.is_enabled() && !unit.is_active(), unit.to_string()),
         Ok(None) => (false, String::new()),
-        // Files do not tell whether it runs.
+        // Files tell whether it is enabled, not whether it runs.
         Err(_) => (state.files.enabled, "enabled".to_owned()),
     };
     if !fails || state.rack {
@@ -279,7 +281,7 @@ fn unit(state: &FabricState) -> Finding {
             format!("{needed}, which is {observed}: no program reaches the GPUs (CUDA error 802)"),
         )
     };
-    // What is not known to be there is not there, if files tell at all.
+    // If the packages are unknown, the files decide. If they tell nothing, either, it counts as installed.
     let installed = state.files.there
         || (state.packages.as_ref()).map_or(!state.files.told, |packages| !packages.is_empty());
     if let (Some(owner), Ok(None) | Err(_), false) = (state.owner, &state.unit, installed) {
@@ -292,7 +294,7 @@ fn unit(state: &FabricState) -> Finding {
             false => say(
                 Verdict::Skip,
                 format!(
-                    "{needed}, which comes with the driver of {owner}; whether it runs is not seen here"
+                    "{needed}, which comes with the driver of {owner}; whether it runs cannot be seen here"
                 ),
             ),
         };
@@ -326,7 +328,10 @@ fn unit(state: &FabricState) -> Finding {
         ),
         Ok(None) => fail("not installed".to_owned(), install()),
         Err(_) if !installed => fail("not installed".to_owned(), install()),
-        Err(why) => say(Verdict::Skip, format!("{needed}; whether it runs: {why}")),
+        Err(why) => say(
+            Verdict::Skip,
+            format!("{needed}; whether it runs is not known: {why}"),
+        ),
     }
 }
 
@@ -386,7 +391,7 @@ fn version(state: &FabricState) -> Finding {
 fn is_cut_off(state: &FabricState) -> bool {
     let stands = match &state.unit {
         Ok(Some(unit)) => !unit.is_active(),
-        // That of a driver's container has no unit here.
+        // A fabric manager in a driver container has no unit here.
         Ok(None) => state.owner.is_some(),
         Err(_) => true,
     };
@@ -457,7 +462,7 @@ fn joined(state: &FabricState) -> Finding {
     let is_sick =
         |(_, gpu): &(u32, Option<GpuFabric>)| gpu.as_ref().is_some_and(|gpu| sick(gpu).is_some());
     let any_sick = (state.gpus.as_ref()).is_ok_and(|gpus| gpus.iter().any(is_sick));
-    // In a guest or a rack no switch is seen, and the driver tells all the same.
+    // In a guest or a rack no switch is seen, but the driver reports the health of the fabric.
     if state.switches == Switches::None && !any_sick {
         return say(Verdict::Skip, needed(&state.switches));
     }
@@ -466,7 +471,7 @@ fn joined(state: &FabricState) -> Finding {
         Err(why) => return say(Verdict::Skip, why.clone()),
     };
     if gpus.is_empty() {
-        // Before Hopper they have none: the fabric manager alone tells.
+        // GPUs before Hopper do not report their fabric: only the fabric manager knows it.
         return say(
             Verdict::Skip,
             "NVML knows no fabric of these GPUs".to_owned(),
@@ -498,7 +503,10 @@ fn joined(state: &FabricState) -> Finding {
             )),
             ..say(
                 Verdict::Fail,
-                format!("all joined it, and the driver says of {}", sick.join(", ")),
+                format!(
+                    "all GPUs joined it, but the driver reports {}",
+                    sick.join(", ")
+                ),
             )
         };
     }
@@ -520,7 +528,7 @@ fn joined(state: &FabricState) -> Finding {
     }
 }
 
-/// Where the fabric manager says what it does.
+/// Returns where the log of the fabric manager is.
 fn log_of(state: &FabricState) -> String {
     match state.owner {
         Some(owner) => {
@@ -530,7 +538,7 @@ fn log_of(state: &FabricState) -> String {
     }
 }
 
-/// What is wrong with the way of a GPU that has joined, in NVML's words.
+/// Returns in NVML's words what is wrong with the fabric of a GPU that has joined; `None` if nothing is.
 fn sick(gpu: &GpuFabric) -> Option<&'static str> {
     match gpu.health? {
         FabricHealth::Healthy => None,
@@ -539,7 +547,7 @@ fn sick(gpu: &GpuFabric) -> Option<&'static str> {
     }
 }
 
-/// How far a GPU is, in NVML's words.
+/// Returns in NVML's words how far a GPU has joined.
 fn told(gpu: &GpuFabric) -> String {
     match gpu.state {
         FabricProgress::NotStarted => "not started".to_owned(),

@@ -22,15 +22,15 @@ use crate::{
 /// See the module.
 pub struct Health;
 
-/// Whether the machine has NVSwitches, which all links of a GPU lead to.
-type Switches = bool;
+/// Whether the machine has NVSwitches. Then all links of a GPU lead to them, and all must work.
+type HasSwitches = bool;
 
 /// A finding: what is judged of each GPU.
 struct Row {
     id: Id,
     /// Judges a GPU; `None` if NVML does not tell.
-    judge: fn(&GpuHealth, Switches) -> Option<Judgement>,
-    /// Why NVML may not tell.
+    judge: fn(&GpuHealth, HasSwitches) -> Option<Judgement>,
+    /// Why NVML may give no value.
     silent: &'static str,
 }
 
@@ -162,7 +162,7 @@ const ROWS: [Row; 16] = [
     },
 ];
 
-fn recovery_action(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn recovery_action(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let number = gpu.recovery_action?;
     let Some(action) = Recovery::of(number) else {
         return warn(
@@ -194,7 +194,7 @@ fn recovery_action(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn remap_failed(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn remap_failed(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     match gpu.remapped_rows? {
         RemappedRows { failed: true, .. } => fail(
             "a row of memory could not be replaced by a spare one",
@@ -205,7 +205,7 @@ fn remap_failed(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn sram_threshold(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn sram_threshold(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     if gpu.sram_threshold_exceeded? {
         fail(
             "more uncorrected errors than NVIDIA allows",
@@ -217,13 +217,14 @@ fn sram_threshold(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn uncorrected(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn uncorrected(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let ecc = gpu.ecc?;
     let before = ecc.lifetime_uncorrected.saturating_sub(ecc.uncorrected);
     match (ecc.uncorrected, gpu.recovery_action) {
         (0, _) if before == 0 => pass("none"),
         (0, _) => pass(format!("none since the driver was loaded, {before} before")),
-        // An error that the hardware contained ended one program, and the GPU goes on. The driver knows.
+        // The hardware contained the error: it ended one program, and the GPU goes on. The driver knows, and asks
+        // for nothing.
         (count, Some(0)) => warn(
             format!("{count} since the driver was loaded, and the driver asks for nothing"),
             Remedy::RestartApp,
@@ -237,7 +238,7 @@ fn uncorrected(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn remap_pending(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn remap_pending(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     match gpu.remapped_rows? {
         // By NVIDIA, running and new work is not affected.
         RemappedRows { pending: true, .. } => warn(
@@ -249,10 +250,10 @@ fn remap_pending(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-/// A GPU can replace no more.
+/// The number of rows that a GPU can replace.
 const MOST_ROWS: u32 = 512;
 
-fn remap_count(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let rows = gpu.remapped_rows?;
     if rows.uncorrectable >= MOST_ROWS {
         return fail(
@@ -281,7 +282,7 @@ fn remap_count(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
 const MOST_PAGES: u32 = 63;
 const MANY_PAGES: u32 = 15;
 
-fn retired(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn retired(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let pages = gpu.retired_pages?;
     match pages.count {
         MOST_PAGES.. => fail(
@@ -307,10 +308,11 @@ fn retired(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-/// From so many on, Azure's node health checks fail a GPU; corrected errors alone are no fault here.
+/// Azure's node health checks fail a GPU from this number on. Here it is a warning, because corrected errors alone
+/// are no fault.
 const MANY_CORRECTED: u64 = 20_000_000;
 
-fn corrected(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn corrected(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     match gpu.ecc?.corrected {
         count @ MANY_CORRECTED.. => warn(
             format!("{count} since the driver was loaded"),
@@ -322,7 +324,7 @@ fn corrected(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn ecc_mode(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn ecc_mode(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let mode = gpu.ecc_mode?;
     let word = |on| if on { "on" } else { "off" };
     if mode.current == mode.pending {
@@ -340,11 +342,11 @@ fn ecc_mode(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn inforom(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn inforom(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     if gpu.inforom_valid? {
         pass("valid")
     } else {
-        // The GPU computes; what it remembers of itself may be lost.
+        // Only a warning: the GPU computes, but the data that it keeps about itself may be lost.
         warn(
             "corrupted",
             Remedy::ContactSupport,
@@ -353,10 +355,10 @@ fn inforom(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-/// Fewer degrees than this until the hardware slows down are too few.
+/// A GPU is too hot if it is fewer degrees than this below the slowdown by the hardware.
 const MARGIN: i32 = 5;
 
-fn temperature(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn temperature(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let degrees = gpu.temperature?;
     if let (Some(memory), Some(max)) = (degrees.memory, degrees.memory_max)
         && memory > max
@@ -385,9 +387,9 @@ fn temperature(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-fn throttle(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
-    /// `nvmlClocksEventReason…` that a healthy machine does not show. Idleness, settings, the power cap, and the driver's
-    /// own slowdown at the edge of its limits (0x20) are none: dense boards show the latter at full load.
+fn throttle(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+    /// The bits of `nvmlClocksEventReason…` that a healthy machine does not show. Left out are idleness, settings,
+    /// the power cap, and the driver's own slowdown near its limits (0x20), which dense boards show at full load.
     const REASONS: [(u64, &str, &str); 3] = [
         (
             0x80,
@@ -403,24 +405,24 @@ fn throttle(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     ];
     let events = gpu.clock_events?;
     match REASONS.iter().find(|(bit, ..)| events & bit != 0) {
-        // One look tells nothing about how long it lasts.
+        // Only a warning: one reading does not tell how long it lasts.
         Some((_, told, remedy)) => warn(*told, Remedy::CheckMechanics, remedy),
         None => pass("none now"),
     }
 }
 
-fn power(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn power(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let limit = gpu.power?;
     let watts = |milliwatts: u32| milliwatts / 1000;
     if limit.enforced < limit.default {
         warn(
             format!(
-                "{} W, and the board's own is {} W",
+                "the limit is {} W, and the board's default is {} W",
                 watts(limit.enforced),
                 watts(limit.default)
             ),
             Remedy::Reconfigure,
-            "if nobody lowered it on purpose, run `nvidia-smi --power-limit=` with the board's own, and look for what \
+            "if nobody lowered it on purpose, run `nvidia-smi --power-limit=` with the board's default, and look for what \
              lowers it at each boot",
         )
     } else {
@@ -428,21 +430,21 @@ fn power(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     }
 }
 
-/// The bit of `nvmlClocksEventReason…` of a GPU that does nothing.
+/// The bit of `nvmlClocksEventReason…` that an idle GPU shows.
 const IDLE: u64 = 0x1;
 
-fn width(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn width(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let link = gpu.pcie.filter(|link| link.width > 0)?;
     let told = format!("{} of {} lanes", link.width, link.max_width);
     if link.width < link.max_width {
-        // Two boards may share the lanes of a slot, and a hypervisor may show a bus of its own.
+        // Only a warning: two boards may share the lanes of a slot, and a hypervisor may show a bus of its own.
         warn(told, Remedy::CheckMechanics, LANES)
     } else {
         pass(told)
     }
 }
 
-fn generation(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
+fn generation(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     let link = gpu.pcie.filter(|link| link.generation > 0)?;
     let told = format!("{} of {}", link.generation, link.max_generation);
     if link.generation >= link.max_generation {
@@ -453,11 +455,11 @@ fn generation(gpu: &GpuHealth, _: Switches) -> Option<Judgement> {
     warn(told, Remedy::CheckMechanics, SEAT)
 }
 
-fn nvlink(gpu: &GpuHealth, switches: Switches) -> Option<Judgement> {
+fn nvlink(gpu: &GpuHealth, switches: HasSwitches) -> Option<Judgement> {
     let links = gpu.nvlink?;
     let told = format!("{} of {} links work", links.active, links.count);
-    // Without switches a board may use some of its links, or none: bridges are optional, and a host may keep the
-    // links of a GPU that it hands to one guest.
+    // Without switches, unused links are no fault: bridges are optional, and a host may keep the links of a GPU that
+    // it hands to one guest.
     if switches && links.active < links.count {
         return fail(told, Remedy::PowerCycle, words::POWER);
     }
@@ -471,7 +473,7 @@ fn nvlink(gpu: &GpuHealth, switches: Switches) -> Option<Judgement> {
     }
 }
 
-/// The GPUs of which the driver says that it asks for nothing.
+/// Returns the GPUs for which the driver reports that it asks for nothing.
 pub(super) fn recovered(nvml: &Nvml) -> Vec<PciAddress> {
     let Nvml::Ready(view) = nvml else {
         return Vec::new();
@@ -486,8 +488,8 @@ pub(super) fn recovered(nvml: &Nvml) -> Vec<PciAddress> {
         .collect()
 }
 
-/// The finding of a row for all GPUs that answer.
-fn finding(row: &Row, gpus: &[&NvmlDevice], all: usize, switches: Switches) -> Finding {
+/// Returns the finding of a row, over all GPUs that answer.
+fn finding(row: &Row, gpus: &[&NvmlDevice], all: usize, switches: HasSwitches) -> Finding {
     let say = |status, why: String| Finding::new(row.id.clone(), status, why);
     let judged: Vec<(&NvmlDevice, Judgement)> = (gpus.iter())
         .filter_map(|gpu| Some((*gpu, (row.judge)(gpu.health.as_ref()?, switches)?)))
@@ -543,13 +545,13 @@ fn finding(row: &Row, gpus: &[&NvmlDevice], all: usize, switches: Switches) -> F
     }
 }
 
-/// Where a GPU is.
+/// Returns text such as `GPU at 0000:18:00.0`.
 fn place(gpu: &NvmlDevice) -> String {
     gpu.pci_address
         .map_or_else(|| format!("GPU {}", gpu.index), |at| format!("GPU at {at}"))
 }
 
-fn findings(nvml: &Nvml, switches: Switches) -> Vec<Finding> {
+fn findings(nvml: &Nvml, switches: HasSwitches) -> Vec<Finding> {
     let view = match nvml {
         Nvml::Ready(view) => view,
         Nvml::NotAsked { why } => return skipped(why),
@@ -567,11 +569,12 @@ fn findings(nvml: &Nvml, switches: Switches) -> Vec<Finding> {
         .collect()
 }
 
-/// Where the root of the container is mounted that has the operator's driver.
+/// Where the root filesystem of the GPU Operator's driver container is mounted.
 const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
 
-/// The driver is somebody else's, and its library lies where only its own programs look. The operator's validator runs
-/// `nvidia-smi` in the container's root, too (NVIDIA/gpu-operator, `cmd/nvidia-validator`).
+/// Returns the findings for a driver of `owner`, whose library only the owner's programs find: all are unknown. The
+/// operator's validator runs `nvidia-smi` in the container's root, too (NVIDIA/gpu-operator,
+/// `cmd/nvidia-validator`).
 fn out_of_reach(owner: &str, in_container: bool) -> Vec<Finding> {
     let why = format!(
         "NVML cannot be asked: the driver is that of {owner}, and its library is not on the library path"

@@ -18,7 +18,7 @@ use crate::{
     step::StepError,
     tools::{
         kernel_log::{self, Kind, Message, Recovery},
-        xid::{self, Act},
+        xid::{self, XidAction},
     },
 };
 
@@ -32,24 +32,24 @@ const CATALOGUE: &str = "https://docs.nvidia.com/deploy/xid-errors/index.html";
 /// See the module.
 pub struct Log;
 
-/// What the log is held against.
+/// What is known about the machine, for judging lines of the log.
 #[derive(Debug, Clone)]
-pub(super) struct Board<'f> {
+pub(super) struct Context<'f> {
     /// The GPUs on the bus.
     gpus: &'f [GpuFact],
     /// This program can install a driver here.
     installs: bool,
     /// It is a virtual machine.
     guest: bool,
-    /// A driver is there, and is not loaded.
+    /// A driver is installed, but not loaded.
     idle: bool,
-    /// Who manages the driver, where it is somebody else.
+    /// Who manages the driver, if another program does.
     owner: Option<Owner>,
-    /// GPUs of which the driver says that it asks for nothing now.
+    /// GPUs for which the driver now reports that it asks for nothing (`gpu.recovery-action`).
     recovered: Vec<PciAddress>,
 }
 
-fn decide(log: &KernelLog, board: &Board<'_>) -> Vec<Finding> {
+fn decide(log: &KernelLog, context: &Context<'_>) -> Vec<Finding> {
     let all = |status, why: &str| {
         let one = |id: Id| Finding::new(id.clone(), status, why);
         [XID, SXID, FELL, INIT].map(one).to_vec()
@@ -61,26 +61,26 @@ fn decide(log: &KernelLog, board: &Board<'_>) -> Vec<Finding> {
             &format!("the kernel's log cannot be read: {why}"),
         ),
         KernelLog::Known { messages, source } => vec![
-            xids(messages, source, board),
+            xids(messages, source, context),
             sxids(messages, source),
-            fallen(messages, source, board),
-            init(messages, source, board),
+            fallen(messages, source, context),
+            init(messages, source, context),
         ],
     }
 }
 
-/// ` of the GPU at 0000:18:00.0`, where the line names it.
+/// Returns text such as ` of the GPU at 0000:18:00.0`; empty if the line names no GPU.
 fn of_gpu(gpu: Option<PciAddress>) -> String {
     gpu.map_or(String::new(), |gpu| format!(" of the GPU at {gpu}"))
 }
 
-/// What the driver's own advice asks for.
-fn act_of(action: Recovery) -> Act {
+/// Returns the action that the driver's own advice (Xid 154) asks for.
+fn action_of(action: Recovery) -> XidAction {
     match action {
-        Recovery::None | Recovery::Imex => Act::None,
-        Recovery::DrainPeers => Act::RestartApp,
-        Recovery::Reset | Recovery::DrainAndReset | Recovery::BusReset => Act::ResetGpu,
-        Recovery::Reboot => Act::Reboot,
+        Recovery::None | Recovery::Imex => XidAction::None,
+        Recovery::DrainPeers => XidAction::RestartApp,
+        Recovery::Reset | Recovery::DrainAndReset | Recovery::BusReset => XidAction::ResetGpu,
+        Recovery::Reboot => XidAction::Reboot,
     }
 }
 
@@ -90,26 +90,27 @@ struct Error {
     code: u32,
     gpu: Option<PciAddress>,
     count: usize,
-    act: Act,
-    /// The driver asks for nothing more about it.
+    action: XidAction,
+    /// The driver now reports that it asks for nothing more on this GPU.
     over: bool,
 }
 
-/// The errors in the order of their numbers. The driver's own advice (Xid 154) goes before the table: what
-/// came before an advice of nothing is over.
+/// Returns the errors, sorted by number. Xid 154 is the driver's own advice and overrides the table: if it asks for
+/// nothing, the errors before it on that GPU ask for nothing either.
 fn errors(messages: &[Message]) -> Vec<Error> {
     let mut errors: BTreeMap<(u32, Option<PciAddress>), Error> = BTreeMap::new();
-    let add = |code, gpu: Option<PciAddress>, act: Act, errors: &mut BTreeMap<_, Error>| {
-        let error = errors.entry((code, gpu)).or_insert(Error {
-            code,
-            gpu,
-            count: 0,
-            act: Act::None,
-            over: false,
-        });
-        error.count += 1;
-        error.act = error.act.max(act);
-    };
+    let add =
+        |code, gpu: Option<PciAddress>, action: XidAction, errors: &mut BTreeMap<_, Error>| {
+            let error = errors.entry((code, gpu)).or_insert(Error {
+                code,
+                gpu,
+                count: 0,
+                action: XidAction::None,
+                over: false,
+            });
+            error.count += 1;
+            error.action = error.action.max(action);
+        };
     for message in messages {
         match message {
             Message::Xid {
@@ -117,27 +118,27 @@ fn errors(messages: &[Message]) -> Vec<Error> {
                 code,
                 nonfatal,
             } => {
-                let act = xid::of(*code).map_or(Act::None, |xid| xid.act);
-                let act = if *nonfatal { Act::None } else { act };
-                add(*code, *gpu, act, &mut errors);
+                let action = xid::of(*code).map_or(XidAction::None, |xid| xid.action);
+                let action = if *nonfatal { XidAction::None } else { action };
+                add(*code, *gpu, action, &mut errors);
             }
             Message::Cause { gpu, code } => {
                 errors.entry((*code, *gpu)).or_insert_with(|| Error {
                     code: *code,
                     gpu: *gpu,
                     count: 1,
-                    act: xid::of(*code).map_or(Act::None, |xid| xid.act),
+                    action: xid::of(*code).map_or(XidAction::None, |xid| xid.action),
                     over: false,
                 });
             }
             Message::Recovery { gpu, action } => {
-                let act = act_of(*action);
-                if act == Act::None {
+                let action = action_of(*action);
+                if action == XidAction::None {
                     let before = errors.values_mut().filter(|error| error.gpu == *gpu);
-                    before.for_each(|error| error.act = Act::None);
+                    before.for_each(|error| error.action = XidAction::None);
                 }
                 errors.remove(&(RECOVERY, *gpu));
-                add(RECOVERY, *gpu, act, &mut errors);
+                add(RECOVERY, *gpu, action, &mut errors);
             }
             _ => {}
         }
@@ -145,17 +146,17 @@ fn errors(messages: &[Message]) -> Vec<Error> {
     errors.into_values().collect()
 }
 
-/// The number of the driver's own advice.
+/// The Xid with which the driver itself says what the GPU needs.
 const RECOVERY: u32 = 154;
-/// The number of a row of memory that could not be replaced.
+/// The Xid of a row of memory that could not be replaced by a spare one.
 const NO_SPARE_ROW: u32 = 64;
 
-/// What the driver asks for, in words.
-fn asks(act: Act) -> &'static str {
-    match act {
-        Act::None => "nothing more",
-        Act::RestartApp => "an end of the programs that use it",
-        Act::Reboot => "a reboot of the machine",
+/// Returns in words what the driver asks for.
+fn asks(action: XidAction) -> &'static str {
+    match action {
+        XidAction::None => "nothing more",
+        XidAction::RestartApp => "a stop of the programs that use it",
+        XidAction::Reboot => "a reboot of the machine",
         _ => "a reset of the GPU",
     }
 }
@@ -167,7 +168,7 @@ fn told(error: &Error) -> String {
     if *code == RECOVERY {
         return format!(
             "the driver asks for {} (Xid 154{})",
-            asks(error.act),
+            asks(error.action),
             of_gpu(*gpu)
         );
     }
@@ -179,26 +180,31 @@ fn told(error: &Error) -> String {
     format!("Xid {code}{} ({what}{times})", of_gpu(*gpu))
 }
 
-fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
+fn xids(messages: &[Message], source: &str, context: &Context<'_>) -> Finding {
     let mut errors = errors(messages);
-    // What the driver says now counts; the log only tells what was. A row that could not be replaced stays broken.
+    // The log is history: what the driver reports now overrides it. But a row that could not be replaced stays
+    // broken.
     for error in &mut errors {
-        let is_reset =
-            matches!(error.act, Act::ResetGpu | Act::Reboot) && error.code != NO_SPARE_ROW;
-        if is_reset && error.gpu.is_some_and(|gpu| board.recovered.contains(&gpu)) {
-            error.act = Act::None;
+        let is_reset = matches!(error.action, XidAction::ResetGpu | XidAction::Reboot)
+            && error.code != NO_SPARE_ROW;
+        if is_reset
+            && error
+                .gpu
+                .is_some_and(|gpu| context.recovered.contains(&gpu))
+        {
+            error.action = XidAction::None;
             error.over = true;
         }
     }
     let over = errors.iter().any(|error| error.over);
-    let all_recovered = !board.gpus.is_empty()
-        && (board.gpus.iter()).all(|gpu| board.recovered.contains(&gpu.pci_address));
+    let all_recovered = !context.gpus.is_empty()
+        && (context.gpus.iter()).all(|gpu| context.recovered.contains(&gpu.pci_address));
     let demand = if all_recovered {
         None
     } else if messages.contains(&Message::RebootRequired) {
-        Some(Act::Reboot)
+        Some(XidAction::Reboot)
     } else if messages.contains(&Message::ResetRequired) {
-        Some(Act::ResetGpu)
+        Some(XidAction::ResetGpu)
     } else {
         None
     };
@@ -218,24 +224,28 @@ fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
     let codes: Vec<String> = codes.iter().map(ToString::to_string).collect();
     let asked = errors
         .iter()
-        .map(|error| error.act)
+        .map(|error| error.action)
         .max()
-        .unwrap_or(Act::None);
-    // An error that asks for a reset, or more, says more.
-    let demand = demand.filter(|act| asked < *act);
+        .unwrap_or(XidAction::None);
+    // A demand without a number is left out if an error with a number asks for as much: that one says more.
+    let demand = demand.filter(|action| asked < *action);
     let worst = demand.unwrap_or(asked);
     let unknown = |error: &Error| xid::of(error.code).is_none();
     let any_unknown = errors.iter().any(unknown);
-    // What asks for most comes first; where one asks for something, those that do not only distract.
-    errors.sort_by_key(|error| std::cmp::Reverse((error.act, error.code == RECOVERY)));
+    // The most severe error comes first. If any error asks for an action, known errors that ask for none are left
+    // out.
+    errors.sort_by_key(|error| std::cmp::Reverse((error.action, error.code == RECOVERY)));
     let mut told: Vec<String> = (errors.iter())
         .filter(|error| {
-            worst == Act::None || error.act != Act::None || error.over || unknown(error)
+            worst == XidAction::None
+                || error.action != XidAction::None
+                || error.over
+                || unknown(error)
         })
         .map(told)
         .collect();
     let (demanded, line) = match demand {
-        Some(Act::Reboot) => (
+        Some(XidAction::Reboot) => (
             "CUDA starts on no GPU until a reboot: the driver's manager of memory (UVM) met a fatal error",
             "`uvm encountered global fatal error`",
         ),
@@ -248,35 +258,35 @@ fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
         told.insert(0, demanded.to_owned());
     }
     let (status, remedy) = match worst {
-        Act::None if any_unknown => (
+        XidAction::None if any_unknown => (
             Verdict::Warn,
             "look up the number in NVIDIA's catalogue of Xid errors",
         ),
-        Act::None if over => (
+        XidAction::None if over => (
             Verdict::Warn,
             "nothing now: the driver asks for nothing more (`gpu.recovery-action`); if the error comes again, ask the \
              vendor of the hardware",
         ),
-        Act::None => return say(Verdict::Pass, told.join("; ")),
-        Act::RestartApp => (Verdict::Warn, "start the application again"),
-        Act::Update => (Verdict::Warn, "update the driver"),
-        Act::ContactSupport => (Verdict::Warn, "run `nvidia-bug-report.sh` and ask NVIDIA"),
-        Act::ResetGpu => (Verdict::Fail, words::RESET),
-        Act::ResetFabric => (
+        XidAction::None => return say(Verdict::Pass, told.join("; ")),
+        XidAction::RestartApp => (Verdict::Warn, "start the application again"),
+        XidAction::Update => (Verdict::Warn, "update the driver"),
+        XidAction::ContactSupport => (Verdict::Warn, "run `nvidia-bug-report.sh` and ask NVIDIA"),
+        XidAction::ResetGpu => (Verdict::Fail, words::RESET),
+        XidAction::ResetFabric => (
             Verdict::Fail,
             "drain the node, then reboot it, or reset all its GPUs at once with `nvidia-smi \
              --gpu-reset`; if the error comes again, ask the vendor of the hardware",
         ),
-        Act::Reboot => (
+        XidAction::Reboot => (
             Verdict::Fail,
             "drain the node, then reboot it; if the error comes again, ask the vendor of the \
              hardware",
         ),
-        Act::CheckMechanics => (
+        XidAction::CheckMechanics => (
             Verdict::Fail,
             "check the power cables and the seat of the GPU",
         ),
-        Act::RestartMachine => (Verdict::Fail, words::POWER),
+        XidAction::RestartMachine => (Verdict::Fail, words::POWER),
     };
     Finding {
         remedy_class: Some(class(worst)),
@@ -290,21 +300,21 @@ fn xids(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
     }
 }
 
-/// The class of the remedy of an error.
-fn class(act: Act) -> Remedy {
-    match act {
-        Act::None => Remedy::None,
-        Act::RestartApp => Remedy::RestartApp,
-        Act::Update => Remedy::Update,
-        Act::ContactSupport => Remedy::ContactSupport,
-        Act::ResetGpu => Remedy::ResetGpu,
-        Act::ResetFabric | Act::Reboot => Remedy::Reboot,
-        Act::CheckMechanics => Remedy::CheckMechanics,
-        Act::RestartMachine => Remedy::PowerCycle,
+/// Returns the remedy class of an action.
+fn class(action: XidAction) -> Remedy {
+    match action {
+        XidAction::None => Remedy::None,
+        XidAction::RestartApp => Remedy::RestartApp,
+        XidAction::Update => Remedy::Update,
+        XidAction::ContactSupport => Remedy::ContactSupport,
+        XidAction::ResetGpu => Remedy::ResetGpu,
+        XidAction::ResetFabric | XidAction::Reboot => Remedy::Reboot,
+        XidAction::CheckMechanics => Remedy::CheckMechanics,
+        XidAction::RestartMachine => Remedy::PowerCycle,
     }
 }
 
-/// The errors of `NVSwitches`. Each line says itself whether the error is fatal.
+/// Returns the finding about errors of `NVSwitches` (SXid). Each line says whether its error is fatal.
 fn sxids(messages: &[Message], source: &str) -> Finding {
     let say = |status, why: String| Finding::new(SXID, status, why);
     let mut counts: BTreeMap<(bool, u32, Option<PciAddress>), usize> = BTreeMap::new();
@@ -352,7 +362,7 @@ fn sxids(messages: &[Message], source: &str) -> Finding {
     }
 }
 
-/// The GPUs that messages name, each once.
+/// Returns text such as `the GPU at 0000:18:00.0`, with each address once.
 fn named(gpus: impl Iterator<Item = Option<PciAddress>>) -> String {
     let mut gpus: Vec<PciAddress> = gpus.flatten().collect();
     gpus.sort_unstable();
@@ -364,7 +374,7 @@ fn named(gpus: impl Iterator<Item = Option<PciAddress>>) -> String {
     format!("the GPU at {}", gpus.join(", "))
 }
 
-/// The GPUs that the log says have fallen off the bus; `None` for one that it does not name.
+/// Returns the GPUs that fell off the bus, by the log; `None` for a line that names no GPU.
 pub(super) fn off_the_bus(messages: &[Message]) -> Vec<Option<PciAddress>> {
     (messages.iter())
         .filter_map(|message| match message {
@@ -374,7 +384,7 @@ pub(super) fn off_the_bus(messages: &[Message]) -> Vec<Option<PciAddress>> {
         .collect()
 }
 
-fn fallen(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
+fn fallen(messages: &[Message], source: &str, context: &Context<'_>) -> Finding {
     let say = |status, why: String| Finding::new(FELL, status, why);
     let fallen = off_the_bus(messages);
     if !fallen.is_empty() {
@@ -389,12 +399,13 @@ fn fallen(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
         };
     }
     let of_gpus = kernel_log::rows(messages).find_map(|(row, places)| {
-        // A GPU that was lost is told by Xid 79 and by its configuration space: such a line may come from a neighbour.
+        // Such a line is only a warning: it may come from a device beside the GPU. A GPU that was lost shows Xid 79
+        // and a configuration space that cannot be read.
         let (Kind::Bus | Kind::Iommu) = row.kind else {
             return None;
         };
-        // The bus has other devices.
-        let of_ours: Vec<_> = (places.into_iter()).filter(|at| board.has(*at)).collect();
+        // Lines about other devices on the bus do not count.
+        let of_ours: Vec<_> = (places.into_iter()).filter(|at| context.has(*at)).collect();
         (!of_ours.is_empty()).then_some((row, of_ours))
     });
     if let Some((row, places)) = of_gpus {
@@ -408,9 +419,9 @@ fn fallen(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
     say(Verdict::Pass, format!("none since boot, says {source}"))
 }
 
-/// Why the driver refused a GPU.
+/// Why a GPU has no driver, and what helps.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct Diagnosis {
     /// The words of the log.
     observed: &'static str,
     /// The reason.
@@ -419,8 +430,8 @@ pub(super) struct Refusal {
     pub(super) remedy: String,
 }
 
-impl Refusal {
-    /// One that files tell, and not the log.
+impl Diagnosis {
+    /// Makes one from what files tell, without a line of the log.
     pub(super) fn new(why: String, remedy: String) -> Self {
         Self {
             observed: "",
@@ -430,14 +441,14 @@ impl Refusal {
     }
 }
 
-/// What starts a GPU of a virtual machine that did not start.
+/// The remedy for a GPU that did not start in a virtual machine.
 const GUEST: &str = "stop the virtual machine and start it again, so that its host resets the GPU (a cloud's instance loses its local \
                      disks); if the GPU does not start then, look on the host at passthrough, 64-bit MMIO space and \
                      confidential computing; `dmesg | grep NVRM` has the code for NVIDIA";
 
-/// How modules of another flavour come to this machine.
-fn other_modules(flavour: Flavour, board: &Board<'_>) -> String {
-    match board.installs {
+/// Returns the remedy that installs modules of another flavour.
+fn other_modules(flavour: Flavour, context: &Context<'_>) -> String {
+    match context.installs {
         true => format!(
             "install the {flavour} kernel modules: `gpu-bootstrap install --set driver.flavour={flavour}`"
         ),
@@ -445,20 +456,20 @@ fn other_modules(flavour: Flavour, board: &Board<'_>) -> String {
     }
 }
 
-/// The reason that the log has for GPUs that the driver does not drive; the deepest comes first. What it says
-/// about modules is believed only where the board can be so: registers that cannot be read look the
-/// same.
-pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal> {
+/// Returns why the driver does not drive a GPU, by the log; the deepest cause wins. A message about the flavour of
+/// the modules is believed only if the board can need it: the driver writes the same message when it cannot read the
+/// GPU's registers.
+pub(super) fn refusal(messages: &[Message], context: &Context<'_>) -> Option<Diagnosis> {
     let windows: Vec<(Option<PciAddress>, u32)> = (messages.iter())
         .filter_map(|message| match message {
             Message::NoWindow { gpu, bar } => Some((*gpu, *bar)),
             _ => None,
         })
-        // The kernel says so of every device.
-        .filter(|(at, _)| at.is_none_or(|at| board.has(at)))
+        // The kernel logs this for every device.
+        .filter(|(at, _)| at.is_none_or(|at| context.has(at)))
         .collect();
     if let Some((_, bar)) = windows.first() {
-        return Some(Refusal {
+        return Some(Diagnosis {
             observed: "a window without addresses",
             why: format!(
                 "firmware or hypervisor gave {} no addresses (BAR{bar}), so the driver refuses it",
@@ -471,7 +482,7 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
         });
     }
     let flavours = |at: &Option<PciAddress>| {
-        let gpu = (board.gpus.iter()).filter(|gpu| at.is_none_or(|at| gpu.pci_address == at));
+        let gpu = (context.gpus.iter()).filter(|gpu| at.is_none_or(|at| gpu.pci_address == at));
         gpu.filter_map(|gpu| gpu.module_flavour).collect::<Vec<_>>()
     };
     for message in messages {
@@ -494,8 +505,9 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
             Flavour::Proprietary => *flavours != SupportedFlavours::Proprietary,
         };
         if !known.is_empty() && known.iter().all(contradicts) {
-            let gpus = (board.gpus.iter()).filter(|gpu| at.is_none_or(|at| gpu.pci_address == at));
-            return Some(Refusal {
+            let gpus =
+                (context.gpus.iter()).filter(|gpu| at.is_none_or(|at| gpu.pci_address == at));
+            return Some(Diagnosis {
                 observed,
                 why: format!(
                     "the driver's message about {} contradicts the board, which runs with the loaded \
@@ -508,7 +520,7 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
                     .to_owned(),
             });
         }
-        return Some(Refusal {
+        return Some(Diagnosis {
             observed,
             why: match flavour {
                 Flavour::Open => {
@@ -520,26 +532,26 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
                 }
             }
             .to_owned(),
-            remedy: other_modules(flavour, board),
+            remedy: other_modules(flavour, context),
         });
     }
     messages.iter().find_map(|message| {
         Some(match message {
-            Message::Legacy { branch, .. } => Refusal {
+            Message::Legacy { branch, .. } => Diagnosis {
                 observed: "`supported through the NVIDIA … Legacy drivers`",
                 why: format!("the driver ignores a GPU that only branch {branch} drives"),
                 remedy: format!("install a driver of branch {branch}"),
             },
-            Message::Unsupported { gpu } if board.guest => Refusal {
+            Message::Unsupported { gpu } if context.guest => Diagnosis {
                 observed: "`is not supported by the NVIDIA … driver release`",
                 why: format!(
-                    "the driver does not know {}, which may be a part of a GPU (vGPU) that the hypervisor gives",
+                    "the driver does not know {}, which may be a vGPU: a part of a GPU that the hypervisor assigns",
                     named([*gpu].into_iter())
                 ),
                 remedy: format!(
-                    "look on the hypervisor whether it gives a vGPU: that needs NVIDIA's guest driver for vGPUs (GRID) of the \
-                     hypervisor's release; a whole GPU needs a driver that knows it{}",
-                    (board.gpus.iter())
+                    "check on the hypervisor whether this is a vGPU: a vGPU needs NVIDIA's guest driver (GRID) of the \
+                     hypervisor's release, and a whole GPU needs a driver that knows it{}",
+                    (context.gpus.iter())
                         .find(|one| gpu.is_none_or(|at| one.pci_address == at))
                         .map_or(String::new(), |gpu| format!(
                             " (`gpu-bootstrap compat --gpu {}`)",
@@ -547,10 +559,10 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
                         ))
                 ),
             },
-            Message::Unsupported { gpu } => Refusal {
+            Message::Unsupported { gpu } => Diagnosis {
                 observed: "`is not supported by the NVIDIA … driver release`",
                 why: format!("the driver does not know {}", named([*gpu].into_iter())),
-                remedy: (board.gpus.iter())
+                remedy: (context.gpus.iter())
                     .find(|one| gpu.is_none_or(|at| one.pci_address == at))
                     .map_or_else(
                         || "run `gpu-bootstrap compat` to see which driver knows it".to_owned(),
@@ -563,18 +575,18 @@ pub(super) fn refusal(messages: &[Message], board: &Board<'_>) -> Option<Refusal
                         },
                     ),
             },
-            Message::NoFirmware { file, code } => firmware(file.as_deref(), *code, board),
+            Message::NoFirmware { file, code } => firmware(file.as_deref(), *code, context),
             _ => return None,
         })
     })
 }
 
-/// Why the firmware that the driver loads into GPUs was not loaded.
-fn firmware(file: Option<&str>, code: Option<u32>, board: &Board<'_>) -> Refusal {
+/// Returns why the firmware that the driver loads into GPUs was not loaded.
+fn firmware(file: Option<&str>, code: Option<u32>, context: &Context<'_>) -> Diagnosis {
     let path = file.map_or(String::new(), |file| format!(" (`/lib/firmware/{file}`)"));
     let observed = "firmware that could not be loaded";
-    match (code, &board.owner) {
-        (Some(code), _) => Refusal {
+    match (code, &context.owner) {
+        (Some(code), _) => Diagnosis {
             observed,
             why: format!(
                 "the firmware that the driver loads into the GPU{path} could not be read (error {code})"
@@ -583,7 +595,7 @@ fn firmware(file: Option<&str>, code: Option<u32>, board: &Board<'_>) -> Refusal
                      package of the driver's firmware anew"
                 .to_owned(),
         },
-        (None, Some(owner)) => Refusal {
+        (None, Some(owner)) => Diagnosis {
             observed,
             why: format!(
                 "the firmware that the driver loads into the GPU{path} is not where the kernel looks for it"
@@ -594,7 +606,7 @@ fn firmware(file: Option<&str>, code: Option<u32>, board: &Board<'_>) -> Refusal
                 owner.name
             ),
         },
-        (None, None) => Refusal {
+        (None, None) => Diagnosis {
             observed,
             why: format!("the firmware that the driver loads into the GPU{path} is not on disk"),
             remedy: "install the package of the driver's firmware at the version of the loaded module"
@@ -603,24 +615,23 @@ fn firmware(file: Option<&str>, code: Option<u32>, board: &Board<'_>) -> Refusal
     }
 }
 
-/// Why the kernel refused the driver's module.
-pub(super) fn not_loaded(messages: &[Message], board: &Board<'_>) -> Option<Refusal> {
+/// Returns why the kernel refused the driver's module, if a driver is installed but not loaded.
+pub(super) fn not_loaded(messages: &[Message], context: &Context<'_>) -> Option<Diagnosis> {
     let (row, _) = kernel_log::rows(messages).find(|(row, _)| row.kind == Kind::Load)?;
-    board
+    context
         .idle
-        .then(|| Refusal::new(row.why.clone(), row.remedy.clone()))
+        .then(|| Diagnosis::new(row.why.clone(), row.remedy.clone()))
 }
 
-/// What the table says about GPUs without a driver: why the module was not loaded, or why it did not start
-/// a GPU.
-pub(super) fn reason(messages: &[Message], board: &Board<'_>) -> Option<Refusal> {
+/// Returns why GPUs have no driver, by the table of log lines: the module was not loaded, or it did not start a GPU.
+pub(super) fn reason(messages: &[Message], context: &Context<'_>) -> Option<Diagnosis> {
     kernel_log::rows(messages).find_map(|(row, places)| {
         let believed = match row.kind {
-            Kind::Load => board.idle,
-            Kind::Start => places.is_empty() || places.iter().any(|at| board.has(*at)),
+            Kind::Load => context.idle,
+            Kind::Start => places.is_empty() || places.iter().any(|at| context.has(*at)),
             Kind::Bus | Kind::Iommu | Kind::Beside => false,
         };
-        believed.then(|| Refusal {
+        believed.then(|| Diagnosis {
             observed: "a line that says why",
             why: row.why.clone(),
             remedy: row.remedy.clone(),
@@ -628,7 +639,7 @@ pub(super) fn reason(messages: &[Message], board: &Board<'_>) -> Option<Refusal>
     })
 }
 
-fn init(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
+fn init(messages: &[Message], source: &str, context: &Context<'_>) -> Finding {
     let say = |status, why: String| Finding::new(INIT, status, why);
     let failed = |observed: &str, why: String, remedy: &str| Finding {
         observed: Some(observed.to_owned()),
@@ -637,7 +648,7 @@ fn init(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
         ..say(Verdict::Fail, why)
     };
     // The reason comes before the failure that it causes.
-    if let Some(refusal) = refusal(messages, board) {
+    if let Some(refusal) = refusal(messages, context) {
         return failed(refusal.observed, refusal.why, &refusal.remedy);
     }
     let down: Vec<Option<PciAddress>> = messages
@@ -652,13 +663,13 @@ fn init(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
             Message::ProbeFailed { gpu } => Some(*gpu),
             _ => None,
         })
-        .filter(|at| at.is_none_or(|at| board.has(at)))
+        .filter(|at| at.is_none_or(|at| context.has(at)))
         .collect();
     let (observed, what, remedy) = if !down.is_empty() {
         (
             "`RmInitAdapter failed`",
             format!("the driver could not start {}", named(down.into_iter())),
-            match board.guest {
+            match context.guest {
                 true => GUEST,
                 false => {
                     "reboot; if the GPU does not start then, switch the machine off and on, and check its power, seat \
@@ -676,18 +687,19 @@ fn init(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
         ("", String::new(), "")
     };
     if !what.is_empty() {
-        return match reason(messages, board) {
+        return match reason(messages, context) {
             Some(reason) => failed(observed, format!("{what}: {}", reason.why), &reason.remedy),
             None => failed(observed, what, remedy),
         };
     }
     if messages.contains(&Message::OtherVersion) {
-        // A program from before an upgrade says so, too, and is gone with its end.
+        // A program that was started before an upgrade causes this line, too; the problem ends with that program.
         return Finding {
             status: Verdict::Warn,
             ..failed(
                 "`API mismatch`",
-                "a program met a module of another version than its libraries".to_owned(),
+                "the libraries of a program are of another version than the loaded module"
+                    .to_owned(),
                 "reboot if `driver.libraries` fails; otherwise start the program again",
             )
         };
@@ -713,10 +725,10 @@ impl Check for Log {
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let log = subject.state.kernel_log().await;
-        let board = match log {
-            KernelLog::Known { .. } => Board::of(subject).await?,
-            // Nothing is held against it.
-            KernelLog::Unreadable { .. } | KernelLog::NotAsked { .. } => Board {
+        let context = match log {
+            KernelLog::Known { .. } => Context::of(subject).await?,
+            // There are no messages to judge.
+            KernelLog::Unreadable { .. } | KernelLog::NotAsked { .. } => Context {
                 gpus: &subject.facts.gpus,
                 installs: false,
                 guest: false,
@@ -725,11 +737,11 @@ impl Check for Log {
                 recovered: Vec::new(),
             },
         };
-        Ok(decide(log, &board))
+        Ok(decide(log, &context))
     }
 }
 
-impl<'f> Board<'f> {
+impl<'f> Context<'f> {
     pub(super) async fn of(subject: &Subject<'f>) -> Result<Self, StepError> {
         let owner = owner(subject.host.files(), subject.facts)?;
         let found = subject.state.driver().await;
@@ -759,7 +771,7 @@ impl<'f> Board<'f> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Board, decide, reason};
+    use super::{Context, decide, reason};
     use crate::{
         check::{Finding, Verdict},
         facts::GpuFact,
@@ -774,11 +786,11 @@ mod tests {
             "NVRM: Xid (PCI:0000:18:00): 48, pid=1, name=python, DBE (double bit error) ECC Error";
         let facts = fixtures::facts();
         let with = |recovered| {
-            let board = Board {
+            let context = Context {
                 recovered,
-                ..board(&facts.gpus)
+                ..context(&facts.gpus)
             };
-            said_on(&board, line).swap_remove(0)
+            said_on(&context, line).swap_remove(0)
         };
         assert_eq!(with(Vec::new()).status, Verdict::Fail);
         let neighbour = facts.gpus[1].pci_address;
@@ -788,9 +800,9 @@ mod tests {
         assert!(over.why.contains("Xid 48"), "{}", over.why);
     }
 
-    /// What holds where nothing else is known against a machine with these GPUs.
-    fn board(gpus: &[GpuFact]) -> Board<'_> {
-        Board {
+    /// Returns what is known about a machine of which only the GPUs are known.
+    fn context(gpus: &[GpuFact]) -> Context<'_> {
+        Context {
             gpus,
             installs: true,
             guest: false,
@@ -800,24 +812,24 @@ mod tests {
         }
     }
 
-    fn on(board: &Board<'_>, messages: Vec<Message>) -> Vec<Finding> {
+    fn on(context: &Context<'_>, messages: Vec<Message>) -> Vec<Finding> {
         let log = KernelLog::Known {
             messages,
             source: "`journalctl`".to_owned(),
         };
-        decide(&log, board)
+        decide(&log, context)
     }
 
     fn of(messages: &[Message]) -> Vec<Finding> {
-        on(&board(&[]), messages.to_vec())
+        on(&context(&[]), messages.to_vec())
     }
 
-    fn said_on(board: &Board<'_>, text: &str) -> Vec<Finding> {
-        on(board, kernel_log::read(text.lines()))
+    fn said_on(context: &Context<'_>, text: &str) -> Vec<Finding> {
+        on(context, kernel_log::read(text.lines()))
     }
 
     fn said(text: &str) -> Vec<Finding> {
-        said_on(&board(&fixtures::facts().gpus), text)
+        said_on(&context(&fixtures::facts().gpus), text)
     }
 
     fn xid(code: u32) -> Message {
@@ -878,7 +890,7 @@ mod tests {
             (
                 advice("0x3 (Drain P2P)"),
                 Verdict::Warn,
-                "an end of the programs",
+                "a stop of the programs",
                 "start the application again",
             ),
             (
@@ -930,7 +942,7 @@ mod tests {
             "{}",
             finding.why
         );
-        // Where it is there, it alone says how bad it was.
+        // If the error has a line of its own, that line alone says how bad it was.
         let own = "NVRM: Xid (PCI:0000:18:00): 149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 08\n";
         assert_eq!(
             said(&format!("{own}{line}")).remove(0).status,
@@ -950,22 +962,22 @@ mod tests {
         let lost = format!("{line}NVRM: Xid (PCI:0000:18:00): 79, pid=1\n");
         assert!(said(&lost).remove(0).why.starts_with("Xid 79"));
         let facts = fixtures::facts();
-        let board = Board {
+        let context = Context {
             recovered: facts.gpus.iter().map(|gpu| gpu.pci_address).collect(),
-            ..board(&facts.gpus)
+            ..context(&facts.gpus)
         };
-        assert_eq!(said_on(&board, line).remove(0).status, Verdict::Pass);
+        assert_eq!(said_on(&context, line).remove(0).status, Verdict::Pass);
     }
 
     #[test]
     fn what_mends_a_guest_is_on_its_host() {
         let facts = fixtures::facts();
         let said = |text: &str| {
-            let board = Board {
+            let context = Context {
                 guest: true,
-                ..board(&facts.gpus)
+                ..context(&facts.gpus)
             };
-            said_on(&board, text).remove(3)
+            said_on(&context, text).remove(3)
         };
         let down = said("NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x22:0x56:763)\n");
         let remedy = down.remedy.unwrap();
@@ -1142,7 +1154,7 @@ mod tests {
                 "larger `swiotlb=`",
             ),
             ("", "could not start the GPU at 0000:18:00.0", "reboot"),
-            // Another device is no reason.
+            // A line about another device explains nothing.
             (
                 "pci 0000:99:00.0: Unable to change power state from D3cold to D0, device inaccessible\n",
                 "could not start the GPU at 0000:18:00.0",
@@ -1165,14 +1177,14 @@ mod tests {
     fn modules_that_the_kernel_refused_count_where_none_is_loaded() {
         let facts = fixtures::facts();
         let rejected = kernel_log::read(["Loading of module with unavailable key is rejected"]);
-        let board = |idle| Board {
+        let context = |idle| Context {
             idle,
-            ..board(&facts.gpus)
+            ..context(&facts.gpus)
         };
-        let reason = reason(&rejected, &board(true)).unwrap();
+        let reason = reason(&rejected, &context(true)).unwrap();
         assert!(reason.why.contains("Secure Boot"), "{}", reason.why);
         assert!(reason.remedy.contains("mokutil"), "{}", reason.remedy);
-        assert_eq!(super::reason(&rejected, &board(false)), None);
+        assert_eq!(super::reason(&rejected, &context(false)), None);
     }
 
     #[test]
@@ -1218,13 +1230,13 @@ mod tests {
             why: "",
             remedy: "",
         };
-        let board = Board {
+        let context = Context {
             installs: false,
             owner: Some(owner),
-            ..board(&[])
+            ..context(&[])
         };
         let messages = kernel_log::read([line(2).as_str()]);
-        let refusal = super::refusal(&messages, &board).unwrap();
+        let refusal = super::refusal(&messages, &context).unwrap();
         assert!(
             refusal.remedy.contains("GPU Operator"),
             "{}",
@@ -1274,7 +1286,7 @@ mod tests {
                 Verdict::Unknown,
             ),
         ] {
-            let findings = decide(&log, &board(&[]));
+            let findings = decide(&log, &context(&[]));
             assert_eq!(findings.len(), 4);
             assert!(findings.iter().all(|finding| finding.status == verdict));
         }

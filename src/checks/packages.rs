@@ -13,7 +13,7 @@ use crate::{
     model::{id::Id, version::DriverVersion},
     state::{DriverPart, Origin},
     step::StepError,
-    tools::packages::{Manager, Refusal, SourceEntry, locks},
+    tools::packages::{Impact, Manager, SourceEntry, locks},
 };
 
 const CONSISTENCY: Id = Id::new("os.pkg.consistency");
@@ -264,29 +264,29 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
     for manager in managers {
         let backend = manager.backend();
         let mut flaws = backend.source_flaws(files)?;
-        flaws.sort_by_key(|flaw| flaw.follows);
+        flaws.sort_by_key(|flaw| flaw.impact);
         if let Some(first) = flaws.first() {
             let whys: Vec<&str> = flaws.iter().map(|flaw| flaw.why.as_str()).collect();
-            let (status, follows) = match first.follows {
-                Refusal::All => (Verdict::Fail, "installs and updates nothing"),
-                Refusal::Source => (
+            let (status, impact) = match first.impact {
+                Impact::All => (Verdict::Fail, "installs and updates nothing"),
+                Impact::Source => (
                     Verdict::Fail,
                     "refuses a repository, so that each update ends with an error",
                 ),
-                Refusal::Lacking => (
+                Impact::Lacking => (
                     match live {
                         true => Verdict::Fail,
                         false => Verdict::Unknown,
                     },
                     "refuses a repository without its key, so that each update ends with an error",
                 ),
-                Refusal::File => (Verdict::Warn, "passes over a list of repositories"),
+                Impact::File => (Verdict::Warn, "passes over a list of repositories"),
             };
             return Ok(Finding {
                 remedy: Some(first.remedy.clone()),
                 ..say(
                     status,
-                    format!("{} {follows}: {}", backend.name(), whys.join("; ")),
+                    format!("{} {impact}: {}", backend.name(), whys.join("; ")),
                 )
             });
         }

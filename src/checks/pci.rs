@@ -26,7 +26,7 @@ const FELL: Id = Id::new("log.fell-off-bus");
 /// The driver that containers need.
 const DRIVER: &str = "nvidia";
 
-/// Other vendors of GPUs and accelerators; what is not here is known by its id alone.
+/// Other vendors of GPUs and accelerators. A device of any other vendor is shown without a name of the vendor.
 const VENDORS: [(u16, &str); 3] = [(0x1002, "AMD"), (0x8086, "Intel"), (0x1da3, "Habana")];
 
 /// See the module.
@@ -35,7 +35,7 @@ pub struct Pci;
 /// What decides about missing GPUs.
 #[derive(Debug, Clone, Copy, Default)]
 struct Wanted {
-    /// None is required.
+    /// No GPU is required.
     allow_none: bool,
     /// This machine becomes an image.
     image: bool,
@@ -57,8 +57,8 @@ fn foreign(gpu: &PciFact) -> String {
 /// A100 six, HGX H100 and H200 four).
 const BASEBOARDS: [(&str, usize); 3] = [("volta", 6), ("ampere", 6), ("hopper", 4)];
 
-/// A baseboard with fewer GPUs than its NVSwitches join. A virtual machine may have all switches and some of the
-/// GPUs.
+/// Returns what is missing if a baseboard has fewer GPUs than its NVSwitches join. Only bare metal is judged: a
+/// virtual machine may have all switches and some of the GPUs.
 fn incomplete(facts: &Facts) -> Option<String> {
     let architecture = facts.gpus.first()?.architecture.as_ref()?;
     let (_, each) = (BASEBOARDS.iter()).find(|(name, _)| *name == architecture.as_str())?;
@@ -86,7 +86,7 @@ fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Findi
     } else {
         format!("{}; other adapters: {}", words::NO_GPU, others.join("; "))
     };
-    // An image is built on another machine than those that it serves.
+    // An image is built on another machine than its instances, so what its type promises does not count.
     let promise = promise.filter(|_| !wanted.image);
     let least = promise.map_or(1, |promise| promise.promised);
     let (status, why, remedy) = if count > 0 {
@@ -200,7 +200,7 @@ fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<Bound<'f>>, StepError> {
     Ok(found)
 }
 
-/// `nvidia (6 GPUs), no driver (2 GPUs)`, in the order in which they are met; one alone has all GPUs.
+/// Returns text such as `nvidia (6 GPUs), no driver (2 GPUs)`, or one name alone if all GPUs have the same driver.
 fn counts(found: &[Bound<'_>]) -> String {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for (_, driver) in found {
@@ -220,16 +220,16 @@ fn counts(found: &[Bound<'_>]) -> String {
     counts.join(", ")
 }
 
-/// What can be done about a GPU without its driver.
+/// What is known about GPUs without their driver: why they have none, and what can be done.
 #[derive(Debug, Clone)]
-struct Means {
-    /// Why the driver refused it, where the kernel's log tells.
-    refusal: Option<log::Refusal>,
-    /// Why NVIDIA's module is not loaded: then a driver of the kernel has the GPU.
-    absent: Option<log::Refusal>,
+struct DriverEvidence {
+    /// Why the driver refused it, if that is known.
+    refusal: Option<log::Diagnosis>,
+    /// Why NVIDIA's module is not loaded, so that a driver of the kernel has the GPU.
+    absent: Option<log::Diagnosis>,
     /// NVIDIA's module is on disk for the running kernel, and not loaded.
     on_disk: bool,
-    /// A driver is loaded, and has refused the GPU.
+    /// NVIDIA's driver is loaded, so it has refused the GPU.
     loaded: bool,
     /// This program can install a driver here.
     installs: bool,
@@ -237,7 +237,7 @@ struct Means {
     fell: Vec<PciAddress>,
 }
 
-fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
+fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
     let say = |status, why: String| Finding {
         expected: Some(DRIVER.into()),
         ..Finding::new(BOUND, status, why)
@@ -267,7 +267,7 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
         };
     }
     let mut whys = Vec::new();
-    let refusal = means.refusal.as_ref().filter(|_| !none.is_empty());
+    let refusal = evidence.refusal.as_ref().filter(|_| !none.is_empty());
     if !none.is_empty() {
         whys.push(format!(
             "no driver is bound to {} of {}: {}",
@@ -278,7 +278,7 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
     }
     whys.extend(refusal.map(|refusal| refusal.why.clone()));
     let in_tree = |driver: &&str| *driver == "nouveau" || is_nova(driver);
-    let absent = (means.absent.as_ref())
+    let absent = (evidence.absent.as_ref())
         .filter(|_| none.is_empty() && !others.is_empty() && others.iter().all(in_tree));
     for other in &others {
         let of_it = with(&|driver| driver == Some(*other));
@@ -308,10 +308,10 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
     };
     let is_vgpu = none.iter().any(|gpu| gpu.vgpu);
     let other = others.iter().find(|&driver| !in_tree(driver));
-    // What has fallen off the bus needs no other driver.
+    // A GPU that fell off the bus does not need another driver.
     let because = (!none.is_empty()
         && others.is_empty()
-        && (none.iter()).all(|gpu| means.fell.contains(&gpu.pci_address)))
+        && (none.iter()).all(|gpu| evidence.fell.contains(&gpu.pci_address)))
     .then_some(FELL);
     let remedy = if all_reserved {
         Some(
@@ -330,7 +330,7 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
              and reboot",
             absent.remedy
         ))
-    } else if !others.is_empty() && means.installs {
+    } else if !others.is_empty() && evidence.installs {
         Some(format!("{INSTALL}: it denies the drivers of the kernel"))
     } else if let Some(other) = others.first() {
         let module = if is_nova(other) { "nova_core" } else { other };
@@ -343,13 +343,13 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
         Some("install the GRID guest driver that matches the hypervisor's vGPU release".to_owned())
     } else if let Some(refusal) = refusal {
         Some(refusal.remedy.clone())
-    } else if !none.is_empty() && means.loaded {
+    } else if !none.is_empty() && evidence.loaded {
         Some("run `dmesg | grep NVRM` to see why the loaded driver refused the GPU".to_owned())
     } else if status == Verdict::Warn {
         None
-    } else if means.installs {
+    } else if evidence.installs {
         Some(INSTALL.to_owned())
-    } else if means.on_disk {
+    } else if evidence.on_disk {
         Some(
             "run `modprobe nvidia`: NVIDIA's module is on disk for this kernel; where it cannot be loaded, \
              `dmesg | grep -i nvidia` has the reason"
@@ -366,7 +366,7 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
     }
 }
 
-/// Which driver to install where this program installs none.
+/// Returns the remedy for a machine on which this program installs no driver.
 fn fits(found: &[Bound<'_>]) -> Option<String> {
     let (gpu, _) = found.iter().find(|(_, driver)| *driver != Some(DRIVER))?;
     Some(format!(
@@ -375,9 +375,9 @@ fn fits(found: &[Bound<'_>]) -> Option<String> {
     ))
 }
 
-/// Why the running kernel has no module of NVIDIA's driver, where another kernel has one, or DKMS did not build
-/// it.
-fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepError> {
+/// Returns why the running kernel has no module of NVIDIA's driver, if DKMS could not build it, or if another kernel
+/// has one.
+fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepError> {
     let files = subject.host.files();
     let Some(running) = &subject.facts.kernel.running else {
         return Ok(None);
@@ -401,11 +401,11 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepErr
         }
         let why = format!("{why}, because DKMS did not build {version}");
         let refusal = match dkms::failure(&text) {
-            Some((cause, remedy)) => log::Refusal::new(
+            Some((cause, remedy)) => log::Diagnosis::new(
                 format!("{why}: {cause}"),
                 format!("{remedy}, then run `dkms autoinstall`; `{log}` has the lines"),
             ),
-            None => log::Refusal::new(
+            None => log::Diagnosis::new(
                 why,
                 format!(
                     "read the end of `{log}`; install the headers of this kernel, or a driver that builds for it \
@@ -417,7 +417,7 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepErr
     }
     for kernel in files.list(Utf8Path::new(kmod::FOLDER))? {
         if kernel != running && module(&kernel)? == Some(true) {
-            return Ok(Some(log::Refusal::new(
+            return Ok(Some(log::Diagnosis::new(
                 format!("{why}; {kernel} has one"),
                 format!(
                     "install the driver's module for {running} (with DKMS `dkms autoinstall`, which needs the \
@@ -429,13 +429,13 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepErr
     Ok(None)
 }
 
-/// The line that keeps NVIDIA's module, which is on disk, from being loaded.
-fn denied(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepError> {
+/// Returns the line of the configuration that keeps NVIDIA's module, which is on disk, from being loaded.
+fn denied(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepError> {
     // Debian's module has another name than its driver.
     let modules = [DRIVER, "nvidia-current"].map(str::to_owned);
     let lines = kmod::denials(subject.host.files(), &modules)?;
     Ok(lines.into_iter().next().map(|line| {
-        log::Refusal::new(
+        log::Diagnosis::new(
             format!("NVIDIA's module is denied: {line}"),
             "take that line out (where nvidia-prime wrote it, run `prime-select nvidia`), make the initramfs anew, and reboot"
                 .to_owned(),
@@ -463,16 +463,16 @@ impl Check for Pci {
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let wanted = Wanted {
-            // Without GPUs, nothing can be wanted; that a machine must have some, only its past
-            // tells.
+            // Without a GPU there is no desired state. Then a GPU is required only if this program has prepared the
+            // machine before.
             allow_none: subject
                 .desired
                 .map_or(!subject.prepared, |desired| desired.preflight.gpu_optional),
             image: subject.desired.is_some_and(|desired| desired.image),
         };
-        // A driver whose version cannot be read is loaded; the version is not the subject here.
+        // A driver whose version cannot be read counts as loaded: the version is not the subject here.
         let loaded = !matches!(subject.state.loaded_driver(), Ok(None));
-        let mut means = Means {
+        let mut evidence = DriverEvidence {
             loaded,
             installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
             refusal: None,
@@ -481,23 +481,23 @@ impl Check for Pci {
             fell: Vec::new(),
         };
         if let KernelLog::Known { messages, .. } = subject.state.kernel_log().await {
-            let board = log::Board::of(subject).await?;
-            means.refusal =
-                log::refusal(messages, &board).or_else(|| log::reason(messages, &board));
-            means.absent = log::not_loaded(messages, &board);
-            means.fell = log::off_the_bus(messages).into_iter().flatten().collect();
+            let context = log::Context::of(subject).await?;
+            evidence.refusal =
+                log::refusal(messages, &context).or_else(|| log::reason(messages, &context));
+            evidence.absent = log::not_loaded(messages, &context);
+            evidence.fell = log::off_the_bus(messages).into_iter().flatten().collect();
         }
         if !loaded {
-            means.on_disk = has_module(subject)?;
-            let without = match means.on_disk {
+            evidence.on_disk = has_module(subject)?;
+            let without = match evidence.on_disk {
                 true => denied(subject)?,
                 false => without_module(subject)?,
             };
-            means.absent = means.absent.or_else(|| without.clone());
-            means.refusal = means.refusal.or(without);
+            evidence.absent = evidence.absent.or_else(|| without.clone());
+            evidence.refusal = evidence.refusal.or(without);
         }
         let of_drivers = match detect(subject) {
-            Ok(found) => bound(&found, &means),
+            Ok(found) => bound(&found, &evidence),
             Err(error) => match error.not_asked() {
                 Some(why) => Finding::new(BOUND, Verdict::Skip, why.to_owned()),
                 None => return Err(error),
@@ -517,15 +517,15 @@ impl Check for Pci {
 
 #[cfg(test)]
 mod tests {
-    use super::{Bound, FELL, Means, Wanted, bound, identity, incomplete, present};
+    use super::{Bound, DriverEvidence, FELL, Wanted, bound, identity, incomplete, present};
     use crate::{
         check::Verdict,
         facts::{Facts, PciFact},
         steps::{fixtures::facts, promise::Promise},
     };
 
-    fn means(loaded: bool) -> Means {
-        Means {
+    fn evidence(loaded: bool) -> DriverEvidence {
+        DriverEvidence {
             refusal: None,
             absent: None,
             on_disk: false,
@@ -538,9 +538,9 @@ mod tests {
     #[test]
     fn where_nothing_can_be_installed_the_remedy_is_another() {
         let facts = facts();
-        let nowhere = Means {
+        let nowhere = DriverEvidence {
             installs: false,
-            ..means(false)
+            ..evidence(false)
         };
         for (driver, words) in [
             (None, "gpu-bootstrap compat"),
@@ -555,10 +555,10 @@ mod tests {
     #[test]
     fn a_module_that_is_on_disk_is_loaded_and_not_installed_again() {
         let facts = facts();
-        let on_disk = Means {
+        let on_disk = DriverEvidence {
             installs: false,
             on_disk: true,
-            ..means(false)
+            ..evidence(false)
         };
         let remedy = bound(&[(&facts.gpus[0], None)], &on_disk).remedy;
         assert!(remedy.is_some_and(|text| text.starts_with("run `modprobe nvidia`")));
@@ -567,12 +567,12 @@ mod tests {
     #[test]
     fn nouveau_has_a_gpu_because_the_module_of_nvidia_is_not_loaded() {
         let facts = facts();
-        let rejected = Means {
-            absent: Some(super::log::Refusal::new(
+        let rejected = DriverEvidence {
+            absent: Some(super::log::Diagnosis::new(
                 "the kernel refuses the module".to_owned(),
                 "enroll the key".to_owned(),
             )),
-            ..means(false)
+            ..evidence(false)
         };
         let finding = bound(&[(&facts.gpus[0], Some("nouveau"))], &rejected);
         assert!(
@@ -623,9 +623,9 @@ mod tests {
     fn a_gpu_that_fell_off_the_bus_needs_no_other_driver() {
         let facts = facts();
         let [first, second] = [&facts.gpus[0], &facts.gpus[1]];
-        let off = Means {
+        let off = DriverEvidence {
             fell: vec![first.pci_address],
-            ..means(true)
+            ..evidence(true)
         };
         let because = |found: &[Bound<'_>]| bound(found, &off).because;
         assert_eq!(
@@ -660,7 +660,7 @@ mod tests {
                 "2 of 2 GPUs are reserved for virtual machines", Some("vfio");
         } {
             let found: [Bound<'_>; 2] = [(first, one), (second, other)];
-            let finding = bound(&found, &means(loaded));
+            let finding = bound(&found, &evidence(loaded));
             assert_eq!(finding.status, verdict, "{one:?} {other:?}");
             assert!(finding.why.contains(words), "{}", finding.why);
             match remedy {
@@ -671,8 +671,8 @@ mod tests {
                 None => assert_eq!(finding.remedy, None),
             }
         }
-        assert_eq!(bound(&[], &means(false)).status, Verdict::Skip);
-        let mixed = bound(&[(first, Some("nvidia")), (second, None)], &means(true));
+        assert_eq!(bound(&[], &evidence(false)).status, Verdict::Skip);
+        let mixed = bound(&[(first, Some("nvidia")), (second, None)], &evidence(true));
         assert_eq!(
             mixed.observed.as_deref(),
             Some("nvidia (1 GPU), no driver (1 GPU)")
@@ -684,7 +684,7 @@ mod tests {
         let mut facts = facts();
         facts.gpus.truncate(1);
         facts.gpus[0].vgpu = true;
-        let finding = bound(&[(&facts.gpus[0], None)], &means(false));
+        let finding = bound(&[(&facts.gpus[0], None)], &evidence(false));
         let remedy = finding.remedy.unwrap_or_default();
         assert!(remedy.contains("GRID guest driver"), "{remedy}");
     }

@@ -1,6 +1,9 @@
-//! `modules`: kernel modules that are compiled once for many machines. `export` packs what DKMS has compiled here, and so does
-//! `install` with `driver.prebuilt.publish`. `take` is what DKMS calls before it compiles (`steps/prebuilt.rs`): it brings the modules from the first source that has fitting ones,
-//! or fails, and DKMS compiles. Whatever is wrong with a source costs the compilation that it would have saved, and no more.
+//! `modules`: kernel modules that are compiled once for many machines.
+//!
+//! `export` packs what DKMS has compiled here; `install` does the same if `driver.prebuilt.publish` is set. DKMS
+//! calls `take` before it compiles (`steps/prebuilt.rs`). `take` fetches the modules from the first source that has
+//! fitting ones. If none has, it fails, and DKMS compiles: a broken source costs only the compilation that it would
+//! have saved.
 
 use std::{
     io::{self, Write as _},
@@ -40,13 +43,13 @@ use crate::{
     },
 };
 
-/// How long one source may take. Compiling takes 80 to 275 s.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time limit of one source. Compiling takes 80 to 275 s.
+const SOURCE_TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long an archive may take to a registry where somebody waits for it.
-const EXPORT_PATIENCE: Duration = Duration::from_secs(600);
+/// The time limit of an upload by `export`, for which somebody waits.
+const UPLOAD_TIME_LIMIT: Duration = Duration::from_secs(600);
 
-/// The bytes that a signature may have: minisign's has some 300.
+/// The largest signature that is read, in bytes: one of minisign has some 300.
 const SIGNATURE_LIMIT: u64 = 16 << 10;
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Modules) -> Result<Exit, Failure> {
@@ -66,7 +69,7 @@ struct Built {
     driver: DriverVersion,
     kernel: KernelVersion,
     architecture: String,
-    /// Where they come from, as `take` has told it; `None` if DKMS compiled them without asking.
+    /// Where they come from, as `take` wrote it into DKMS' log; `None` if DKMS compiled them without `take`.
     origin: Option<String>,
     #[serde(skip)]
     folder: Utf8PathBuf,
@@ -100,7 +103,7 @@ fn built(files: &dyn ReadFiles) -> Result<Vec<Built>, FilesError> {
 struct Packed {
     name: String,
     content: Vec<u8>,
-    /// As minisign writes it.
+    /// In minisign's format.
     signature: Option<String>,
 }
 
@@ -115,7 +118,7 @@ impl Packed {
         }
     }
 
-    /// Writes it into a folder. Where the archive is, its signature is already.
+    /// Writes it into a folder. The signature is written first, so that nobody finds the archive without it.
     fn write(&self, files: &dyn Files, folder: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
         let path = folder.join(&self.name);
         if let Some(signature) = &self.signature {
@@ -126,7 +129,7 @@ impl Packed {
         Ok(path)
     }
 
-    /// Puts it into a repository.
+    /// Uploads it to a registry.
     async fn push(&self, registry: &mut Registry<'_>) -> Result<(), String> {
         let name = format!("{}{SIGNATURE}", self.name);
         let mut files = vec![oci::File {
@@ -262,7 +265,7 @@ async fn export(world: &mut World<'_>, args: &args::Export) -> Result<Exit, Fail
                 .map_err(|error| failed(what, error))?
                 .into_string(),
             ExportTo::Registry(address) => {
-                let mut registry = Registry::new(&world.host, address.clone(), EXPORT_PATIENCE);
+                let mut registry = Registry::new(&world.host, address.clone(), UPLOAD_TIME_LIMIT);
                 let pushed = packed.push(&mut registry).await;
                 pushed.map_err(|why| not_exported(&format!("{what}: {why}")))?;
                 format!("{address}:{}", oci::tag(&packed.name))
@@ -287,15 +290,15 @@ async fn export(world: &mut World<'_>, args: &args::Export) -> Result<Exit, Fail
     Ok(Exit::Ok)
 }
 
-/// From here on the network is asked through the proxy of the settings.
+/// Makes all later requests go through the proxy of the settings.
 fn through_proxy(world: &mut World<'_>) {
     if let (Some(proxy), direct) = prepare::proxy(world) {
         world.host.http = (world.proxied)(&proxy, direct.as_deref());
     }
 }
 
-/// Publishes what DKMS has compiled here for the running kernel, unless other machines have it there already. Returns where it
-/// is now.
+/// Publishes the modules that DKMS has compiled here for the running kernel. Returns where they are now; `None` if
+/// there is nothing to publish, or if it is published already.
 pub(super) async fn publish(
     host: &Host,
     facts: &Facts,
@@ -326,8 +329,9 @@ pub(super) async fn publish(
     };
     let name = purpose.archive();
     let folder = Utf8PathBuf::from(&wish.to);
-    let registry =
-        || Address::parse(&wish.to).map(|to| Registry::new(host, to, PATIENCE).for_writing());
+    let registry = || {
+        Address::parse(&wish.to).map(|to| Registry::new(host, to, SOURCE_TIME_LIMIT).for_writing())
+    };
     let is_there = match registry() {
         Some(mut registry) => registry.layers(&oci::tag(&name)).await?.is_some(),
         None => {
@@ -347,7 +351,10 @@ pub(super) async fn publish(
     };
     let packed = Packed::new(pack(host, &one, &os.id).await?, key.as_ref(), host);
     if packed.name != name {
-        return Err(format!("they are `{}`, not `{name}`", packed.name));
+        return Err(format!(
+            "the settings want `{name}`, and DKMS has compiled `{}`",
+            packed.name
+        ));
     }
     let keys = driver
         .prebuilt
@@ -355,9 +362,9 @@ pub(super) async fn publish(
         .flat_map(|prebuilt| &prebuilt.public_keys);
     let keys: Vec<String> = keys.cloned().collect();
     if let (Some(signature), false) = (&packed.signature, keys.is_empty()) {
-        prebuilt::verify(&packed.content, signature.as_bytes(), &keys).map_err(|_| {
-            "`driver.prebuilt.sign-key` is the private key of none of `driver.prebuilt.public-keys`"
-        })?;
+        prebuilt::verify(&packed.content, signature.as_bytes(), &keys).map_err(
+            |_| "`driver.prebuilt.sign-key` belongs to none of `driver.prebuilt.public-keys`",
+        )?;
     }
     match registry() {
         Some(mut registry) => packed.push(&mut registry).await?,
@@ -368,12 +375,12 @@ pub(super) async fn publish(
     Ok(Some(format!("`{name}` to {}", wish.to)))
 }
 
-/// Tells a person; where standard error is closed, nobody is there.
+/// Writes a line for people. An error is ignored: if standard error is closed, nobody reads it.
 fn tell(world: &mut World<'_>, line: &str) {
     let _ = writeln!(world.err, "{line}");
 }
 
-/// Packs what DKMS has built: the name of the archive, and its content.
+/// Packs what DKMS has built. Returns the name of the archive and its content.
 async fn pack(host: &Host, one: &Built, distribution: &str) -> Result<(String, Vec<u8>), String> {
     let unpacked = Utf8Path::new(paths::RUN).join(format!("export-{}", std::process::id()));
     let modules = read(host, one, &unpacked).await;
@@ -433,7 +440,7 @@ async fn read(host: &Host, one: &Built, unpacked: &Utf8Path) -> Result<Modules, 
     Ok(modules)
 }
 
-/// Returns the compiler of a kernel, by the configuration in its headers or beside its image.
+/// Returns the compiler that built a kernel, by the configuration in its headers or beside its image.
 fn compiler(files: &dyn ReadFiles, kernel: &str) -> Result<Option<String>, FilesError> {
     for path in [
         format!("/lib/modules/{kernel}/build/.config"),
@@ -461,28 +468,29 @@ async fn take(world: &mut World<'_>, args: &args::Take) -> Result<Exit, Failure>
                 driver: args.driver.clone(),
                 flavour: args.flavour,
             };
-            taken(&world.host, args, purpose, PATIENCE).await
+            taken(&world.host, args, purpose, SOURCE_TIME_LIMIT).await
         }
         None => (
             false,
-            "compiled them: system or architecture are not known".to_owned(),
+            "compiled, because the system or the architecture is not known".to_owned(),
         ),
     };
-    // DKMS keeps it in the log of the build.
+    // DKMS copies this line into its log of the build.
     print::text(&mut world.out, &format!("{SAYS}{said}\n"))?;
     Ok(if took { Exit::Ok } else { Exit::StepFailed })
 }
 
-/// Brings the modules from the first source that has fitting ones, and tells where from; or why none was used.
+/// Fetches the modules from the first source that has fitting ones. Returns whether one had, and the line for DKMS'
+/// log: where they come from, or why no source was used.
 async fn taken(
     host: &Host,
     args: &args::Take,
     purpose: Purpose,
-    patience: Duration,
+    time_limit: Duration,
 ) -> (bool, String) {
     let archive = purpose.archive();
-    let wish = match Wish::of(host, args, purpose).await {
-        Ok(wish) => wish,
+    let requirements = match Requirements::of(host, args, purpose).await {
+        Ok(requirements) => requirements,
         Err(error) => {
             return (
                 false,
@@ -495,9 +503,9 @@ async fn taken(
     };
     let mut whys = Vec::new();
     for source in &args.source {
-        let asked = tokio::time::timeout(patience, wish.from(host, source)).await;
+        let asked = tokio::time::timeout(time_limit, requirements.fetch_from(host, source)).await;
         let asked =
-            asked.unwrap_or_else(|_| Err(format!("it took more than {} s", patience.as_secs())));
+            asked.unwrap_or_else(|_| Err(format!("it took more than {} s", time_limit.as_secs())));
         match asked
             .and_then(|taken| put(&*host.files, &args.places, &taken.modules).map(|()| taken))
         {
@@ -527,17 +535,17 @@ struct Taken {
     digest: String,
 }
 
-/// What is asked for.
-struct Wish {
+/// What the modules of a source must fit.
+struct Requirements {
     purpose: Purpose,
     compiler: Option<String>,
     kernel: Kernel,
     names: Vec<String>,
-    /// None: archives need no signature.
+    /// Empty: archives need no signature.
     keys: Vec<String>,
 }
 
-impl Wish {
+impl Requirements {
     async fn of(host: &Host, args: &args::Take, purpose: Purpose) -> Result<Self, FilesError> {
         let release = args.kernel.as_str();
         Ok(Self {
@@ -553,8 +561,9 @@ impl Wish {
         })
     }
 
-    /// Returns the modules from a source: what is judged here is what is written later, byte for byte.
-    async fn from(&self, host: &Host, source: &str) -> Result<Taken, String> {
+    /// Fetches the modules from a source and checks them. They stay in memory, so that exactly the checked bytes are
+    /// written later.
+    async fn fetch_from(&self, host: &Host, source: &str) -> Result<Taken, String> {
         let name = self.purpose.archive();
         let unsigned = self.keys.is_empty();
         let mut source = Source::of(host, source, &name).await?;
@@ -583,7 +592,7 @@ impl Wish {
     }
 }
 
-/// Where files are brought from.
+/// Where archives are fetched from.
 enum Source<'h> {
     /// A folder or a web server.
     Place(&'h Host, String),
@@ -597,7 +606,7 @@ impl<'h> Source<'h> {
             let place = source.trim_end_matches('/').to_owned();
             return Ok(Self::Place(host, place));
         };
-        let mut registry = Registry::new(host, address, PATIENCE);
+        let mut registry = Registry::new(host, address, SOURCE_TIME_LIMIT);
         let tag = oci::tag(archive);
         match registry.layers(&tag).await? {
             Some(layers) => Ok(Self::Tag(registry, layers)),
@@ -618,21 +627,26 @@ impl<'h> Source<'h> {
     }
 }
 
-/// Works in a folder for [`PATIENCE`] at most: that of a server that does not answer blocks who uses it.
+/// Runs `work` for [`SOURCE_TIME_LIMIT`] at most: it blocks for ever in a network folder whose server does not answer.
 async fn in_folder<T: Send + 'static>(
     host: &Host,
     work: impl FnOnce(&dyn Files) -> Result<T, FilesError> + Send + 'static,
 ) -> Result<T, String> {
     let files = host.files.clone();
     let work = tokio::task::spawn_blocking(move || work(&*files));
-    let ended = (tokio::time::timeout(PATIENCE, work).await)
-        .map_err(|_| format!("the folder did not answer in {} s", PATIENCE.as_secs()))?;
+    let ended = (tokio::time::timeout(SOURCE_TIME_LIMIT, work).await).map_err(|_| {
+        format!(
+            "the folder did not answer in {} s",
+            SOURCE_TIME_LIMIT.as_secs()
+        )
+    })?;
     ended
         .map_err(|error| one_line(&error))?
         .map_err(|error| one_line(&error))
 }
 
-/// Reads a file of a source. In a folder that others may write to, anybody could put one that nobody has signed.
+/// Reads a file from a folder or a web server. If archives need no signature, it refuses a folder in which others
+/// than root may write.
 async fn fetch(host: &Host, place: &str, limit: u64, unsigned: bool) -> Result<Vec<u8>, String> {
     let mut address = place.to_owned();
     if place.starts_with('/') {
@@ -677,7 +691,7 @@ async fn kernel(host: &Host, release: &str) -> Result<Kernel, FilesError> {
     })
 }
 
-/// Returns what the kernel's own modules have as `vermagic`.
+/// Returns the `vermagic` of the kernel's own modules.
 async fn magic(host: &Host, release: &str) -> Result<Option<String>, FilesError> {
     let list = host
         .files
@@ -694,7 +708,8 @@ async fn magic(host: &Host, release: &str) -> Result<Option<String>, FilesError>
         let content = host.files.read(&path)?.unwrap_or_default();
         return Ok(modinfo(&content, "vermagic").map(str::to_owned));
     }
-    // What no program here can unpack is not known, and the kernel compares it again when it loads a module.
+    // If no program here can unpack the module, its `vermagic` stays unknown: the kernel compares it again when it
+    // loads a module.
     let asked = host
         .reader()
         .query(&kmod::field("vermagic", path.as_str()))
@@ -772,8 +787,8 @@ mod tests {
         pack(host, &all[0], "debian").await.expect("packed")
     }
 
-    async fn wish(host: &Host, keys: &[&str]) -> Wish {
-        Wish {
+    async fn requirements(host: &Host, keys: &[&str]) -> Requirements {
+        Requirements {
             purpose: Purpose {
                 distribution: "debian".to_owned(),
                 kernel: KERNEL.parse().expect("a kernel"),
@@ -810,9 +825,9 @@ mod tests {
             "nvidia-535.261.03-proprietary-debian-6.1.0-44-amd64-x86_64.tar.gz"
         );
         fakes.http.serve(&format!("{SOURCE}/{name}"), content);
-        let taken = wish(&host, &[])
+        let taken = requirements(&host, &[])
             .await
-            .from(&host, SOURCE)
+            .fetch_from(&host, SOURCE)
             .await
             .expect("taken");
         let place: args::Place = "nvidia-current=/build/nvidia.ko".parse().expect("a place");
@@ -830,9 +845,9 @@ mod tests {
         let why = |keys: &'static [&'static str], source: &'static str| {
             let host = host.clone();
             async move {
-                wish(&host, keys)
+                requirements(&host, keys)
                     .await
-                    .from(&host, source)
+                    .fetch_from(&host, source)
                     .await
                     .err()
                     .unwrap_or_default()
@@ -885,16 +900,22 @@ mod tests {
     async fn the_first_source_with_a_fitting_archive_counts_and_dkms_is_told_why_none_did() {
         let (host, fakes) = machine();
         let (name, content) = archive(&host).await;
-        let purpose = wish(&host, &[]).await.purpose;
+        let purpose = requirements(&host, &[]).await.purpose;
         let other = "https://other.example";
-        let (took, said) = taken(&host, &asked(&[other, SOURCE]), purpose.clone(), PATIENCE).await;
+        let (took, said) = taken(
+            &host,
+            &asked(&[other, SOURCE]),
+            purpose.clone(),
+            SOURCE_TIME_LIMIT,
+        )
+        .await;
         assert!(
             !took && said.starts_with("compiled, because no source had a fitting nvidia-535"),
             "{said}"
         );
         assert!(said.contains(other) && said.contains(SOURCE), "{said}");
         fakes.http.serve(&format!("{SOURCE}/{name}"), content);
-        let (took, said) = taken(&host, &asked(&[other, SOURCE]), purpose, PATIENCE).await;
+        let (took, said) = taken(&host, &asked(&[other, SOURCE]), purpose, SOURCE_TIME_LIMIT).await;
         assert!(
             took && said
                 .starts_with("took nvidia-current from https://modules.example/gpu (sha256:"),
@@ -921,8 +942,8 @@ mod tests {
         let (name, content) = archive(&host).await;
         let tag = oci::tag(&name);
         let why = async |keys: &[&str]| {
-            let wish = wish(&host, keys).await;
-            (wish.from(&host, OF_REGISTRY).await)
+            let requirements = requirements(&host, keys).await;
+            (requirements.fetch_from(&host, OF_REGISTRY).await)
                 .err()
                 .unwrap_or_default()
         };
@@ -935,7 +956,7 @@ mod tests {
             };
             let address = Address::parse(OF_REGISTRY).expect("an address");
             packed
-                .push(&mut Registry::new(&host, address, PATIENCE))
+                .push(&mut Registry::new(&host, address, SOURCE_TIME_LIMIT))
                 .await
         };
         assert_eq!(put(None).await, Ok(()));
@@ -958,7 +979,7 @@ mod tests {
         assert_eq!(why(&[ITS_PUBLIC]).await, "");
         // What is judged is the archive, whatever the tag is.
         let manifest = registry.tags.lock().expect("a lock")[&tag].clone();
-        let mut other = wish(&host, &[ITS_PUBLIC]).await;
+        let mut other = requirements(&host, &[ITS_PUBLIC]).await;
         other.purpose.driver = "535.261.04".parse().expect("a version");
         let other_tag = oci::tag(&other.purpose.archive());
         registry
@@ -967,7 +988,7 @@ mod tests {
             .expect("a lock")
             .insert(other_tag, manifest);
         let refused = other
-            .from(&host, OF_REGISTRY)
+            .fetch_from(&host, OF_REGISTRY)
             .await
             .err()
             .unwrap_or_default();
@@ -1031,8 +1052,8 @@ mod tests {
         let stored = *registry.stored.lock().expect("a lock");
         assert_eq!(publish(&driver, &wish).await, Ok(None));
         assert_eq!(*registry.stored.lock().expect("a lock"), stored);
-        let taker = self::wish(&host, &[ITS_PUBLIC]).await;
-        assert!(taker.from(&host, OF_REGISTRY).await.is_ok());
+        let taker = self::requirements(&host, &[ITS_PUBLIC]).await;
+        assert!(taker.fetch_from(&host, OF_REGISTRY).await.is_ok());
         // The same into a folder, which root alone may write.
         let folder = Publish {
             to: "/srv/modules".to_owned(),
@@ -1098,7 +1119,7 @@ mod tests {
             }
         }
         let (mut host, _) = machine();
-        let purpose = wish(&host, &[]).await.purpose;
+        let purpose = requirements(&host, &[]).await.purpose;
         host.http = Arc::new(Silent);
         for source in [SOURCE, OF_REGISTRY] {
             let (short, purpose) = (Duration::from_millis(20), purpose.clone());

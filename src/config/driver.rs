@@ -18,7 +18,7 @@ use crate::{
         kernel::{for_its_kernel, template},
         layers::Layers,
         profile::{At, DriverRow, FabricRow, Profile, Release},
-        template::Terms,
+        template::Placeholders,
         values::Build,
     },
     facts::{Facts, Os},
@@ -34,7 +34,7 @@ pub(super) struct DriverChoice<'p> {
     pub wish: DriverWish,
     /// The profile's row with its packages.
     pub row: &'p DriverRow,
-    /// The ways to its module, the row's first; never empty.
+    /// The ways to its module, that of the row first; never empty.
     pub ways: Vec<ModuleWay>,
     pub pin: Option<Pin>,
 }
@@ -47,7 +47,7 @@ pub(super) struct DriverInputs<'a> {
     pub layers: &'a Layers,
     pub facts: &'a Facts,
     pub matrix: &'a Matrix,
-    pub terms: &'a Terms,
+    pub placeholders: &'a Placeholders,
     pub gpus: Vec<GpuIdentity>,
     pub image: bool,
     /// There is no machine: every kernel is possible if none is named.
@@ -81,13 +81,13 @@ impl<'a> DriverInputs<'a> {
         let fabric = self.seen(pick.fabric);
         let beside = fabric::row(
             self.profile,
-            self.terms,
+            self.placeholders,
             &row.source,
             Some(pick.branch),
             fabric,
         );
         let mut ways: Vec<ModuleWay> = (fitting.iter())
-            // What is added to the machine serves every way.
+            // Only rows that need no further repository: what is added to the machine must serve every way.
             .filter(|other| (other.repositories.iter()).all(|one| row.repositories.contains(one)))
             .map(|row| self.way(row, beside, &pick))
             .collect();
@@ -97,7 +97,7 @@ impl<'a> DriverInputs<'a> {
                 .iter()
                 .map(|pick| self.way(row, beside, pick)),
         );
-        let packages = self.terms.for_kernels(&ways[0].packages);
+        let packages = self.placeholders.for_kernels(&ways[0].packages);
         let pin = (!row.pin.is_empty()).then(|| Pin {
             name: "driver".into(),
             packages: row.pin.clone(),
@@ -118,7 +118,7 @@ impl<'a> DriverInputs<'a> {
                 .map(|pick| pick.branch.to_string())
                 .collect();
             reasons.push(format!(
-                "`{}` has modules of few branches for a kernel: where it has none of {}, the next \
+                "`{}` has modules of few branches for a kernel: if it has none of {}, the first \
                  of {} that it has is taken",
                 row.source,
                 pick.branch,
@@ -127,12 +127,12 @@ impl<'a> DriverInputs<'a> {
         }
         let mut warnings = pick.warnings;
         match pick.fabric {
-            // The GPUs of one node work without it.
+            // The GPUs of one node work without IMEX.
             Fabric::Imex if beside.is_none() => warnings.push(format!(
                 "GPUs of several nodes need IMEX to work together, which `{}` does not have",
                 row.source
             )),
-            // The step of the fabric manager says it.
+            // The step of the fabric manager reports it.
             picked if picked == fabric => {}
             Fabric::None | Fabric::Imex => {}
             Fabric::Fm | Fabric::FmNvlsm => warnings.push(
@@ -173,7 +173,7 @@ impl<'a> DriverInputs<'a> {
                 prebuilt,
                 publish,
                 fabric_service: beside
-                    .map(|beside| fabric::service(beside, self.terms, pick.branch)),
+                    .map(|beside| fabric::service(beside, self.placeholders, pick.branch)),
             },
             row,
             ways,
@@ -181,13 +181,15 @@ impl<'a> DriverInputs<'a> {
         })
     }
 
-    /// A row as a way to a module for any kernel, with what runs beside the driver.
+    /// Makes a row into a way to a module for any kernel, with the packages of what runs beside the driver.
     fn way(&self, row: &DriverRow, beside: Option<&FabricRow>, pick: &Pick) -> ModuleWay {
         let version = self.config.version.as_ref();
         let of_fabric = beside.iter().flat_map(|beside| &beside.packages);
         let packages = row.packages.iter().chain(of_fabric).filter_map(|package| {
             Some(PackageWish {
-                name: self.terms.driver_template(&package.name, pick.branch)?,
+                name: self
+                    .placeholders
+                    .driver_template(&package.name, pick.branch)?,
                 version: match package.at {
                     At::Version => Some(pattern(version, pick.branch)),
                     At::Kernel => Some(for_its_kernel(&pattern(version, pick.branch))),
@@ -198,13 +200,16 @@ impl<'a> DriverInputs<'a> {
         });
         let at_version = (row.packages.iter()).filter(|package| package.at == At::Version);
         let beside_it =
-            at_version.filter_map(|one| self.terms.driver_template(&one.name, pick.branch));
-        let follow = (row.follow.iter())
-            .filter_map(|text| Some(template(&self.terms.driver_template(text, pick.branch)?)));
+            at_version.filter_map(|one| self.placeholders.driver_template(&one.name, pick.branch));
+        let follow = (row.follow.iter()).filter_map(|text| {
+            Some(template(
+                &self.placeholders.driver_template(text, pick.branch)?,
+            ))
+        });
         ModuleWay {
             packages: packages.collect(),
             headers: match row.build {
-                Build::Dkms => self.terms.kernel_templates(&self.release.headers),
+                Build::Dkms => self.placeholders.kernel_templates(&self.release.headers),
                 Build::Precompiled => Vec::new(),
             },
             follow: follow.collect(),
@@ -218,8 +223,8 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// The fabric that GPUs need on this machine for certain: its switches were seen, or its boards
-    /// work only behind the switches of a rack.
+    /// Returns the fabric if this machine needs it for certain: its switches were seen, or its boards work only
+    /// behind the switches of a rack.
     fn seen(&self, fabric: Fabric) -> Fabric {
         let wish = self.wish();
         let seen = match fabric {
@@ -243,7 +248,8 @@ impl<'a> DriverInputs<'a> {
         Some(lacking.why)
     }
 
-    /// The key that signs what is compiled here: a whole pair, or none.
+    /// Returns the key and the certificate that sign what is compiled here. It is an error if only one of them is
+    /// set.
     fn signing(&self) -> Result<Option<SigningKey>, ResolveError> {
         let config = &self.config.secure_boot;
         match (&config.key, &config.certificate) {
@@ -263,7 +269,7 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// Where modules come from that were compiled on another machine.
+    /// Returns from where modules are taken that another machine has compiled.
     fn prebuilt(&self) -> Result<Option<Prebuilt>, ResolveError> {
         let config = &self.config.prebuilt;
         let sources: Vec<String> = (config.sources.iter().flatten())
@@ -287,8 +293,8 @@ impl<'a> DriverInputs<'a> {
             return wrong("driver.prebuilt.unsigned", why);
         }
         if unsigned && sources.iter().any(|source| source.starts_with("http://")) {
-            let why = "an address of `driver.prebuilt.sources` starts with `http://`, on which anybody on the way can \
-                       put another archive";
+            let why = "an address of `driver.prebuilt.sources` starts with `http://`: anybody in the network between \
+                       can replace the archive";
             return wrong("driver.prebuilt.unsigned", why);
         }
         Ok(Some(Prebuilt {
@@ -297,7 +303,8 @@ impl<'a> DriverInputs<'a> {
         }))
     }
 
-    /// Where modules go that were compiled here. Other machines take them only if they are signed, or need no signature.
+    /// Returns where the modules are published that this machine has compiled. A key must sign them, or the settings
+    /// must allow modules without a signature: other machines would not take them.
     fn publish(&self) -> Result<Option<Publish>, ResolveError> {
         let config = &self.config.prebuilt;
         let key = config.sign_key.clone().map(|key| key.into_inner());
@@ -320,7 +327,7 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// The options of the modules that the boards or the instance type need.
+    /// Returns the module options that the boards or the instance type need.
     pub(super) fn options(
         &self,
         row: &DriverRow,
@@ -350,8 +357,8 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// The source that has what manages the switches of this machine, where the release's own source
-    /// has not and no other one is configured.
+    /// Returns a source with packages that manage the switches of this machine, if the source of the release has
+    /// none and the settings name none.
     fn source_for_switches(&self) -> Option<&'a str> {
         if self.config.source.is_some() {
             return None;
@@ -359,7 +366,7 @@ impl<'a> DriverInputs<'a> {
         let boards = self.gpus.iter().map(|gpu| self.matrix.board(gpu).fabric());
         let needs = self.seen(boards.max().unwrap_or(Fabric::None));
         let own = &self.release.driver_source;
-        let mut rows = fabric::rows(self.profile, self.terms, needs);
+        let mut rows = fabric::rows(self.profile, self.placeholders, needs);
         let first = rows.next()?;
         let of_own = first.source == *own || rows.any(|row| row.source == *own);
         (!of_own).then_some(first.source.as_str())
@@ -369,10 +376,10 @@ impl<'a> DriverInputs<'a> {
         let is_for = |os: &Os| row.os_ids.is_empty() || row.os_ids.contains(&os.id);
         row.releases.contains(&self.release.version_id)
             && self.facts.os.as_ref().is_none_or(is_for)
-            && (row.architectures.is_empty() || row.architectures.contains(&self.terms.arch))
+            && (row.architectures.is_empty() || row.architectures.contains(&self.placeholders.arch))
     }
 
-    /// The rows of the source for this machine.
+    /// Returns the rows of the source that serve this machine.
     fn rows(&self) -> Result<Vec<&'a DriverRow>, ResolveError> {
         let source = self.source();
         let all: Vec<&DriverRow> = self.profile.driver.iter().collect();
@@ -399,7 +406,7 @@ impl<'a> DriverInputs<'a> {
                 "driver-not-offered",
                 format!(
                     "`{source}` has no driver packages for {} {} on {}",
-                    self.profile.name, self.release.version_id, self.terms.arch
+                    self.profile.name, self.release.version_id, self.placeholders.arch
                 ),
                 self.other_sources(|_| true)
                     .unwrap_or_else(|| "no other source has any either".into()),
@@ -409,7 +416,7 @@ impl<'a> DriverInputs<'a> {
         Ok(rows)
     }
 
-    /// A hint that names another source with a row that satisfies a condition.
+    /// Returns a hint that names another source, if it has a row that satisfies the condition.
     fn other_sources(&self, condition: impl Fn(&DriverRow) -> bool) -> Option<String> {
         let source = self.source();
         let row = self
@@ -426,7 +433,7 @@ impl<'a> DriverInputs<'a> {
     }
 
     pub(super) fn wish(&self) -> Wish {
-        let kernel = &self.terms.kernels;
+        let kernel = &self.placeholders.kernels;
         let facts = Wish::of(self.facts);
         let switches = switches(self.matrix, self.facts);
         let shown = |kind| {
@@ -479,7 +486,7 @@ impl<'a> DriverInputs<'a> {
                 return Ok(pick);
             }
         }
-        // Otherwise the best driver that the source has, at last of one flavour alone.
+        // Otherwise the best driver that the source has: of any flavour, then of each flavour alone.
         let mut first_failure = None;
         for flavour in [
             wish.flavour,
@@ -517,8 +524,8 @@ impl<'a> DriverInputs<'a> {
             .into())
     }
 
-    /// The best driver for the kernels that need one. Where none fits the running kernel, that is the one of
-    /// the next boot alone: the kernel question then answers with a reboot.
+    /// Returns the best driver for both the running kernel and that of the next boot. If none fits both, it returns
+    /// the best one for the next boot, with a warning: `steps::kernels` then asks for a reboot.
     fn pick_for_kernels(&self, wish: &Wish) -> Result<Pick, Box<NoDriver>> {
         pick(self.matrix, wish).or_else(|none| {
             let (Some(running), Some(next), true) =
@@ -557,13 +564,13 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// Which other kernel would help. Which ones are offered is known only with package lists, and those
-    /// are read later.
+    /// Returns a hint that names another kernel. Only the installed ones are known here: package lists are read
+    /// later.
     fn other_kernel(&self, wish: &Wish) -> String {
         let mut installed = self.facts.kernel.installed.clone();
         installed.sort();
         let fits = |kernel: &&KernelVersion| {
-            !self.terms.kernels.contains(kernel)
+            !self.placeholders.kernels.contains(kernel)
                 && pick(self.matrix, &on_kernel(wish, kernel)).is_ok()
         };
         match installed.iter().rev().find(fits) {
@@ -575,7 +582,7 @@ impl<'a> DriverInputs<'a> {
                     let install = self.profile.manager.backend().commands().install;
                     format!(
                         " (`{}`)",
-                        install.replace("NAME", &self.terms.fill(&row.newest))
+                        install.replace("NAME", &self.placeholders.fill(&row.newest))
                     )
                 });
                 format!(
@@ -586,8 +593,8 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// The newest version of each branch that the source has: as the profile knows it, or else the
-    /// newest that the matrix knows.
+    /// Returns the newest version of each branch that the source has: as the profile knows it, else as the matrix
+    /// does.
     pub(super) fn candidates(
         &self,
         rows: &[&DriverRow],
@@ -626,7 +633,7 @@ impl<'a> DriverInputs<'a> {
         Refusal::new("driver-not-offered", why, hint)
     }
 
-    /// The rows with packages of the pick, preferred first; never none.
+    /// Returns the rows that have packages of the pick, the preferred one first; never empty.
     fn fitting(
         &self,
         rows: &[&'a DriverRow],
@@ -637,14 +644,14 @@ impl<'a> DriverInputs<'a> {
                 && row.flavour == pick.flavour
                 && self.config.build.is_none_or(|build| row.build == build)
                 && (row.kernel_flavours.is_empty()
-                    || (self.terms.kernel_flavour.as_ref())
-                        .map_or(self.trial && self.terms.kernels.is_empty(), |flavour| {
-                            row.kernel_flavours.contains(flavour)
-                        }))
+                    || (self.placeholders.kernel_flavour.as_ref()).map_or(
+                        self.trial && self.placeholders.kernels.is_empty(),
+                        |flavour| row.kernel_flavours.contains(flavour),
+                    ))
         };
         let fitting: Vec<&DriverRow> = rows.iter().copied().filter(fits).collect();
         if fitting.is_empty() {
-            let kernel = self.terms.kernels.last();
+            let kernel = self.placeholders.kernels.last();
             let build = self.config.build.map_or("any".into(), |b| b.to_string());
             return Err(Refusal::new(
                 "driver-not-offered",
@@ -663,7 +670,7 @@ impl<'a> DriverInputs<'a> {
     }
 }
 
-/// A version pattern for the package manager: all of a branch, or all revisions of a version.
+/// Returns a version pattern for the package manager: for all versions of a branch, or all revisions of a version.
 fn pattern(version: Option<&DriverVersion>, branch: Branch) -> String {
     version.map_or_else(|| format!("{branch}.*"), |version| format!("{version}-*"))
 }
@@ -684,14 +691,14 @@ fn reasons(none: &NoDriver) -> String {
     texts.join("; ")
 }
 
-/// Whether nothing but kernels stands against every driver.
+/// Whether the kernel is the only reason against every driver.
 fn is_of_kernels(none: &NoDriver) -> bool {
     none.reasons
         .iter()
         .all(|ruling| ruling.rule == Rule::Kernel)
 }
 
-/// The same wish for a machine that runs this kernel alone.
+/// Returns the same wish for a machine that runs this kernel alone.
 fn on_kernel(wish: &Wish, kernel: &KernelVersion) -> Wish {
     Wish {
         kernel: Some(kernel.clone()),

@@ -9,7 +9,7 @@ use crate::{
     config::{
         desired::FabricService,
         profile::{At, FabricRow, Profile},
-        template::Terms,
+        template::Placeholders,
     },
     model::version::Branch,
 };
@@ -17,22 +17,22 @@ use crate::{
 /// The row of a profile for this machine; of any branch where none is named.
 pub(super) fn row<'p>(
     profile: &'p Profile,
-    terms: &Terms,
+    placeholders: &Placeholders,
     source: &str,
     branch: Option<Branch>,
     needs: Fabric,
 ) -> Option<&'p FabricRow> {
-    rows(profile, terms, needs)
+    rows(profile, placeholders, needs)
         .find(|row| row.source == source && branch.is_none_or(|one| row.branches.contains(&one)))
 }
 
 /// The rows of all sources that have what the hardware needs.
 pub(super) fn rows<'p>(
     profile: &'p Profile,
-    terms: &Terms,
+    placeholders: &Placeholders,
     needs: Fabric,
 ) -> impl Iterator<Item = &'p FabricRow> {
-    let (release, arch) = (terms.release.clone(), terms.arch.clone());
+    let (release, arch) = (placeholders.release.clone(), placeholders.arch.clone());
     (profile.fabric.iter()).filter(move |row| {
         row.needs == needs
             && row.releases.contains(&release)
@@ -41,11 +41,15 @@ pub(super) fn rows<'p>(
 }
 
 /// The service of a row.
-pub(super) fn service(row: &FabricRow, terms: &Terms, branch: Branch) -> FabricService {
+pub(super) fn service(
+    row: &FabricRow,
+    placeholders: &Placeholders,
+    branch: Branch,
+) -> FabricService {
     FabricService {
         exact: (row.packages.iter())
             .filter(|package| package.at == At::Version)
-            .filter_map(|package| terms.driver_template(&package.name, branch))
+            .filter_map(|package| placeholders.driver_template(&package.name, branch))
             .collect(),
         unit: row.unit.clone(),
         modules: row.modules.clone(),

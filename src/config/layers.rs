@@ -35,7 +35,7 @@ pub const DROP_INS: &str = "/etc/gpu-bootstrap/config.d";
 /// Variables of the program that are not settings: the filter of its log.
 const NOT_SETTINGS: [&str; 1] = ["GPU_BOOTSTRAP_LOG"];
 
-/// The settings that an environment holds, by variable, with the parts of their keys.
+/// Returns the settings in an environment: the variable, the parts of the key, and the value.
 fn settings(env: impl IntoIterator<Item = (String, String)>) -> Vec<(String, Vec<String>, String)> {
     let mut ours: Vec<(String, String)> = env
         .into_iter()
@@ -53,8 +53,8 @@ fn settings(env: impl IntoIterator<Item = (String, String)>) -> Vec<(String, Vec
         .collect()
 }
 
-/// The environment's settings as [`Layers::set`] takes them. A run that resumes after a reboot has
-/// another environment, so they are kept.
+/// Returns the settings in an environment as [`Layers::set`] takes them. They are kept, because a run that resumes
+/// after a reboot has another environment.
 #[must_use]
 pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<String> {
     settings(env)
@@ -63,8 +63,8 @@ pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<Strin
         .collect()
 }
 
-/// The secrets that an assignment sets, those inside an inline table as well; `--token=X` is one,
-/// too.
+/// Returns the secrets that an assignment sets, also those inside an inline table. The assignment may be written as
+/// `--token=X`.
 #[must_use]
 pub fn secrets(assignment: &str) -> Vec<Secret> {
     let Some((key, value)) = assignment.split_once('=') else {
@@ -83,7 +83,7 @@ pub fn secrets(assignment: &str) -> Vec<Secret> {
     keys::secret(&path, value).into_iter().collect()
 }
 
-/// Collects the secrets in a value, each told by its own key.
+/// Collects the secrets in a value. Each key tells whether its value is a secret.
 fn leaves(path: &mut Vec<String>, value: &Value, found: &mut Vec<Secret>) {
     match value {
         Value::Table(table) => {
@@ -103,7 +103,7 @@ fn leaves(path: &mut Vec<String>, value: &Value, found: &mut Vec<Secret>) {
     }
 }
 
-/// Text as a TOML value, if it is one.
+/// Parses text as a TOML value; `None` if it is none.
 fn typed(text: &str) -> Option<Value> {
     toml::from_str::<Table>(&format!("value = {text}"))
         .ok()
@@ -111,7 +111,7 @@ fn typed(text: &str) -> Option<Value> {
         .and_then(|mut table| table.remove("value"))
 }
 
-/// The parts of the key of an assignment, however it is written.
+/// Returns the parts of the key of an assignment, however it is written.
 #[must_use]
 pub fn path_of(key: &str) -> Vec<String> {
     let key = key.trim().trim_start_matches('-');
@@ -137,7 +137,7 @@ pub struct Layers {
 pub struct Provenance {
     /// The key, dotted.
     pub key: String,
-    /// The value as TOML; what is secret is left out.
+    /// The value as TOML, without its secrets.
     pub value: String,
     /// Where it was written.
     pub place: Place,
@@ -170,13 +170,14 @@ impl Layers {
             files
                 .list(drop_ins)?
                 .into_iter()
-                // Hidden ones belong to editors.
+                // Hidden files belong to editors.
                 .filter(|name| name.ends_with(".toml") && !name.starts_with('.'))
                 .map(|name| drop_ins.join(name)),
         );
-        // A link that leads nowhere was to lead to settings: without them this would be another machine.
+        // A link that leads nowhere is an error: without the settings to which it should lead, this machine would be
+        // set up in another way.
         whole(files, drop_ins)?;
-        // All that is wrong is told at once.
+        // All errors are reported at once.
         let mut wrong: Vec<ConfigError> = Vec::new();
         for path in standard {
             whole(files, &path)?;
@@ -198,7 +199,7 @@ impl Layers {
         Ok(layers)
     }
 
-    /// Adds the network of the environment, which every other layer overrides.
+    /// Adds the proxy settings of the environment, which every other layer overrides.
     fn network(&mut self, env: &[(String, String)]) -> Result<(), ConfigError> {
         for found in network::from_environment(env) {
             self.add(Setting {
@@ -234,7 +235,7 @@ impl Layers {
                 wrong.push((at, error));
             }
         }
-        // As a person reads the file.
+        // Errors are in the order in which a person reads the file.
         wrong.sort_by(|(one, _), (other, _)| one.cmp(other));
         ConfigError::unless_none(wrong.into_iter().map(|(_, error)| error).collect())
     }
@@ -286,7 +287,8 @@ impl Layers {
         self.text(path, value, Place::Flag { flag })
     }
 
-    /// Adds the settings that name a driver as the last layer, in place of all that the others say about the choice.
+    /// Adds the settings that name a driver as the last layer. All other settings about the choice of the driver are
+    /// removed.
     ///
     /// # Errors
     /// A value that does not fit.
@@ -301,7 +303,7 @@ impl Layers {
         Ok(())
     }
 
-    /// The settings after all layers, by key.
+    /// Returns the settings after all layers, by key.
     #[must_use]
     pub fn provenance(&self) -> Vec<Provenance> {
         let of = |(key, setting): (&String, &Setting)| Provenance {
@@ -321,13 +323,13 @@ impl Layers {
         })
     }
 
-    /// Where a key was set, if it was.
+    /// Returns where a key was set; `None` if it was not.
     #[must_use]
     pub fn place(&self, key: &str) -> Option<&Place> {
         self.settings.get(key).map(|setting| &setting.place)
     }
 
-    /// The layers as one.
+    /// Returns one configuration from all layers.
     ///
     /// # Errors
     /// None in practice: each setting was checked when it was added.
@@ -346,7 +348,7 @@ impl Layers {
         })
     }
 
-    /// An error about the value of a key that was set.
+    /// Returns an error about the value of a key.
     pub(super) fn wrong(&self, key: &str, why: String, hint: Option<String>) -> ConfigError {
         ConfigError::Value {
             place: Box::new(self.place(key).cloned().unwrap_or(Place::Profile)),
@@ -360,8 +362,8 @@ impl Layers {
         }
     }
 
-    /// Adds a setting whose value is text: read as TOML if that fits the key, else as a string,
-    /// else as a list separated by commas.
+    /// Adds a setting whose value is text. It is read as TOML if that fits the key, else as a string, else as a list
+    /// separated by commas.
     fn text(&mut self, path: Vec<String>, value: &str, place: Place) -> Result<(), ConfigError> {
         check(&path, &place)?;
         if value.is_empty() && fits(&path, &Value::Array(Vec::new())).is_ok() {
@@ -393,7 +395,7 @@ impl Layers {
                 });
             }
         }
-        // What is wrong with an item is told of the item, where a list is wanted.
+        // If the key wants a list, the error is about the wrong item.
         let is_list = fits(&path, &Value::Array(Vec::new())).is_ok();
         let value = match typed {
             Some(Value::Array(items)) => Value::Array(items),
@@ -413,7 +415,7 @@ impl Layers {
             Err(why) => Err(ConfigError::Value {
                 hint: hints::for_value(&setting.path, &setting.value, &why),
                 value: shown_in_error(&setting),
-                // It repeats a number.
+                // The reason would repeat a number, which may be a secret.
                 why: match keys::secrecy(&setting.path) {
                     keys::Secrecy::Open => why,
                     _ if setting.value.is_str() => why,

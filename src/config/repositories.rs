@@ -12,7 +12,7 @@ use crate::{
         file::RepositoryConfig,
         layers::Layers,
         profile::{DISTRIBUTION, Profile, Release, RepositoryRow},
-        template::Terms,
+        template::Placeholders,
         values::{AbsolutePath, Fingerprint, Url, Word},
     },
     model::{packages::Signed, secret::has_login, text::nearest},
@@ -25,7 +25,7 @@ pub(super) struct RepositoryInputs<'a> {
     /// Repositories of this release that no profile has.
     pub further: &'a [RepositoryRow],
     pub release: &'a Release,
-    pub terms: &'a Terms,
+    pub placeholders: &'a Placeholders,
     pub config: &'a BTreeMap<String, RepositoryConfig>,
     pub layers: &'a Layers,
     /// `None` where no machine has told them.
@@ -144,21 +144,24 @@ impl RepositoryInputs<'_> {
     ) -> Result<Option<Repository>, ResolveError> {
         let words = |own: &Option<Vec<Word>>, row: &[String]| match own {
             Some(words) => texts(words),
-            None => row.iter().map(|text| self.terms.fill(text)).collect(),
+            None => row
+                .iter()
+                .map(|text| self.placeholders.fill(text))
+                .collect(),
         };
         let mut repository = Repository {
             name: row.name.clone(),
             url: self
-                .terms
+                .placeholders
                 .fill(config.url.as_ref().map_or(row.url.as_str(), Url::as_str)),
             suites: words(&config.suites, &row.suites),
             components: words(&config.components, &row.components),
-            architectures: vec![self.terms.package_arch.clone()],
+            architectures: vec![self.placeholders.package_arch.clone()],
             key_url: None,
             fingerprints: Vec::new(),
             keyring: config.keyring.clone().map(AbsolutePath::into_inner),
             key_files: (row.key_files.iter())
-                .map(|path| self.terms.fill(path).into())
+                .map(|path| self.placeholders.fill(path).into())
                 .collect(),
             priority: config.priority.or(row.priority),
             packages: Vec::new(),
@@ -174,7 +177,7 @@ impl RepositoryInputs<'_> {
         repository.key_url = (config.key_url.as_ref().map(Url::as_str))
             .or(row.key_url.as_deref())
             .map(|text| {
-                self.terms
+                self.placeholders
                     .fill(&text.replace("{url}", &with_slash(&repository.url)))
             });
         repository.fingerprints = match &config.fingerprints {
@@ -292,18 +295,18 @@ impl RepositoryInputs<'_> {
         if self.profile.manager.backend().needs_suites() && suites.is_empty() {
             return Err(wrong("suites"));
         }
-        let url = self.terms.fill(url.as_str());
+        let url = self.placeholders.fill(url.as_str());
         Ok(Repository {
             name: name.to_owned(),
             suites,
             components: config.components.as_deref().map(texts).unwrap_or_default(),
-            architectures: vec![self.terms.package_arch.clone()],
+            architectures: vec![self.placeholders.package_arch.clone()],
             key_url: (config.keyring.is_none())
                 .then(|| {
                     config
                         .key_url
                         .as_ref()
-                        .map(|key| self.terms.fill(key.as_str()))
+                        .map(|key| self.placeholders.fill(key.as_str()))
                 })
                 .flatten(),
             fingerprints,

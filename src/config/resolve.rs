@@ -22,7 +22,7 @@ use crate::{
         profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
         repositories::{Needed, RepositoryInputs},
         runtimes::{self, Present},
-        template::Terms,
+        template::Placeholders,
         validation::validation,
         values::{AbsolutePath, GpuNeed, Holding, PackagePattern},
     },
@@ -92,10 +92,9 @@ pub struct Resolution {
 pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let profile = &inputs.choice.profile;
     let config = inputs.layers.merged()?;
-    let (release, terms) = machine(profile, inputs.facts, inputs.flags)?;
+    let (release, placeholders) = machine(profile, inputs.facts, inputs.flags)?;
     let gpus = gpus(inputs, &config);
-    // What is wrong in a file is said on each machine that reads it, also on one without a GPU.
-    // All of it is said at once.
+    // An error in the settings is reported on every machine, also on one without a GPU, and all of them at once.
     let wrong = &mut Vec::new();
     let (kinds, reason) = match &config.runtime.r#use {
         Some(kinds) => (kinds.clone(), None),
@@ -133,7 +132,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
                 layers: inputs.layers,
                 facts: inputs.facts,
                 matrix: inputs.matrix,
-                terms: &terms,
+                placeholders: &placeholders,
                 gpus,
                 image: inputs.flags.image,
                 trial: inputs.flags.trial,
@@ -198,7 +197,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         profile,
         further: kubernetes.as_slice(),
         release,
-        terms: &terms,
+        placeholders: &placeholders,
         config: &config.repositories,
         layers: inputs.layers,
         sources: (!inputs.flags.trial).then_some(inputs.sources),
@@ -206,15 +205,15 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     .choose(&needed)?;
 
     let headers = (driver.as_ref())
-        .map(|driver| terms.for_kernels(&driver.ways[0].headers))
+        .map(|driver| placeholders.for_kernels(&driver.ways[0].headers))
         .unwrap_or_default();
-    // Podman needs none of them, and a node of EKS or of a provider has its kernel's modules.
+    // Podman needs no such modules, and a node of EKS or of a provider has those of its kernel.
     let runs_containers = (kinds.iter()).any(|kind| *kind != RuntimeKind::Podman)
         || cluster.as_ref().is_some_and(|cluster| {
             !matches!(cluster.method, JoinMethod::Eks | JoinMethod::Managed)
         });
     let container_modules = match runs_containers {
-        true => terms.kernel_templates(&release.container_modules),
+        true => placeholders.kernel_templates(&release.container_modules),
         false => Vec::new(),
     };
     let nvidia_default = config.runtime.nvidia_default.unwrap_or(false);
@@ -223,7 +222,12 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         let consent = config.driver.may_change_kernel.unwrap_or_default();
         KernelWish {
             container_modules: container_modules.clone(),
-            ..kernel(profile.kernel.as_ref(), &terms, consent, &driver.ways)
+            ..kernel(
+                profile.kernel.as_ref(),
+                &placeholders,
+                consent,
+                &driver.ways,
+            )
         }
     });
     let (driver, pin) = driver.map_or((None, None), |chosen| (Some(chosen.wish), chosen.pin));
@@ -237,7 +241,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         pins: pin.into_iter().collect(),
         deny_modules: profile.modules.deny.clone(),
         headers,
-        container_modules: terms.for_kernels(&container_modules),
+        container_modules: placeholders.for_kernels(&container_modules),
         kernel,
         driver,
         persistence: (has_driver && config.persistence.enabled.unwrap_or(true)).then(|| {
@@ -267,7 +271,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         cluster,
         reports: reports(&config),
     };
-    // Where only the package lists tell the branch, the wishes name exact versions instead.
+    // If only the package lists tell the branch, the wishes name exact versions instead.
     desired.packages.guard.driver = (desired.driver.as_ref())
         .filter(|_| !desired.kernel.as_ref().is_some_and(KernelWish::is_open))
         .map(|driver| driver.branch);
@@ -280,7 +284,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         .collect();
     hold_what_is_wanted(&mut desired);
     let mut warnings = inputs.choice.warnings.clone();
-    // Those of the machine that builds an image are not those of its instances.
+    // The reserved GPUs of a machine that builds an image are not those of its instances.
     if !inputs.flags.image && !inputs.reserved.is_empty() {
         warnings.push(format!(
             "not prepared for containers, because reserved for virtual machines (bound to \
@@ -290,7 +294,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     }
     warnings.extend((desired.driver.iter()).flat_map(|driver| driver.warnings.iter().cloned()));
     warnings.extend(toolkit_lacks);
-    if terms.kernels.is_empty() && !inputs.flags.trial {
+    if placeholders.kernels.is_empty() && !inputs.flags.trial {
         warnings.push("neither the running kernel nor the kernel of the next boot is known".into());
     }
     Ok(Resolution {
@@ -301,12 +305,12 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     })
 }
 
-/// The release and the terms of this machine, or why it is not supported.
+/// Returns the release and the values of placeholders for this machine, or why it is not supported.
 fn machine<'p>(
     profile: &'p Profile,
     facts: &Facts,
     flags: &Flags,
-) -> Result<(&'p Release, Terms), Refusal> {
+) -> Result<(&'p Release, Placeholders), Refusal> {
     let supported = || format!("profile `{}` supports {}", profile.name, profile.serves());
     let unsupported = |os: &Os| {
         let own = (profile.refused.iter())
@@ -344,11 +348,12 @@ fn machine<'p>(
                 supported(),
             )
         })?;
-    let terms = Terms::new((release, version), arch, names, &facts.kernel, flags.image);
-    Ok((release, terms))
+    let placeholders =
+        Placeholders::new((release, version), arch, names, &facts.kernel, flags.image);
+    Ok((release, placeholders))
 }
 
-/// The GPUs that need a driver; `None` where the machine may be without a GPU.
+/// Returns the GPUs that need a driver; `None` if there is none and none is required.
 fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>, Refusal> {
     let Inputs { facts, flags, .. } = inputs;
     if !flags.assume_gpus.is_empty() {
@@ -434,7 +439,8 @@ fn runtime_rows<'a>(
             .iter()
             .filter(served)
             .filter(|row| row.kind == kind);
-        // Docker's repository has no others.
+        // Docker's repository has Docker and containerd alone, so `runtime.source` does not count for other
+        // runtimes.
         let is_dockers = matches!(kind, RuntimeKind::Docker | RuntimeKind::Containerd);
         let row = of_kind
             .clone()
@@ -467,7 +473,7 @@ fn runtime_rows<'a>(
     Ok(rows)
 }
 
-/// Podman gives GPUs to containers by the specification alone.
+/// Refuses podman without CDI, which is its only way to give GPUs to containers.
 fn podman_reads(
     inputs: Inputs<'_>,
     with_toolkit: bool,
@@ -488,17 +494,17 @@ fn podman_reads(
 
 fn kernel(
     row: Option<&KernelRow>,
-    terms: &Terms,
+    placeholders: &Placeholders,
     consent: Consent,
     ways: &[ModuleWay],
 ) -> KernelWish {
     let templates = |texts: &[String]| -> Vec<PackageWish> {
-        (texts.iter().map(|text| template(&terms.fill(text)))).collect()
+        (texts.iter().map(|text| template(&placeholders.fill(text)))).collect()
     };
     KernelWish {
         consent,
-        arch: terms.arch.clone(),
-        image: row.map(|row| template(&terms.fill(&row.image))),
+        arch: placeholders.arch.clone(),
+        image: row.map(|row| template(&placeholders.fill(&row.image))),
         beside: row.map(|row| templates(&row.beside)).unwrap_or_default(),
         follow: row.map(|row| templates(&row.follow)).unwrap_or_default(),
         container_modules: Vec::new(),
@@ -537,7 +543,7 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
     }
 }
 
-/// Where a timer writes what `check` finds: nowhere, unless somebody asks for it.
+/// Returns where a timer writes what `check` finds; `None` unless the settings ask for it.
 fn reports(config: &Config) -> Option<ReportsWish> {
     let folder = config.check.textfile.clone().map(AbsolutePath::into_inner);
     let node_condition = config.check.node_condition.is_some();
@@ -584,8 +590,8 @@ fn hold(profile: &Profile, config: &Config) -> Hold {
     hold
 }
 
-/// Holds every wanted package, also one that no pattern of the profile names. The kernel's packages
-/// are left to `hold`.
+/// Adds to the holds every wanted package that no pattern of the profile names. The packages of the kernel are left
+/// to the setting `hold`.
 fn hold_what_is_wanted(desired: &mut Desired) {
     if desired.hold.patterns.is_empty() {
         return;
@@ -616,7 +622,7 @@ fn toolkit_version(config: &Config) -> Option<String> {
     }
 }
 
-/// The security fixes that an exact version of the toolkit lacks.
+/// Returns the security fixes that an exact version of the toolkit lacks.
 fn toolkit_lacks(matrix: &Matrix, profile: &Profile, config: &Config) -> Option<String> {
     let version = config.toolkit.version.as_ref()?.as_str();
     let mut names = profile.toolkit.packages.iter();

@@ -13,7 +13,7 @@ use crate::{
 
 /// The values of placeholders on a machine.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Terms {
+pub(super) struct Placeholders {
     pub codename: String,
     pub release: String,
     /// `{version}`: the machine's own `VERSION_ID`, with its minor number.
@@ -29,7 +29,7 @@ pub(super) struct Terms {
     pub compiler: Option<String>,
 }
 
-impl Terms {
+impl Placeholders {
     pub(super) fn new(
         (release, version): (&Release, &str),
         arch: &str,
@@ -112,11 +112,11 @@ mod tests {
     use super::*;
     use crate::config::profile::Profile;
 
-    fn terms(profile: &str, release: &str, kernel: Kernel, image: bool) -> Terms {
+    fn placeholders(profile: &str, release: &str, kernel: Kernel, image: bool) -> Placeholders {
         let profile = Profile::built_in(profile).unwrap();
         let version = release;
         let release = profile.release_for(version).unwrap();
-        Terms::new(
+        Placeholders::new(
             (release, version),
             "x86_64",
             &profile.architecture["x86_64"],
@@ -137,7 +137,7 @@ mod tests {
             let profile = Profile::built_in(name).unwrap();
             let release = profile.release_for(version).unwrap();
             let names = &profile.architecture[arch];
-            let terms = Terms::new(
+            let placeholders = Placeholders::new(
                 (release, version),
                 arch,
                 names,
@@ -145,17 +145,19 @@ mod tests {
                 false,
             );
             let row = profile.kernel.as_ref().expect("a row about kernels");
-            assert_eq!(terms.fill(&row.newest), newest);
+            assert_eq!(placeholders.fill(&row.newest), newest);
         }
     }
 
-    fn headers_of(terms: &Terms, names: &[String]) -> Vec<PackageWish> {
-        terms.for_kernels(&terms.kernel_templates(names))
+    fn headers_of(placeholders: &Placeholders, names: &[String]) -> Vec<PackageWish> {
+        placeholders.for_kernels(&placeholders.kernel_templates(names))
     }
 
-    fn driver_packages(terms: &Terms, name: &str) -> Vec<String> {
-        let name = terms.driver_template(name, Branch(580)).expect("all known");
-        let wishes = terms.for_kernels(&[template(&name)]);
+    fn driver_packages(placeholders: &Placeholders, name: &str) -> Vec<String> {
+        let name = placeholders
+            .driver_template(name, Branch(580))
+            .expect("all known");
+        let wishes = placeholders.for_kernels(&[template(&name)]);
         wishes.into_iter().map(|wish| wish.name).collect()
     }
 
@@ -174,7 +176,7 @@ mod tests {
         let (old, new) = ("6.1.0-40-amd64", "6.1.0-44-amd64");
         let names = ["linux-headers-{kernel}".to_owned()];
         let headers = |kernel, image| {
-            let wishes = headers_of(&terms("debian", "12", kernel, image), &names);
+            let wishes = headers_of(&placeholders("debian", "12", kernel, image), &names);
             wishes.into_iter().map(|wish| wish.name).collect::<Vec<_>>()
         };
         assert_eq!(
@@ -200,8 +202,8 @@ mod tests {
     fn packaged_modules_are_those_of_exactly_the_kernels_of_the_machine() {
         let name = "linux-modules-nvidia-{branch}-server-open-{kernel}";
         let modules = |kernel| {
-            let terms = terms("ubuntu", "24.04", kernel, false);
-            driver_packages(&terms, name)
+            let placeholders = placeholders("ubuntu", "24.04", kernel, false);
+            driver_packages(&placeholders, name)
         };
         for running in [
             "6.8.0-90-generic",
@@ -233,14 +235,14 @@ mod tests {
             ("6.14.0-37-generic", "modules-generic-hwe-24.04"),
             ("6.14.0-1017-aws", "modules-aws"),
         ] {
-            let terms = Terms::new(
+            let placeholders = Placeholders::new(
                 (&release, "24.04"),
                 "x86_64",
                 &profile.architecture["x86_64"],
                 &kernel(running, running, &[]),
                 false,
             );
-            let names = driver_packages(&terms, "modules-{kernel-flavour}");
+            let names = driver_packages(&placeholders, "modules-{kernel-flavour}");
             assert_eq!(names, [package], "{running}");
         }
     }
@@ -253,7 +255,7 @@ mod tests {
             let release = profile.release_for(version).unwrap();
             let row = profile.repository_for("epel", release).unwrap();
             let kernel = kernel("6.12.0-55.el10_0.x86_64", "6.12.0-55.el10_0.x86_64", &[]);
-            let url = terms("almalinux", version, kernel, false).fill(&row.url);
+            let url = placeholders("almalinux", version, kernel, false).fill(&row.url);
             assert!(url.contains(expected), "{url}");
         }
     }
@@ -267,8 +269,9 @@ mod tests {
             ("6.12.58-82.121.amzn2023.x86_64", "kernel6.12"),
             ("6.18.3-12.40.amzn2023.x86_64", "kernel6.18"),
         ] {
-            let terms = terms("amzn", "2023", kernel(running, running, &[running]), false);
-            let headers = headers_of(&terms, names);
+            let placeholders =
+                placeholders("amzn", "2023", kernel(running, running, &[running]), false);
+            let headers = headers_of(&placeholders, names);
             let version = running.strip_suffix(".x86_64");
             for part in ["devel", "headers", "modules-extra"] {
                 let wish = PackageWish {
@@ -288,8 +291,8 @@ mod tests {
         );
         let profile = Profile::built_in("almalinux").unwrap();
         let names = &profile.release_for("8.10").unwrap().headers;
-        let terms = terms("almalinux", "8", kernel(old, new, &[old, new]), false);
-        let headers = headers_of(&terms, names);
+        let placeholders = placeholders("almalinux", "8", kernel(old, new, &[old, new]), false);
+        let headers = headers_of(&placeholders, names);
         let versions: Vec<(&str, Option<&str>)> = headers
             .iter()
             .filter(|wish| wish.name.ends_with("-devel"))
@@ -308,11 +311,14 @@ mod tests {
     fn compilers_are_named_where_known() {
         let names = ["linux-headers-{kernel}".to_owned(), "{compiler}".to_owned()];
         let mut kernel = kernel("6.8.0-60-generic", "6.8.0-60-generic", &[]);
-        let known = headers_of(&terms("ubuntu", "22.04", kernel.clone(), false), &names);
+        let known = headers_of(
+            &placeholders("ubuntu", "22.04", kernel.clone(), false),
+            &names,
+        );
         let known: Vec<&str> = known.iter().map(|wish| wish.name.as_str()).collect();
         assert_eq!(known, ["linux-headers-6.8.0-60-generic", "gcc-12"]);
         kernel.compiler = None;
-        let unknown = terms("ubuntu", "22.04", kernel, false);
+        let unknown = placeholders("ubuntu", "22.04", kernel, false);
         assert_eq!(headers_of(&unknown, &names).len(), 1);
     }
 }

@@ -182,7 +182,8 @@ impl Applying<'_> {
         if self.stop.is_some() {
             return false;
         }
-        let Some(pause) = (self.patience).pause(&mut job.waits, tools.events.elapsed(), limit)
+        let Some(pause) =
+            (self.retry_policy).pause(&mut job.retries, tools.events.elapsed(), limit)
         else {
             return false;
         };
@@ -193,7 +194,8 @@ impl Applying<'_> {
         });
         job.begin_again();
         job.busy = true;
-        // The lists may be older than what made the attempt fail; those of other steps are not.
+        // The lists may be older than what made the attempt fail, so they count as old again. A step without
+        // packages needs none.
         if job.locks.contains(&Lock::Packages) {
             self.lists_are_new = false;
             self.session.inner.state().note_lists(false);

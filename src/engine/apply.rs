@@ -15,7 +15,7 @@ use super::{
     gate::{due, gate, only_compiles},
     job::{Answer, End, Job, had_nothing_to_do},
     ledger::Ledger,
-    patience::Patience,
+    retry::RetryPolicy,
 };
 use crate::{
     change::{Change, Lock, Problem, STOPPED},
@@ -40,7 +40,7 @@ pub(super) struct Applying<'s> {
     /// The package lists were refreshed after the last repository was added.
     pub(super) lists_are_new: bool,
     pub(super) stop: Option<Stop>,
-    pub(super) patience: Patience,
+    pub(super) retry_policy: RetryPolicy,
     /// Ends the pauses before further attempts.
     pub(super) pauses: CancellationToken,
 }
@@ -48,9 +48,9 @@ pub(super) struct Applying<'s> {
 /// How often the machine was rebooted since the last run that ended well.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reboots {
-    /// And since a driver failed validation.
+    /// Counted from the last driver that failed validation, if that was later.
     pub(super) since: u32,
-    /// Those for drivers that failed included.
+    /// Counted with the reboots for drivers that failed.
     pub(super) in_all: u32,
 }
 
@@ -109,7 +109,7 @@ impl<'s> Applying<'s> {
             epoch: 0,
             lists_are_new: false,
             stop: None,
-            patience: Patience::new(&session.tools.options),
+            retry_policy: RetryPolicy::new(&session.tools.options),
             pauses: session.tools.cancel.token().child_token(),
         }
     }
@@ -131,7 +131,7 @@ impl<'s> Applying<'s> {
             }
             let elapsed = self.session.tools.events.elapsed();
             if self.stop.is_none()
-                && let Some(deadline) = self.patience.passed(elapsed)
+                && let Some(deadline) = self.retry_policy.passed(elapsed)
             {
                 self.stop = Some(Stop::Deadline(deadline));
             }
@@ -215,7 +215,7 @@ impl<'s> Applying<'s> {
                 true
             }
             Some(_) if self.stop.is_some() => false,
-            // Whether the changes before it call for this reboot, the next assessment says.
+            // The next assessment says whether the changes before this reboot call for it.
             Some(Change::Reboot { .. }) if job.applied > 0 => {
                 let applied = job.applied;
                 self.jobs[at].changes.truncate(applied);
@@ -229,7 +229,7 @@ impl<'s> Applying<'s> {
                 true
             }
             Some(change) if gate(change).is_some() => false,
-            Some(_) => self.stretch(at),
+            Some(_) => self.apply_changes(at),
         }
     }
 
@@ -250,7 +250,7 @@ impl<'s> Applying<'s> {
     }
 
     /// Applies the changes of a step up to its end, a gate or a reboot, holding its locks.
-    fn stretch(&mut self, at: usize) -> bool {
+    fn apply_changes(&mut self, at: usize) -> bool {
         let changes: Vec<Change> = self.jobs[at]
             .pending()
             .iter()
@@ -374,7 +374,7 @@ impl<'s> Applying<'s> {
                     _ => true,
                 };
                 if changed {
-                    let event = self.jobs[at].heard(&answer);
+                    let event = self.jobs[at].answer_event(&answer);
                     self.session.tools.events.emit(event);
                 }
                 if self.jobs[at].decided {

@@ -262,12 +262,12 @@ fn hand_out(shared: &Shared, mut subscribers: Vec<Box<dyn Subscriber>>) {
 }
 
 /// Passes on what a change says while it is applied.
-pub(super) struct Said<'a> {
+pub(super) struct EventSink<'a> {
     pub(super) events: &'a Events,
     pub(super) steps: &'a [StepId],
 }
 
-impl Sink for Said<'_> {
+impl Sink for EventSink<'_> {
     fn line(&self, line: &str) {
         self.events.emit(Event::Output {
             steps: self.steps.to_vec(),

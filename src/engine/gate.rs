@@ -100,7 +100,7 @@ const fn compiles(change: &Change) -> bool {
     matches!(change, Change::BuildModule { .. })
 }
 
-/// Whether a step has package work behind it: what is left of its changes compiles modules.
+/// Whether a step has finished its package work: the rest of its changes compiles modules.
 pub(super) fn only_compiles(job: &Job) -> bool {
     let left = job.pending();
     job.decided && !left.is_empty() && left.iter().all(compiles)

@@ -63,7 +63,7 @@ impl Session {
         }
         let reboots = Reboots {
             since: before.reboots,
-            // The rollback is never too long because others were.
+            // Reboots of earlier runs do not count against the limit of a rollback.
             in_all: match before.going_back {
                 Some(_) => 0,
                 None => before.reboots_in_all,
@@ -174,7 +174,7 @@ impl Session {
         {
             finish(&ledger.journal, exit, report.summary())?;
         }
-        // A run that ended before a module was compiled has left them paused.
+        // An earlier run that ended before a module was compiled has left units paused.
         self.tools.resume_paused().await;
         self.tools.finished(&report);
         drop(lock);

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    patience::Waits,
     result::{ChangeReport, StepReport},
+    retry::Retries,
 };
 use crate::{
     change::{Change, Lock, Problem},
@@ -36,7 +36,7 @@ pub(super) struct Job {
     /// What was applied before it was tried again.
     pub(super) earlier: Vec<Change>,
     /// Its attempts that ended with something that passes.
-    pub(super) waits: Waits,
+    pub(super) retries: Retries,
     /// A task works for it now.
     pub(super) busy: bool,
     /// Its changes are decided.
@@ -128,7 +128,7 @@ impl Job {
             changes: Vec::new(),
             applied: 0,
             earlier: Vec::new(),
-            waits: Waits::default(),
+            retries: Retries::default(),
             busy: false,
             decided: false,
             since: None,
@@ -182,8 +182,8 @@ impl Job {
         self.answer = None;
     }
 
-    /// Whether the node was admitted once, and nothing but its admission is missing all the same. An API server or a kubelet that
-    /// is away in the very moment of that look is no reason to fail: the admission waits for both.
+    /// Whether the node was admitted before, and only its admission is missing now. That is no failure: an API
+    /// server or a kubelet may be away for a moment, and the admission waits for both.
     pub(super) fn lacks_admission_alone(&self, missing: &[Change]) -> bool {
         let is_admission = |change: &Change| matches!(change, Change::AdmitNode { .. });
         matches!(missing, [change] if is_admission(change))
@@ -191,7 +191,7 @@ impl Job {
     }
 
     /// The event for its answer.
-    pub(super) fn heard(&self, answer: &Answer) -> Event {
+    pub(super) fn answer_event(&self, answer: &Answer) -> Event {
         let (why, changes) = match answer {
             Ok(
                 Assessment::Satisfied { why }

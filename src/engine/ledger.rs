@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
-    events::{Events, Said},
+    events::{EventSink, Events},
     ours::ours,
 };
 use crate::{
@@ -37,7 +37,7 @@ impl Ledger {
             change: change.clone(),
             undo: undo.clone(),
         })?;
-        let sink = Said {
+        let sink = EventSink {
             events: &self.events,
             steps,
         };
@@ -72,7 +72,7 @@ impl Ledger {
         let mut notes = Vec::new();
         for open in self.journal.receipt().standing.iter().filter(|s| s.open) {
             let summary = open.change.summary();
-            let sink = Said {
+            let sink = EventSink {
                 events: &self.events,
                 steps: &open.steps,
             };
@@ -114,7 +114,7 @@ impl Ledger {
     /// Undoes a part of a change, without a journal record.
     pub(super) async fn undo(&self, standing: &[Standing], undo: &Undo) -> Option<Reverted> {
         let steps = steps_of(standing);
-        let sink = Said {
+        let sink = EventSink {
             events: &self.events,
             steps: &steps,
         };
@@ -139,7 +139,7 @@ impl Ledger {
         standing: &Standing,
         wanted: &BTreeSet<String>,
     ) -> Result<Withdrawn, Option<Reverted>> {
-        let sink = Said {
+        let sink = EventSink {
             events: &self.events,
             steps: &standing.steps,
         };

@@ -171,7 +171,7 @@ impl Session {
         step.is_none_or(|step| step.wants(change, desired))
     }
 
-    /// The step for whose sake nothing of a shared transaction is withdrawn now: it still wants the
+    /// Returns the step because of which no part of a shared transaction is withdrawn now. It still wants the
     /// transaction, but without a GPU the desired state does not name its packages.
     fn waits_for_hardware(&self, standing: &Standing, jobs: &[Job]) -> Option<StepId> {
         let desired = self.inner.desired.as_ref()?;
@@ -188,8 +188,8 @@ impl Session {
         standing.steps.iter().find(|id| needs_it(id)).cloned()
     }
 
-    /// Keeps what is left over of a container runtime as long as it runs containers: only consent stops them, and a setting
-    /// that is taken back is none. Returns what stays, and why.
+    /// Keeps what is left over of a container runtime as long as it runs containers: only consent stops them, and a
+    /// setting that is taken back is no consent. Returns what stays, and why.
     pub(super) async fn keep_running(&self, jobs: &mut [Job]) -> Vec<String> {
         let consents = |wish: &RuntimeWish| wish.restart == Restart::Always;
         let desired = self.inner.desired.as_ref();
@@ -354,9 +354,9 @@ impl Session {
         Ok(())
     }
 
-    /// Undoes the part of a transaction that is left over. Returns how that ended, `None` if it had
-    /// only waited when a signal came; and whether the transaction is no longer left over. What stays
-    /// of it then, as an account in use, is for `uninstall`.
+    /// Undoes the part of a transaction that is left over. Returns how that ended (`None` if a signal came while it
+    /// waited), and whether the transaction is no longer left over. What stays of it then, such as an account in
+    /// use, is undone by `uninstall`.
     async fn withdraw(
         &self,
         ledger: &Ledger,
@@ -431,8 +431,7 @@ impl Session {
 }
 
 impl Undone {
-    /// The exit status of a run that is otherwise as `exit` says: it is complete, or a part of what is
-    /// no longer wanted stays.
+    /// Returns `exit`, but not `Ok` if a part of what is no longer wanted stays.
     pub(super) fn exit(&self, exit: Exit) -> Exit {
         if exit == Exit::Ok && !self.left.is_empty() {
             Exit::Partial

@@ -20,11 +20,11 @@ mod ledger;
 mod leftover;
 mod offered;
 mod ours;
-mod patience;
 mod plan;
 mod reboot;
 mod result;
 mod resume;
+mod retry;
 mod rollback;
 mod rollback_words;
 mod runfile;
@@ -54,10 +54,10 @@ pub use events::Events;
 pub use graph::GraphError;
 pub use guard::release_lost;
 pub use ours::{holds, our_runtimes};
-pub use patience::UNATTENDED_DEADLINE;
 pub use reboot::{REBOOT_STOPPED, reboot};
 pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
 pub use resume::{UNIT, asked, hand_over, request, standing_changes as standing};
+pub use retry::UNATTENDED_DEADLINE;
 pub use rollback::{Rollback, rollback};
 pub use runfile::{Progress, RunFile, StepProgress};
 pub use status::{Current, Status, policy, status};
@@ -523,7 +523,7 @@ impl Tools {
 
     /// Starts the timers that a run has paused which was interrupted.
     async fn resume_paused(&self) {
-        let sink = events::Said {
+        let sink = events::EventSink {
             events: &self.events,
             steps: &[],
         };

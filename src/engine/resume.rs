@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{
     EngineError, Tools, lasting,
     ledger::Ledger,
-    patience::UNATTENDED_DEADLINE,
+    retry::UNATTENDED_DEADLINE,
     units::{self, quoted},
 };
 use crate::{

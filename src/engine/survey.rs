@@ -7,10 +7,10 @@ use tokio::task::JoinSet;
 
 use super::{
     Session,
-    events::Said,
+    events::EventSink,
     job::{Answer, End, Job},
-    patience::{Patience, Waits},
     result::Mode,
+    retry::{Retries, RetryPolicy},
 };
 use crate::{
     change::{Change, Problem},
@@ -46,7 +46,7 @@ impl Session {
             match ended {
                 Ok((at, answer, took)) => {
                     jobs[at].spent += took;
-                    self.tools.events.emit(jobs[at].heard(&answer));
+                    self.tools.events.emit(jobs[at].answer_event(&answer));
                     jobs[at].answer = Some(answer);
                     answered += 1;
                 }
@@ -98,7 +98,7 @@ impl Session {
     /// The survey before the first change. As long as all that blocks the run may pass by itself, it
     /// is repeated after a pause, until the deadline.
     ///
-    /// What only older package lists refuse is asked again with new ones. Downloading them leaves nothing
+    /// A step that only old package lists refuse is assessed again with new ones. Downloading lists leaves nothing
     /// to undo, so it is no change of the machine and has no record.
     pub(super) async fn survey_before_changes(
         &self,
@@ -106,8 +106,8 @@ impl Session {
         notes: &mut Vec<String>,
     ) -> Vec<Job> {
         let tools = &self.tools;
-        let patience = Patience::new(&tools.options);
-        let mut waits = Waits::default();
+        let policy = RetryPolicy::new(&tools.options);
+        let mut retries = Retries::default();
         let (mut asked_anew, mut stay_old) = (false, false);
         loop {
             let mut jobs = self.survey().await;
@@ -132,7 +132,7 @@ impl Session {
                         let message = format!("failed to download new package lists: {error}");
                         let elapsed = tools.events.elapsed();
                         let pause = (failure.passes)
-                            .then(|| patience.pause(&mut waits, elapsed, None))
+                            .then(|| policy.pause(&mut retries, elapsed, None))
                             .flatten();
                         if let Some(pause) = pause {
                             self.pause(&step, message, pause).await;
@@ -148,7 +148,7 @@ impl Session {
             let Some((job, why, limit)) = passing(&jobs) else {
                 return jobs;
             };
-            let Some(pause) = patience.pause(&mut waits, tools.events.elapsed(), Some(limit))
+            let Some(pause) = policy.pause(&mut retries, tools.events.elapsed(), Some(limit))
             else {
                 return jobs;
             };
@@ -185,7 +185,7 @@ impl Session {
             summary: summary.clone(),
         });
         let undo = self.tools.verbs.capture(&change).await?;
-        let sink = Said {
+        let sink = EventSink {
             events,
             steps: &steps,
         };
@@ -200,7 +200,7 @@ impl Session {
         Ok(())
     }
 
-    /// What the answers mean where nothing is applied.
+    /// Decides what the answers mean if nothing is applied.
     pub(super) fn conclude(&self, mode: Mode, jobs: &mut [Job]) {
         for at in self.inner.graph.order.clone() {
             let upstream = &self.inner.graph.up[at];
@@ -266,8 +266,8 @@ impl Session {
     }
 }
 
-/// What blocks the run, if it may pass by itself, with its limit; `None` if nothing blocks the run,
-/// or something that stays.
+/// Returns the step that blocks the run, its reason, and the limit for waiting, if all that blocks the run may pass
+/// by itself; `None` if nothing blocks it, or something that stays.
 fn passing(jobs: &[Job]) -> Option<(&Job, &str, Duration)> {
     let blocks = |job: &&Job| {
         (job.ended.as_ref())
@@ -288,7 +288,7 @@ fn passing(jobs: &[Job]) -> Option<(&Job, &str, Duration)> {
     found?.into_iter().min_by_key(|(_, _, limit)| *limit)
 }
 
-/// The step that blocks the run, if nothing but older package lists does.
+/// Returns the step that blocks the run, if only old package lists block it.
 fn only_by_old_lists(jobs: &[Job]) -> Option<StepId> {
     let by_old_lists =
         |job: &&Job| matches!(job.answer, Some(Ok(Assessment::BlockedByOldLists { .. })));

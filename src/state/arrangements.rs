@@ -1,7 +1,9 @@
-//! What real daemons make of arrangements of files, beside what this program reads in them and sets in them.
+//! Compares this program with real daemons. For each arrangement of configuration files: what does the daemon read,
+//! what does this program read, and what does the daemon read after this program has set its keys?
 //!
-//! The answers in `tests/daemons` were given by real programs: `containerd config dump` and `dockerd --validate` of each version
-//! there. `tests/daemons/record.sh` asks them again, and has to when an arrangement is new or other keys are set.
+//! The answers in `tests/daemons` were given by real programs: `containerd config dump` and `dockerd --validate` of
+//! each version there. `tests/daemons/record.sh` asks them again; run it when an arrangement is new, or when this
+//! program sets other keys.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -72,7 +74,8 @@ fn answers<T: DeserializeOwned>(daemon: &str) -> BTreeMap<String, Vec<Answer<T>>
     found
 }
 
-/// Asks the real programs, if there are some: `DAEMONS` is a folder with `containerd-VERSION` and `dockerd-VERSION`.
+/// Records the answers of real programs, if `DAEMONS` names a folder with `containerd-VERSION` and
+/// `dockerd-VERSION`.
 fn record<T: Serialize>(daemon: &str, ask: impl Fn(&Path, &str) -> Vec<Answer<T>>) {
     let Some(programs) = env::var_os("DAEMONS") else {
         return;
@@ -92,7 +95,7 @@ fn record<T: Serialize>(daemon: &str, ask: impl Fn(&Path, &str) -> Vec<Answer<T>
     }
 }
 
-/// Compares the questions with those of the answers.
+/// Fails if the answers that are kept belong to other questions than the present ones.
 fn are_current<T>(
     daemon: &str,
     version: &str,
@@ -115,7 +118,7 @@ fn are_current<T>(
     );
 }
 
-/// Runs a program, which finds others beside it: dockerd looks for its proxy.
+/// Runs a program with its own folder as `PATH`, where dockerd looks for its proxy.
 fn run(program: &Path, args: &[String]) -> Result<String, String> {
     let output = Command::new(program)
         .args(args)
@@ -157,15 +160,15 @@ mod of_containerd {
         ..KUBELETS
     };
 
-    /// What it is, the files, and what has to be known.
+    /// Its name, its files, and the runtime that the daemon must know.
     type Arrangement = (&'static str, Vec<(&'static str, String)>, Runtime<'static>);
 
-    /// The first file, with all of `conf.d`.
+    /// Returns the text of a main file that imports all of `conf.d`.
     fn root(version: u8, more: &str) -> String {
         format!("version = {version}\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n{more}")
     }
 
-    /// A file that says something about runc.
+    /// Returns the text of a file with settings for runc.
     fn runc(version: u8, plugin: &str) -> String {
         format!(
             "version = {version}\n[plugins.'{plugin}'.containerd.runtimes.runc]\n\
@@ -174,7 +177,7 @@ mod of_containerd {
         )
     }
 
-    /// A file that has the runtime, with this program.
+    /// Returns the text of a file that has the NVIDIA runtime, with this program.
     fn nvidia(version: u8, plugin: &str, program: &str) -> String {
         runc(version, plugin)
             + &format!(
@@ -387,7 +390,7 @@ mod of_containerd {
         }
     }
 
-    /// The whole configuration, as the daemon prints it.
+    /// Returns the whole configuration, as the daemon prints it.
     fn dump(program: &Path, files: &BTreeMap<String, String>) -> Said<toml::Table> {
         let folder = tempfile::tempdir().expect("a folder");
         let place = folder.path().to_str().expect("text");
@@ -408,7 +411,7 @@ mod of_containerd {
         }
     }
 
-    /// The part that this program reads, without keys that say nothing.
+    /// Returns the part that this program reads, without keys that have no value.
     fn part(dump: &toml::Table) -> Value {
         let all = serde_json::to_value(dump).expect("JSON");
         let kept = |from: &Value, keys: &[&str]| -> Map<String, Value> {
@@ -445,7 +448,7 @@ mod of_containerd {
         part.into()
     }
 
-    /// Each value by the names of its keys.
+    /// Collects each value under the names of the keys that lead to it.
     fn leaves(value: &Value, path: &str, found: &mut BTreeMap<String, String>) {
         match value.as_object() {
             Some(object) if !object.is_empty() => {
@@ -459,7 +462,7 @@ mod of_containerd {
         }
     }
 
-    /// The keys that are different, but for those of the runtime itself.
+    /// Returns the keys that are different, except those of the runtime itself.
     fn changed(before: &toml::Table, after: &toml::Table, runtime: &str) -> Vec<String> {
         let leaves = |table: &toml::Table| {
             let mut found = BTreeMap::new();
@@ -469,13 +472,13 @@ mod of_containerd {
         let (before, after) = (leaves(before), leaves(after));
         let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
         let own = format!("/containerd/runtimes/{runtime}/");
-        // A key without a value is as good as none.
+        // A key without a value counts as absent.
         let word = |value: Option<&String>| match value.map(String::as_str) {
             None | Some("\"\"" | "0" | "false" | "{}" | "[]") => "none".to_owned(),
             Some(value) => value.to_owned(),
         };
         keys.into_iter()
-            // The order of the imports' names is not that of their reading.
+            // The daemon does not print its imports in the order in which it reads them.
             .filter(|key| !key.contains(&own) && *key != "/imports")
             .map(|key| (key, word(before.get(key)), word(after.get(key))))
             .filter(|(_, before, after)| before != after)
@@ -513,14 +516,14 @@ mod of_containerd {
         found
     }
 
-    /// What the daemon itself says, read by the program's own reader.
+    /// Parses what the daemon prints with this program's own parser.
     fn read(part: &Value) -> CriConfig {
         let text = toml::to_string(part).expect("TOML");
         parse_config(&text).expect("a configuration")
     }
 
-    /// What is compared of a configuration: whether it serves pods, and the program of each runtime and who makes its
-    /// control groups.
+    /// Returns what is compared of a configuration: whether it serves pods, the program of each runtime, who makes
+    /// its control groups, and the default runtime.
     fn compared(config: &CriConfig) -> Value {
         let runtimes: BTreeSet<&String> = (config.runtimes.iter())
             .filter(|name| *name != BUILT_IN)
@@ -549,7 +552,8 @@ mod of_containerd {
             "default_runtime_name" => runtime.default,
             "enable_cdi" | "cdi_spec_dirs" => runtime.cdi,
             "bin_dir" | "bin_dirs" | "SystemdCgroup" => runtime.for_kubelet,
-            // 1.7 has its default in an entry that no file names, and fills it in later in one that is named.
+            // containerd 1.7 prints the default in an entry that no file names. In an entry that a file names, it
+            // fills it in after it has printed.
             "sandbox_mode" => true,
             "version" | "disabled_plugins" => true,
             _ => false,
@@ -564,13 +568,13 @@ mod of_containerd {
     ) -> Vec<String> {
         let (_, files, runtime) = arrangement;
         let mut wrong = Vec::new();
-        // It does not ask for the version of a file, and passes over what it does not know.
+        // containerd before 1.7 does not look at the version of a file, and ignores keys that it does not know.
         let is_newer =
             |text: &str| text.starts_with("version = 3") || text.starts_with("version = 4");
         if version < Version(1, 7) && files.iter().any(|(_, text)| is_newer(text)) {
             return wrong;
         }
-        // Nor does it know the table of a later version.
+        // containerd before 2.0 does not know the table of version 3.
         let knows = version >= Version(2, 0) || files.iter().all(|(_, text)| !text.contains(THREE));
         if let Said::Reads(part) = &answer.before
             && knows
@@ -584,7 +588,7 @@ mod of_containerd {
         }
         let part = match (&answer.before, &answer.after) {
             (_, Said::Reads(part)) => part,
-            // What it does not read is not made readable.
+            // If the daemon refuses the files before and after for the same reason, our keys are not to blame.
             (Said::Refuses(before), Said::Refuses(after)) if before == after => return wrong,
             (_, Said::Refuses(why)) => return vec![format!("it refuses our keys: {why}")],
         };
@@ -629,7 +633,7 @@ mod of_containerd {
                 wrong.push(format!("{what}: {part}"));
             }
         }
-        // A plugin that was disabled has no keys in the dump, and then all of them.
+        // The dump has no keys of a disabled plugin, and all of them after it was enabled: they are not compared.
         let was_enabled = matches!(&answer.before, Said::Reads(part) if self::read(part).enabled);
         let others = (answer.changed.iter()).filter(|line| was_enabled && !is_ours(line, runtime));
         wrong.extend(others.map(|line| format!("it changes something else: {line}")));
@@ -683,7 +687,7 @@ mod of_docker {
 
     const FILE: &str = "/etc/docker/daemon.json";
 
-    /// What it is, the file, and the flags with which the unit starts the daemon.
+    /// Its name, its file, and the flags with which the unit starts the daemon.
     type Arrangement = (&'static str, &'static str, &'static [&'static str]);
 
     const ARRANGEMENTS: [Arrangement; 14] = [
@@ -723,7 +727,8 @@ mod of_docker {
         ("nothing but a byte order mark", "\u{feff}", &[]),
     ];
 
-    /// The keys that are set, and the file afterwards. Nothing is set in what cannot be read.
+    /// Returns the keys that this program sets, and the file afterwards. In a file that cannot be read it sets
+    /// nothing.
     fn ours(text: &str) -> (Vec<FileSettings>, String) {
         let runtime = docker::Runtime {
             name: "nvidia",

@@ -23,7 +23,7 @@ use crate::{
     tools::dkms,
 };
 
-/// NVIDIA's installer leaves this behind; it removes what the installer put there.
+/// NVIDIA's installer leaves this program behind, which removes what the installer has installed.
 const RUNFILE_UNINSTALLER: &str = "/usr/bin/nvidia-uninstall";
 
 /// See the module.
@@ -34,15 +34,15 @@ struct DriverPackagesState {
     installed: Packages,
     /// Bootable kernels for which no driver module is on disk.
     kernels_without_module: Vec<String>,
-    /// Packages do not let DKMS build.
+    /// The file exists that keeps the scripts of packages from building with DKMS.
     no_autoinstall: bool,
-    /// The packages can leave the module to a change behind them, for the same kernels.
+    /// The packages can leave the building of the module to a later change, for the same kernels.
     leaves_module: bool,
-    /// What DKMS's last build said, if there is no module although the packages are installed.
+    /// The line that tells why DKMS' last build failed, if the packages are installed and there is no module.
     build: Option<String>,
-    /// The driver that is there, however it came.
+    /// The driver that was found, however it was installed.
     found: FoundDriver,
-    /// NVIDIA's installer left the program that undoes it.
+    /// NVIDIA's installer has left the program that removes its driver.
     uninstaller: bool,
     /// What this program has installed and holds.
     ours: Ours,
@@ -78,9 +78,10 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
     })
 }
 
-/// Whether a change behind the packages can do what their scripts do, beside other packages: it compiles the only module that
-/// DKMS knows then, for the same kernels, of which none has one yet, and each that boots or was installed last is known. Modules
-/// that another machine has compiled are there at once.
+/// Whether a later change can build the module in place of the packages' scripts, while other packages are
+/// installed. It can if this module is the only one that DKMS knows then, if it builds for the same kernels, none of
+/// which has the module yet, and if the kernels of the next boot and of the last installation are among them.
+/// Modules that another machine has compiled are not built, so they need no later change.
 fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> Result<bool, StepError> {
     let (Some(module), None, true) = (
         &driver.dkms,
@@ -93,7 +94,7 @@ fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> Result
     let is_known = |kernel: &KernelVersion| without.iter().any(|one| one == kernel.as_str());
     let is_installed = |kernel: &String| installed.iter().any(|one| one.as_str() == kernel);
     let for_the_same = without.len() == cx.facts.kernel.bootable().len()
-        // In a chroot the running kernel is another machine's.
+        // In a chroot, the running kernel is that of another machine.
         && without.iter().all(is_installed)
         && installed.last().into_iter().chain(&next).all(is_known);
     if !for_the_same {
@@ -101,22 +102,23 @@ fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> Result
     }
     match knows_others(cx.host.files(), module) {
         Ok(others) => Ok(!others),
-        // It was not recorded.
+        // The tree does not have these files.
         Err(error) if error.not_told().is_some() => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Whether DKMS knows a module, or finds a source of this one.
+/// Whether DKMS knows any module, or would find a source of this one.
 fn knows_others(files: &dyn ReadFiles, module: &str) -> Result<bool, FilesError> {
     Ok(dkms::is_used(files)? || dkms::has_source(files, module)?)
 }
 
-/// The end of the log of DKMS's last build. The scripts of some packages ignore that it failed.
+/// Returns the telling line in the log of DKMS' last build. The scripts of some packages ignore that the build
+/// failed.
 fn last_build(cx: &Cx<'_>, module: &str, version: &DriverVersion) -> Option<String> {
     let path = dkms::log_path(module, &version.to_string());
     match cx.host.files().read(&path) {
-        // A compiler quotes with characters that a power cut can tear.
+        // The log may not be whole UTF-8: a power cut can tear the quotation marks of a compiler.
         Ok(Some(log)) => dkms::telling_line(&String::from_utf8_lossy(&log))
             .map(|line| format!("`{path}` says: {line}")),
         Ok(None) => None,
@@ -124,7 +126,7 @@ fn last_build(cx: &Cx<'_>, module: &str, version: &DriverVersion) -> Option<Stri
     }
 }
 
-/// Whether a driver that did not come as packages is kept: then nothing is compiled for it.
+/// Whether a driver that was not installed as packages is kept: then nothing is compiled for it.
 pub(super) async fn adopts(cx: &Cx<'_>) -> bool {
     cx.desired
         .driver
@@ -227,7 +229,7 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -
     Assessment::satisfied(comparison.met_text())
 }
 
-/// The module for each kernel that has none.
+/// Returns the changes that build the module for each kernel that has none.
 fn builds(module: &str, state: &DriverPackagesState) -> impl Iterator<Item = Change> {
     (state.kernels_without_module.iter()).map(|kernel| Change::BuildModule {
         module: module.to_owned(),
@@ -235,8 +237,9 @@ fn builds(module: &str, state: &DriverPackagesState) -> impl Iterator<Item = Cha
     })
 }
 
-/// The same behind an installation that does not bring the module: its package leaves it, or is there, because an earlier run was
-/// interrupted, or may not build. All packages from which DKMS compiles say so in their names.
+/// Returns the same changes, to be made after an installation that does not build the module: its package leaves
+/// that to them, or is installed already because an earlier run was interrupted, or may not build. All packages from
+/// which DKMS compiles have `dkms` in their names.
 fn builds_beside(
     driver: &DriverWish,
     desired: &Desired,
@@ -256,8 +259,8 @@ fn builds_beside(
     }
 }
 
-/// What works only beside the driver of exactly its version and is there in another one: the
-/// transaction takes it at the version of the driver.
+/// Judges packages that work only with a driver of exactly their version, if they are installed in another one. The
+/// transaction of the driver gives them its version.
 fn beside(
     driver: &DriverWish,
     desired: &Desired,
@@ -283,7 +286,8 @@ fn beside(
     }
 }
 
-/// A driver that did not come as packages alone: kept, replaced or refused, but never mixed with ours.
+/// Judges a driver that was not installed as packages alone: it is kept, replaced or refused, but never mixed with
+/// ours.
 fn foreign(driver: &DriverWish, state: &DriverPackagesState) -> Option<Assessment> {
     let found = &state.found;
     let replaces = driver.existing == Existing::Replace;
@@ -357,7 +361,8 @@ impl Step for DriverPackages {
     }
 }
 
-/// Refuses to change a driver that somebody else manages, unless that was asked for or done before.
+/// Refuses to change a driver that another program manages, unless the settings ask for it or this program has
+/// changed it before.
 fn of_others(owner: &Owner, desired: &Desired, ours: &Ours) -> Option<Assessment> {
     let driver = desired.driver.as_ref()?;
     let is_ours = !ours.packages.is_empty();

@@ -30,7 +30,7 @@ pub struct Info {
     /// Whether containers keep running when the daemon stops.
     #[serde(default)]
     pub live_restore_enabled: bool,
-    /// The folders from which it takes CDI specifications; none where it does not use them.
+    /// The folders from which it reads CDI specifications; `None` if it does not use CDI.
     #[serde(default, rename = "CDISpecDirs")]
     pub cdi_folders: Option<Vec<String>>,
     /// Why the daemon could not be asked. The client prints a document even then.
@@ -60,7 +60,7 @@ pub fn can_validate(text: &str) -> bool {
     numbers(version).is_some_and(|(major, _)| major >= VALIDATES)
 }
 
-/// Checks a configuration file. The status is not 0 where the daemon would not start with it and with these
+/// Checks a configuration file. The exit status is not 0 if the daemon would not start with this file and these
 /// flags.
 #[must_use]
 pub fn validate(flags: &[String], path: &Utf8Path) -> Query {
@@ -69,9 +69,9 @@ pub fn validate(flags: &[String], path: &Utf8Path) -> Query {
     Query::new("dockerd", args)
 }
 
-/// The flags with which a unit starts the daemon, by its command line as systemd prints it: without quotes.
-/// Variables are left out: their values are in files that the unit names. No flag is known where another
-/// program starts the daemon, or where a word could be a part of another one.
+/// Returns the flags in the command line of a unit, as systemd prints it: without quotes. Variables are left out,
+/// because their values are in files that the unit names. The result is empty if another program starts the daemon,
+/// or if quotes are needed to tell the words apart.
 #[must_use]
 pub fn flags(command: &str) -> Vec<String> {
     let mut words = command.split_whitespace();
@@ -95,21 +95,22 @@ pub fn flags(command: &str) -> Vec<String> {
     flags
 }
 
-/// The line by which somebody makes the daemon read another configuration file than `daemon.json`.
+/// A line that makes the daemon read another configuration file than `daemon.json`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OtherConfig {
     /// The file that the daemon reads.
     pub config: String,
-    /// Where that is said.
+    /// The file that has the line.
     pub path: Utf8PathBuf,
     /// The number of the line, from 1.
     pub line: usize,
 }
 
-/// Whose options the units of Debian and of RHEL's relatives append.
+/// Files with options that the units of Debian and of RHEL's relatives append to the command line.
 const OPTIONS: [&str; 2] = ["/etc/default/docker", "/etc/sysconfig/docker"];
 
-/// What a unit and its drop-ins say about the daemon's configuration file; `None` where it is the usual one.
+/// Returns the line of a unit, its drop-ins or its option files that names another configuration file; `None` if the
+/// daemon reads the usual one.
 ///
 /// # Errors
 /// When an existing file cannot be read.
@@ -180,8 +181,8 @@ const FLAG_KEYS: [(&str, &str); 23] = [
     ("storage-opt", "storage-opts"),
 ];
 
-/// The flags with which a unit starts the daemon, by its files: the last command line counts, and variables have the
-/// values of the unit and of the files that it names. None are known where another program starts the daemon.
+/// Returns the flags with which a unit starts the daemon, by its files. The last command line counts. Variables have
+/// the values of the unit and of the files that it names. The result is empty if another program starts the daemon.
 ///
 /// # Errors
 /// When an existing file cannot be read.
@@ -215,10 +216,10 @@ pub fn unit_flags(files: &dyn ReadFiles, unit: &str) -> Result<Vec<UnitFlag>, Fi
             }
         }
     }
-    // Specifiers and patterns of systemd are not followed.
+    // Specifiers and patterns of systemd are not expanded.
     for path in named.iter().filter(|path| path.starts_with('/')) {
         let text = match files.read(Utf8Path::new(path)) {
-            // Without what this user may not read, the flags are unknown.
+            // This user may not read the file, so the flags are unknown.
             Err(error) if error.is_denied() => return Ok(Vec::new()),
             text => text?.unwrap_or_default(),
         };
@@ -241,7 +242,7 @@ pub fn unit_flags(files: &dyn ReadFiles, unit: &str) -> Result<Vec<UnitFlag>, Fi
     let mut all = Vec::new();
     for word in words(&command) {
         match word.strip_prefix('$') {
-            // `${NAME}` is one word, and `$NAME` is as many as it has, systemd.service(5).
+            // `${NAME}` stands for one word, and `$NAME` for as many as its value has, systemd.service(5).
             Some(name) => match name
                 .strip_prefix('{')
                 .and_then(|name| name.strip_suffix('}'))
@@ -289,7 +290,7 @@ pub fn unit_flags(files: &dyn ReadFiles, unit: &str) -> Result<Vec<UnitFlag>, Fi
     Ok(found)
 }
 
-/// The words of a line, which may be quoted.
+/// Splits a line into words, which may be quoted.
 fn words(line: &str) -> Vec<String> {
     let (mut found, mut word, mut quote): (Vec<String>, Option<String>, Option<char>) =
         (Vec::new(), None, None);
@@ -308,7 +309,7 @@ fn words(line: &str) -> Vec<String> {
     found
 }
 
-/// Keys whose tables the daemon takes whole; the keys within others stand for themselves. Source: moby/moby,
+/// Keys whose tables the daemon compares as a whole; of other tables it compares the inner keys. Source: moby/moby,
 /// `daemon/config/config.go`, `flatOptions`.
 const WHOLE: [&str; 7] = [
     "builder",
@@ -320,7 +321,7 @@ const WHOLE: [&str; 7] = [
     "runtimes",
 ];
 
-/// The keys of a configuration file, as the daemon compares them with its flags.
+/// Returns the keys of a configuration file that the daemon compares with its flags.
 fn keys(file: &Value) -> Vec<String> {
     let mut found = Vec::new();
     for (key, value) in file.as_object().into_iter().flatten() {
@@ -336,8 +337,9 @@ fn parsed(text: &str) -> Option<Value> {
     serde_json::from_str(text.trim_start_matches(BYTE_ORDER_MARK)).ok()
 }
 
-/// The first key that a configuration file has, and the command line of the unit, too: the daemon does not start, even
-/// if both say the same. Runtimes are united. Source: moby/moby, `findConfigurationConflicts` and `skipDuplicates`.
+/// Returns the first key that is both in the configuration file and in the command line of the unit. The daemon does
+/// not start then, even if both have the same value. Only runtimes are merged. Source: moby/moby,
+/// `findConfigurationConflicts` and `skipDuplicates`.
 #[must_use]
 pub fn conflict<'f>(text: &str, flags: &'f [UnitFlag]) -> Option<&'f UnitFlag> {
     let keys = keys(&parsed(text)?);
@@ -345,7 +347,7 @@ pub fn conflict<'f>(text: &str, flags: &'f [UnitFlag]) -> Option<&'f UnitFlag> {
 }
 
 /// Keys of Docker's configuration file that people set. Source: moby/moby, `cmd/dockerd/config.go` and
-/// `config_unix.go`: the names of its flags, and of what they are called in the file.
+/// `config_unix.go`: the names that flags have in the file.
 const KEYS: [&str; 40] = [
     "bip",
     "bridge",
@@ -389,11 +391,11 @@ const KEYS: [&str; 40] = [
     "userns-remap",
 ];
 
-/// A key that no Docker knows, because it is mistyped, and the one that is meant: with such a one the daemon does not
-/// start. A key that looks like none may be one of a Docker that is newer than this program.
+/// Returns a mistyped key and the one that is meant: with a key that it does not know, the daemon does not start. A
+/// key that resembles no known one is left alone, because a newer Docker may know it.
 #[must_use]
 pub fn mistyped(text: &str) -> Option<(String, &'static str)> {
-    // The name of a flag is passed over in the file.
+    // The daemon ignores a key that has the name of a flag.
     let is_flag = |key: &String| FLAG_KEYS.iter().any(|(flag, _)| flag == key);
     (keys(&parsed(text)?).into_iter().filter(|key| !is_flag(key))).find_map(|key| {
         let plain = key.to_ascii_lowercase().replace(['_', ' '], "-");
@@ -408,7 +410,7 @@ pub fn mistyped(text: &str) -> Option<(String, &'static str)> {
     })
 }
 
-/// The value of the option in a line that is no comment.
+/// Returns the value of `--config-file` in a line that is no comment.
 fn config_in(line: &str) -> Option<&str> {
     let line = line.trim_start();
     if line.starts_with(['#', ';']) {
@@ -549,14 +551,14 @@ pub fn check_config(text: &str) -> Result<(), Flaw> {
 }
 
 impl Info {
-    /// Whether the daemon forgives a [`Flaw`] that can be forgiven.
+    /// Whether the daemon reads a file whose [`Flaw`] is `forgiven`.
     #[must_use]
     pub fn is_lenient(&self) -> bool {
         self.numbers().is_some_and(|(major, _)| major >= LENIENT)
     }
 
-    /// Whether the daemon knows CDI, but has to be told to use it: from 25.0 on it does, from 28.2 on
-    /// by itself (<https://docs.docker.com/build/building/cdi/>, release notes of 28.2.0).
+    /// Whether CDI must be switched on: Docker has it from 25.0 on, and uses it by default from 28.2 on
+    /// (<https://docs.docker.com/build/building/cdi/>, release notes of 28.2.0).
     #[must_use]
     pub fn needs_cdi(&self) -> bool {
         self.numbers()
@@ -579,17 +581,17 @@ impl Info {
     }
 }
 
-/// Where a Docker that is a snap is, and what it uses. What a snap that was removed has left counts for nothing.
+/// Folders that exist while Docker is installed as a snap. What a removed snap leaves behind is not looked at.
 const SNAP: [&str; 2] = ["/snap/docker", "/var/snap/docker/current"];
 
 /// The configuration file of a Docker that is a snap (canonical/docker-snap).
 pub const SNAP_CONFIG: &str = "/var/snap/docker/current/config/daemon.json";
 
-/// What makes GPUs usable where Docker is a snap.
+/// The remedy where Docker is a snap.
 pub const SNAP_REMEDY: &str = "run `snap remove docker` and install Docker as a package; or configure the runtime in \
      `/var/snap/docker/current/config/daemon.json`, then run `snap restart docker`";
 
-/// What shows that Docker is a snap; `None` if nothing does.
+/// Returns a folder that shows that Docker is a snap; `None` if there is none.
 ///
 /// # Errors
 /// When a folder cannot be read.
@@ -659,7 +661,7 @@ pub fn settings(file: &Document, runtime: &Runtime<'_>) -> Vec<Setting> {
         want(&["default-runtime"], json!(runtime.name));
     }
     let cdi = ["features".to_owned(), "cdi".to_owned()];
-    // Who has switched it off has decided.
+    // If somebody has switched it off, it stays off.
     if runtime.cdi && file.get(&cdi).is_none() {
         want(&["features", "cdi"], json!(true));
     }
@@ -673,11 +675,11 @@ pub struct Runtime<'a> {
     pub name: &'a str,
     /// The program that takes runc's place.
     pub program: &'a str,
-    /// Whether the entry that there is stays as it is.
+    /// Whether the existing entry stays as it is.
     pub kept: bool,
-    /// Whether it has to be the default one.
+    /// Whether it must be the default runtime.
     pub default: bool,
-    /// Whether CDI has to be switched on.
+    /// Whether CDI must be switched on.
     pub cdi: bool,
 }
 

@@ -9,12 +9,11 @@ use crate::{
     model::{pci::PciAddress, text::built_in},
 };
 
-/// Reading a log takes no longer, however long the machine runs.
+/// The time limit for reading a log, however long the machine runs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// What the journal is searched for, beside the lines of the table: the lines that [`read`] understands, and the first line
-/// of a boot.
-/// The rest of the log is nobody's business: it may end in a recording.
+/// The pattern that the journal is searched for, beside the lines of the table: the lines that [`read`] understands,
+/// and the first line of a boot. No other line is read, because what is read may end in a recording.
 const LINES: &str =
     "NVRM|SXid|nvidia.*(probe|firmware)|BAR [0-9].*(no space|assign)|Linux version ";
 
@@ -23,7 +22,7 @@ static TABLE: LazyLock<Vec<Line>> = LazyLock::new(|| {
     table.line
 });
 
-/// What a line of the table says about.
+/// What a line of the table is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -42,9 +41,9 @@ pub enum Kind {
 /// A row of the table `kernel_log.toml`.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 pub struct Line {
-    /// Lists of words; a line of the log has all of one of them.
+    /// Each list has words that a line of the log must all contain; one list is enough.
     lines: Vec<Vec<String>>,
-    /// What it says about.
+    /// What it is about.
     pub kind: Kind,
     /// The reason; `{}` stands for the device.
     pub why: String,
@@ -57,7 +56,7 @@ struct Table {
     line: Vec<Line>,
 }
 
-/// The row of a line.
+/// Returns the row of the table for a line of the log.
 fn row(line: &str) -> Option<&'static Line> {
     let is_of = |row: &&Line| {
         let all = |words: &Vec<String>| words.iter().all(|words| line.contains(words.as_str()));
@@ -66,7 +65,8 @@ fn row(line: &str) -> Option<&'static Line> {
     TABLE.iter().find(is_of)
 }
 
-/// The rows of messages, in the order of the table.
+/// Returns the rows of the table for these messages, each with the devices that the lines name, in the order of the
+/// table.
 pub fn rows(messages: &[Message]) -> impl Iterator<Item = (&'static Line, Vec<PciAddress>)> {
     TABLE.iter().filter_map(move |row| {
         let of_it = |message: &Message| match message {
@@ -78,7 +78,7 @@ pub fn rows(messages: &[Message]) -> impl Iterator<Item = (&'static Line, Vec<Pc
     })
 }
 
-/// The pattern that finds the lines of the table in the journal.
+/// Returns the pattern that finds the lines of the table in the journal.
 fn pattern() -> String {
     let literal = |words: &String| -> String {
         let mut escaped = String::new();
@@ -99,7 +99,7 @@ fn pattern() -> String {
     lines.map(one).collect::<Vec<_>>().join("|")
 }
 
-/// The messages of this boot from systemd's journal, which keeps more than the kernel.
+/// Queries the messages of this boot in systemd's journal, which keeps more of them than the kernel.
 #[must_use]
 pub fn journal() -> Query {
     let lines = format!("--grep={LINES}|{}", pattern());
@@ -114,7 +114,7 @@ pub fn journal() -> Query {
     Query::new("journalctl", args).deadline(DEADLINE)
 }
 
-/// The messages that the kernel itself still has.
+/// Queries the messages that the kernel itself still has.
 #[must_use]
 pub fn ring() -> Query {
     Query::new("dmesg", [""; 0]).deadline(DEADLINE)
@@ -126,7 +126,7 @@ pub const FILES: [&str; 3] = ["/var/log/kern.log", "/var/log/dmesg", "/var/log/m
 /// The beginning of a boot.
 const BOOT: &str = "Linux version ";
 
-/// The lines of the last boot in a file.
+/// Returns the lines of the last boot in a file.
 #[must_use]
 pub fn last_boot(text: &str) -> impl DoubleEndedIterator<Item = &str> {
     let lines: Vec<&str> = text.lines().collect();
@@ -155,7 +155,7 @@ pub enum Message {
     ResetRequired,
     /// The driver's manager of memory (UVM) met an error that ends CUDA on all GPUs until a reboot.
     RebootRequired,
-    /// It says itself what a GPU needs now (Xid 154); later lines replace earlier ones.
+    /// The driver says what a GPU needs now (Xid 154); later lines replace earlier ones.
     Recovery {
         gpu: Option<PciAddress>,
         /// What it needs.
@@ -195,7 +195,7 @@ pub enum Message {
     NoFirmware {
         /// The file, where the line names it.
         file: Option<String>,
-        /// The code of the error, where it is another one than that of a file that is missing.
+        /// The code of the error; `None` if it only says that the file is missing.
         code: Option<u32>,
     },
     /// A line of the table.
@@ -218,10 +218,10 @@ pub enum Message {
 pub enum Recovery {
     /// Nothing more.
     None,
-    /// The end of the programs that use it together with others.
+    /// A stop of the programs that use it together with other GPUs.
     DrainPeers,
     Reset,
-    /// Its programs ended, then a reset.
+    /// A stop of its programs, then a reset.
     DrainAndReset,
     /// A recovery of the IMEX domain; no fault of this machine.
     Imex,
@@ -231,7 +231,7 @@ pub enum Recovery {
 }
 
 impl Recovery {
-    /// The action of this number; `None` for one that is not known here.
+    /// Returns the action with this number; `None` if it is not known here.
     #[must_use]
     pub fn of(number: u32) -> Option<Self> {
         Some(match number {
@@ -274,17 +274,17 @@ fn cause(line: &str) -> Option<Message> {
     })
 }
 
-/// The lines of one record: rsyslog writes the end of a line within it as `#012`, Talos as `\x0a`.
+/// Splits a record into its lines: rsyslog writes the end of a line within it as `#012`, Talos as `\x0a`.
 fn sentences(record: &str) -> impl Iterator<Item = &str> {
     (record.split("#012")).flat_map(|part| part.split("\\x0a"))
 }
 
-/// Reads one line; `None` if it is none of the known messages. `last` is the GPU that the sentence
-/// began with.
+/// Reads one line; `None` if it is no known message. `last` is the GPU that an earlier line of the same sentence
+/// names.
 fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
     if let Some(row) = row(line) {
         let at = place(line);
-        // A device of the bus is named by its line.
+        // A line about the bus counts only if it names its device.
         let whole = at.is_some() || matches!(row.kind, Kind::Load | Kind::Start | Kind::Beside);
         return whole.then_some(Message::Line { at, row });
     }
@@ -320,7 +320,7 @@ fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
     });
     let gpu = named.or(last);
     for (words, found) in [
-        // The rest of a sentence that an earlier line began.
+        // A line that does not begin with `GPU` continues a sentence, whose first line names the GPU.
         ("fallen off the bus", {
             let rest = !said.trim_start().starts_with("GPU");
             let gpu = if rest { gpu } else { named };
@@ -371,7 +371,7 @@ fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
     None
 }
 
-/// Lines of the kernel itself, and of NVIDIA's driver for switches.
+/// Reads a line of the kernel itself, or of NVIDIA's driver for switches.
 fn other(line: &str) -> Option<Message> {
     if let Some((_, rest)) = line.split_once("SXid (") {
         // `nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up`

@@ -1,5 +1,6 @@
-//! Kernel modules that were compiled on another machine: an archive for one kernel and one driver, a compressed `tar` of
-//! `manifest.json` and the modules. Beside it is its signature, as minisign writes it.
+//! Kernel modules that were compiled on another machine. An archive has the modules for one kernel and one driver:
+//! it is a compressed `tar` of `manifest.json` and the modules. Its signature is a file beside it, in the format of
+//! minisign.
 
 use std::{
     collections::BTreeMap,
@@ -23,19 +24,20 @@ use crate::{
     },
 };
 
-/// What the name of a signature has behind that of its archive.
+/// The suffix of a signature: its name is that of the archive with this suffix.
 pub const SIGNATURE: &str = ".minisig";
 
-/// No archive has more bytes: stripped and compressed, the modules of a driver have some 6 to 30 MB.
+/// The largest archive that is read, in bytes. Stripped and compressed, the modules of a driver have some 6 to 30
+/// MB.
 pub const LIMIT: u64 = 256 << 20;
 
-/// No archive has more bytes when it is unpacked.
+/// The most bytes that are unpacked from an archive.
 const UNPACKED_LIMIT: u64 = 512 << 20;
 
-/// What the lines begin with that this program leaves in DKMS' log of a build.
+/// The start of each line that this program writes into DKMS' log of a build.
 pub const SAYS: &str = "gpu-bootstrap: ";
 
-/// What such a line begins with if modules were used.
+/// What follows [`SAYS`] if the modules of an archive were used.
 pub const TOOK: &str = "took ";
 
 const MANIFEST: &str = "manifest.json";
@@ -65,7 +67,7 @@ impl Purpose {
             driver,
             flavour,
         } = self;
-        // The release of an RPM system's kernel has the architecture already.
+        // On RPM systems the kernel's release contains the architecture already.
         let suffix = format!(".{architecture}");
         let kernel = kernel
             .as_str()
@@ -97,7 +99,7 @@ pub enum Unfit {
     Signature { why: String },
     #[error("none of the public keys has signed it")]
     Signer,
-    /// minisign 0.10 is the first that signs the digest of a file unless it is told otherwise.
+    /// minisign signs the digest by default from 0.10 on.
     #[error(
         "a public key has signed the whole file, and not its digest: sign it with `minisign -S -H`"
     )]
@@ -142,7 +144,7 @@ fn is_module_name(name: &str) -> bool {
 /// Packs modules into an archive.
 ///
 /// # Errors
-/// A name that is none of a module.
+/// When a name cannot be that of a module.
 pub fn pack(purpose: &Purpose, compiler: Option<String>, modules: &Modules) -> io::Result<Vec<u8>> {
     if let Some(name) = modules.keys().find(|name| !is_module_name(name)) {
         return Err(io::Error::other(format!("`{name}` is no name of a module")));
@@ -169,10 +171,10 @@ pub fn pack(purpose: &Purpose, compiler: Option<String>, modules: &Modules) -> i
     archive.into_inner()?.finish()
 }
 
-/// Tells whether one of the public keys has signed an archive.
+/// Checks that one of the public keys has signed an archive.
 ///
 /// # Errors
-/// None has, or the signature is none.
+/// When none has, or the signature cannot be read.
 pub fn verify(archive: &[u8], signature: &[u8], keys: &[String]) -> Result<(), Unfit> {
     let unreadable = |why: String| Unfit::Signature { why };
     let text = std::str::from_utf8(signature).map_err(|error| unreadable(error.to_string()))?;
@@ -191,17 +193,18 @@ pub fn verify(archive: &[u8], signature: &[u8], keys: &[String]) -> Result<(), U
 
 /// A private key that signs archives.
 pub struct PrivateKey {
-    /// The number by which a signature names it.
+    /// The number of the key, which is in each of its signatures.
     number: [u8; 8],
     pair: Ed25519KeyPair,
 }
 
 impl PrivateKey {
-    /// Reads the file of a private key without a password. Source: the documentation of minisign, "Secret key format": in
-    /// Base64 three algorithms of two bytes, 48 bytes of a password's, the number, the key with its public one, and a checksum.
+    /// Reads the file of a private key without a password. Source: the documentation of minisign, "Secret key
+    /// format". The second line is Base64 of three algorithms (2 bytes each), 48 bytes about a password, the number
+    /// of the key (8), the private and the public key (32 each), and a checksum (32).
     ///
     /// # Errors
-    /// Why it is none. The key itself is not in it.
+    /// Why the file cannot be used. The text does not contain the key.
     pub fn read(text: &str) -> Result<Self, &'static str> {
         const NONE: &str = "it is no private key of minisign's";
         let line = text.lines().nth(1).ok_or(NONE)?;
@@ -235,7 +238,7 @@ impl PrivateKey {
     }
 }
 
-/// Unpacks the modules that are wanted, in memory: no name in an archive decides where something is written.
+/// Unpacks the wanted modules in memory, so that no name in an archive decides where a file is written.
 ///
 /// # Errors
 /// The archive is for something else, lacks a module, or is damaged.
@@ -255,7 +258,7 @@ pub fn unpack(
     for entry in archive.entries().map_err(damaged)? {
         let entry = entry.map_err(damaged)?;
         let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
-        // A sparse file is as large as it says, however small the archive is.
+        // Only regular files are read: a sparse file in a small archive may claim any size.
         if entry.header().entry_type() != tar::EntryType::Regular
             || !(name == MANIFEST || files.contains(&name))
         {
@@ -328,15 +331,15 @@ pub fn unpack(
 pub struct Kernel {
     /// Its release, as its headers give it to modules.
     pub release: String,
-    /// What its own modules have as `vermagic`; `None` if none could be read.
+    /// The `vermagic` of its own modules; `None` if none could be read.
     pub magic: Option<String>,
     /// The checksums of its symbols; empty if they are not known.
     pub symbols: BTreeMap<String, u32>,
 }
 
 impl Kernel {
-    /// Tells whether it would accept modules: the kernel itself compares the same when it loads them (Linux,
-    /// `check_modinfo` and `check_version` of `kernel/module`).
+    /// Checks that the kernel would accept these modules. The kernel itself compares the same when it loads them
+    /// (Linux, `check_modinfo` and `check_version` of `kernel/module`).
     ///
     /// # Errors
     /// What differs.
@@ -360,7 +363,8 @@ impl Kernel {
             }
             let needed =
                 needed_symbols(content).ok_or_else(|| Unfit::NoSymbols { module: module() })?;
-            // What the kernel does not have comes from another of the modules, which are not compared: the first one needs none.
+            // Only the first module must find all its symbols in the kernel. The others need symbols of the first,
+            // too, which are not compared.
             let is_first = modinfo(content, "depends").is_none_or(|text| !text.contains("nvidia"));
             for (symbol, checksum) in needed {
                 match self.symbols.get(&symbol) {
@@ -413,7 +417,8 @@ pub fn compiler(config: &str) -> Option<String> {
     Some(value.trim_matches('"').to_owned())
 }
 
-/// Decompresses a module in its place, without the ending of its name; `None` if it is not compressed.
+/// Returns the command that decompresses a module in its folder and takes the ending off its name; `None` if it is
+/// not compressed.
 #[must_use]
 pub fn decompress(path: &Utf8Path) -> Option<Cmd> {
     let program = match path.extension()? {
@@ -440,7 +445,7 @@ pub fn decompress(path: &Utf8Path) -> Option<Cmd> {
     ))
 }
 
-/// Returns what this program has said in DKMS' log of a build.
+/// Returns what this program has written into DKMS' log of a build.
 pub fn said(log: &str) -> impl Iterator<Item = &str> {
     log.lines().filter_map(|line| line.strip_prefix(SAYS))
 }

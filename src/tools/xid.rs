@@ -16,7 +16,7 @@ static TABLE: LazyLock<BTreeMap<u32, Xid>> = LazyLock::new(|| {
 /// What an error asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Act {
+pub enum XidAction {
     /// Nothing: the driver has dealt with it.
     None,
     /// To start the application again.
@@ -39,7 +39,7 @@ pub enum Act {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Xid {
     /// What it asks for.
-    pub act: Act,
+    pub action: XidAction,
     /// What happened.
     pub what: String,
 }
@@ -57,16 +57,19 @@ pub fn of(code: u32) -> Option<&'static Xid> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Act, TABLE, of};
+    use super::{TABLE, XidAction, of};
 
     #[test]
     fn the_table_is_whole() {
         assert!(TABLE.len() > 65);
         for code in 144..=150 {
-            assert_eq!(of(code).map(|xid| xid.act), Some(Act::ResetFabric));
+            assert_eq!(of(code).map(|xid| xid.action), Some(XidAction::ResetFabric));
         }
-        assert_eq!(of(79).map(|xid| xid.act), Some(Act::RestartMachine));
-        assert_eq!(of(13).map(|xid| xid.act), Some(Act::RestartApp));
+        assert_eq!(
+            of(79).map(|xid| xid.action),
+            Some(XidAction::RestartMachine)
+        );
+        assert_eq!(of(13).map(|xid| xid.action), Some(XidAction::RestartApp));
         assert_eq!(of(4711), None);
         assert!(TABLE.values().all(|xid| !xid.what.is_empty()));
     }

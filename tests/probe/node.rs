@@ -15,7 +15,7 @@ use gpu_bootstrap::{
     host::{
         CudaView, Gpu, MigDevice, Nvml, NvmlDevice, NvmlView,
         fake::{self, FakeGpu, Fakes},
-        real::{Ourselves, Patience, RealExec, RealGpu},
+        real::{Ourselves, RealExec, RealGpu, TimeLimits},
     },
     model::secret::{Hiding, Secrets},
 };
@@ -173,14 +173,14 @@ impl Node {
                 self.libraries().display().to_string(),
             )],
         };
-        let patience = Patience {
+        let limits = TimeLimits {
             starting: PHASE,
             phase: PHASE,
             whole: Duration::from_secs(50),
         };
         host.gpu = Arc::new(Both {
             nvml,
-            cuda: RealGpu::of(Arc::new(RealExec::default()), program, patience),
+            cuda: RealGpu::of(Arc::new(RealExec::default()), program, limits),
         });
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let secrets = Secrets::default();

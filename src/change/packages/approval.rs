@@ -60,8 +60,8 @@ pub(super) fn choose(
     })
 }
 
-/// The candidate if it fits, otherwise the newest version of the highest priority among those that fit. What an administrator
-/// has forbidden does not.
+/// Returns the candidate if it fits, otherwise the newest version of the highest priority that fits. A version that
+/// an administrator has forbidden never fits.
 pub(super) fn preferred(
     backend: &dyn Backend,
     offer: &Offer,
@@ -80,7 +80,7 @@ pub(super) fn preferred(
         .map(|(version, _)| version.clone())
 }
 
-/// The actions of a simulation that the plan does not approve, each as `would …`.
+/// Returns the actions of a simulation that the plan does not approve, each as text that begins with `would`.
 pub(super) fn objections(
     backend: &dyn Backend,
     actions: &[Action],
@@ -139,7 +139,8 @@ pub(super) fn is_of_driver(name: &str, version: &str) -> bool {
     carries_driver(name) || DriverVersion::from_package(version).is_ok_and(is_driver)
 }
 
-/// Refuses parts of a driver from a repository that an administrator has forbidden, and that our preference lifts.
+/// Refuses parts of a driver from a repository that an administrator has forbidden, and that only our preference
+/// would allow.
 pub(super) fn allowed(
     backend: &dyn Backend,
     actions: &[Action],
@@ -171,7 +172,8 @@ pub(super) fn allowed(
     .advice(hint))
 }
 
-/// The error of a transaction that the plan does not approve. With newer package lists it may be another one.
+/// Returns the error for a transaction that the plan does not approve. With newer package lists, the transaction may
+/// be another one.
 pub(super) fn disapproved(reason: &'static str, why: &str) -> Problem {
     Problem {
         depends_on_lists: true,

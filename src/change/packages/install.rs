@@ -92,8 +92,7 @@ impl Applier {
         .map_err(|error| self.name_exclusions(error, &names(wishes)))
     }
 
-    /// One attempt at a transaction: simulated, approved, downloaded, performed. Returns what it was to
-    /// remove.
+    /// Simulates, approves, downloads and performs a transaction once. Returns the packages that it had to remove.
     async fn transact(
         &self,
         resolved: &BTreeMap<String, String>,
@@ -123,8 +122,8 @@ impl Applier {
         self.run_once("download packages", &download, downloads, sink)
             .await?;
         if !work.removing.is_empty() && self.backend.performs_from_downloads() {
-            // Such a manager also removes what needs a package that is to go, without an option that
-            // forbids it: so it is asked once more, right before.
+            // Such a manager also removes packages that need a removed one, and has no option that forbids this. So
+            // the transaction is simulated once more right before.
             let now = self.simulate(&work.request()).await?;
             if now != work.actions {
                 self.guard(&now, wishes).await?;
@@ -149,9 +148,8 @@ impl Applier {
         Ok(work.removing)
     }
 
-    /// What there is to do, simulated; `None` if there is nothing. Of the packages to replace, those that
-    /// something wanted needs get another version, and all others are removed: which ones, only a
-    /// simulation tells.
+    /// Returns the simulated work; `None` if there is none. Of the packages to replace, those that a wanted package
+    /// needs get another version, and all others are removed. Only a simulation tells which.
     async fn work(
         &self,
         resolved: &BTreeMap<String, String>,
@@ -212,7 +210,7 @@ impl Applier {
         Ok(named.iter().map(at).collect())
     }
 
-    /// The packages to replace that are offered in the version of the wanted driver. A package manager does
+    /// Returns the packages to replace that are offered in the version of the wanted driver. A package manager does
     /// not take an older version of a dependency by itself, so these must be named.
     async fn of_same_driver(
         &self,
@@ -273,8 +271,8 @@ impl Applier {
         }
     }
 
-    /// All wanted packages, where these alone would bring another kernel: other steps add theirs to the
-    /// same transaction, as the headers of the kernel that is there.
+    /// Returns all wanted packages, if `wishes` alone would bring another kernel: other steps add theirs to the same
+    /// transaction, such as the headers of the installed kernel.
     fn with_all_wanted(&self, error: &Problem, wishes: &[PackageWish]) -> Option<Vec<PackageWish>> {
         let brings_kernel = error.class == Class::NewKernel;
         let wanted = self.wanted.as_ref().filter(|_| brings_kernel)?;
@@ -300,8 +298,8 @@ impl Applier {
         self.check_space(&work.request()).await
     }
 
-    /// Approves what becomes a part of a transaction: what other steps want may be upgraded, because they
-    /// name it there.
+    /// Approves work that becomes a part of a larger transaction. Packages that other steps want may be upgraded,
+    /// because these steps name them there.
     async fn approve_part(
         &self,
         actions: &[Action],
@@ -419,7 +417,7 @@ impl Applier {
         }
     }
 
-    /// Downloads what a transaction needs, where performing it does not do that.
+    /// Downloads what a transaction needs, if performing it does not download.
     pub(super) async fn download_first(
         &self,
         request: &TransactionRequest<'_>,
@@ -531,7 +529,7 @@ impl Applier {
         Ok(installed)
     }
 
-    /// Whether what was to come is there, and what was to go is gone.
+    /// Checks that the wanted packages are installed, and that the others are removed.
     async fn verify(
         &self,
         resolved: &BTreeMap<String, String>,
@@ -556,8 +554,8 @@ impl Applier {
     }
 }
 
-/// The wishes for packages that work only with the driver of exactly their version, at the version of
-/// the driver that this transaction brings or finds.
+/// Returns the wishes for packages that work only with a driver of exactly their version, at the version of the
+/// driver that this transaction installs or finds.
 fn beside_the_driver(
     wishes: Vec<PackageWish>,
     resolved: &BTreeMap<String, String>,

@@ -9,7 +9,7 @@ use super::{has_failed, is_not_offered};
 use crate::{
     change::{Applier, Class, Problem, Sink},
     config::desired::{Desired, PackageWish, Repository},
-    tools::packages::{Fault, Refusal, SourceEntry, SourceFailure, TransactionRequest},
+    tools::packages::{Fault, Impact, SourceEntry, SourceFailure, TransactionRequest},
 };
 
 /// Whether the package lists were downloaded in this run, and no repository was added since.
@@ -114,7 +114,7 @@ impl Applier {
     /// New lists are not known before they are downloaded. That the package manager does not read its sources at all is.
     pub(in crate::change) fn preview_refresh(&self) -> Result<Option<String>, Problem> {
         let flaws = self.backend.source_flaws(&*self.host.files)?;
-        let worst = flaws.into_iter().find(|flaw| flaw.follows == Refusal::All);
+        let worst = flaws.into_iter().find(|flaw| flaw.impact == Impact::All);
         match worst {
             None => Ok(None),
             Some(flaw) => Err(Problem::unreadable(

@@ -79,7 +79,7 @@ fn accepts_file(repository: &Repository, file: &KeyFile) -> bool {
     (file.digest.as_deref()).is_some_and(|digest| accepts(repository, &of_file(digest)))
 }
 
-/// The first source entry that names one of the repository's suites with another key.
+/// Returns the first source entry that names one of the suites of the repository with another key.
 fn conflict<'e>(
     repository: &Repository,
     keyring: Option<&Utf8Path>,
@@ -200,8 +200,8 @@ impl Applier {
         keyring(repository, url, &file, wants_armour, now)
     }
 
-    /// A key file of the distribution, or one that the settings name, is used as it is, if root alone may write it. Which
-    /// further keys are in it is the decision of who made it.
+    /// Checks a key file of the distribution, or one that the settings name. It is used as it is, if root alone may
+    /// write it: whoever made it decides which further keys are in it.
     fn check_key_files(&self, repository: &Repository) -> Result<(), Problem> {
         let files = &*self.host.files;
         for path in repository.key_files.iter().chain(&repository.keyring) {
@@ -230,7 +230,7 @@ impl Applier {
         Ok(())
     }
 
-    /// A package manager may refuse all work if two entries contradict each other.
+    /// Refuses entries that contradict each other: a package manager may then refuse all work.
     fn check_conflict(&self, repository: &Repository) -> Result<(), Problem> {
         let (own, _) = self.backend.source(repository);
         let mut entries = self.backend.entries(&*self.host.files)?;
@@ -273,8 +273,8 @@ impl Applier {
     }
 }
 
-/// The source file, not written by this program, that already configures the repository as wanted:
-/// each suite with its components, trusted by accepted keys and no others. It is used unchanged. `by_root` says whether
+/// Returns a source file that this program did not write and that already configures the repository as wanted: each
+/// suite with its components, trusted by accepted keys and no others. It is used unchanged. `by_root` says whether
 /// root will obey it: then others may not write the keyring.
 ///
 /// # Errors
@@ -321,7 +321,7 @@ fn has_only_accepted_keys(
     entry: &SourceEntry,
     by_root: bool,
 ) -> Result<bool, FilesError> {
-    // Several keyrings, and a key in the entry itself, are no path of a file.
+    // Several keyrings, or a key in the entry itself, are not the path of a file.
     let is_path = |path: &&str| path.starts_with('/');
     let Some(path) = entry.signed_by.as_deref().filter(is_path) else {
         return Ok(false);

@@ -13,7 +13,7 @@ use crate::{
     model::secret::{without_logins, without_secret_lines},
     tools::{
         dkms,
-        packages::{Action, Fault, Refusal, SourceFailure},
+        packages::{Action, Fault, Impact, SourceFailure},
     },
 };
 
@@ -320,7 +320,7 @@ impl Applier {
             }),
             Fault::Key => self.backend.source_flaws(files).map(|flaws| {
                 (flaws.into_iter())
-                    .filter(|flaw| matches!(flaw.follows, Refusal::Source | Refusal::Lacking))
+                    .filter(|flaw| matches!(flaw.impact, Impact::Source | Impact::Lacking))
                     .map(|flaw| format!("{}: {}", flaw.why, flaw.remedy))
                     .collect()
             }),

@@ -27,7 +27,7 @@ use crate::{
 /// The release of the running kernel.
 const RUNNING: &str = "/proc/sys/kernel/osrelease";
 
-/// Lists, in the state folder, the files of others that a removal of packages may take along.
+/// The name, in the state folder, of a list: files of others that a removal of packages may remove, too.
 const TO_PUT_BACK: &str = "put-back.json";
 
 /// Packages that cannot be removed.
@@ -67,15 +67,15 @@ impl Applier {
         self.name_beside(&effects.beside, sink).await?;
         endings.extend(self.reload_units(sink).await?);
         let reverted = Reverted::of(endings);
-        // What comes back later has somebody else brought.
+        // A package that appears later was installed by somebody else.
         if all_gone && !matches!(reverted, Reverted::Left { .. }) {
             self.forget_transaction(transaction)?;
         }
         Ok(reverted)
     }
 
-    /// Configures unpacked packages, so that the package manager does not refuse to work. They may be
-    /// those to remove: if they cannot be configured, they can still be removed.
+    /// Configures unpacked packages, so that the package manager does not refuse to work. Packages that are about to
+    /// be removed may be among them: if they cannot be configured, they can still be removed.
     async fn configure_before_removal(&self, sink: &dyn Sink) -> Result<(), Problem> {
         if self.half_done().await?.is_empty() {
             return Ok(());
@@ -99,7 +99,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(Vec<Reverted>, bool), Problem> {
         let mut endings = Vec::new();
-        // A removal that was cut off may have taken it already.
+        // An interrupted removal may have removed it already.
         let is_of_toolkit = |name: &String| name.starts_with(toolkit::PACKAGES);
         let had_toolkit = self.host.files.exists(toolkit::RUNTIME.into())?
             || effects.appeared.iter().any(is_of_toolkit);
@@ -128,7 +128,7 @@ impl Applier {
                 "the machine runs this kernel; boot another one before you remove it",
             ));
         }
-        // An explicit wish of the administrator is newer than ours.
+        // The administrator has marked the package as manually installed since then: that is newer than our change.
         let asked_for = |name: &String| {
             effects.automatic.contains(name)
                 && inventory.packages.contains_key(name)
@@ -158,14 +158,15 @@ impl Applier {
         let there = self.save_what_was_there(effects)?;
         let going: BTreeSet<String> = purge.iter().chain(&remove).cloned().collect();
         let units = self.units_of(&going).await?;
-        // Removed first: `apt-get purge` purges those that need its packages as well, `removals` in tests/packages,
-        // and the configuration of those that are only to be removed would go.
+        // Removals come before purges. `apt-get purge` also purges packages that need the purged ones (`removals` in
+        // tests/packages): packages that are only to be removed would lose their configuration.
         if !remove.is_empty() {
             let request = TransactionRequest::Remove(&remove);
             self.remove_with_retries("remove packages", &request, (&remove, &both), sink)
                 .await?;
             endings.push(Reverted::done(format!("removed {}", listed(&remove))));
-            // Those that needed them have gone along, and one without configuration is unknown from then on.
+            // The removal also removed packages that needed these. The package manager no longer knows one of them
+            // that has no configuration.
             let now = self.inventory_of_packages().await?;
             purge.retain(|name| now.packages.contains_key(name) || now.configured.contains(name));
         }
@@ -186,8 +187,8 @@ impl Applier {
         Ok((endings, kept.names.is_empty()))
     }
 
-    /// Backs up what was there before the packages, and lists it on disk: a run that is killed in the removal
-    /// would find nothing to back up any more.
+    /// Backs up the files that were there before the packages, and lists them on disk: after a kill during the
+    /// removal, the next run would find nothing to back up any more.
     fn save_what_was_there(&self, effects: &Effects) -> Result<Vec<FileBefore>, Problem> {
         let (files, list) = (&self.host.files, self.state.join(TO_PUT_BACK));
         let listed = files.read(&list)?.map(|text| serde_json::from_slice(&text));
@@ -213,7 +214,7 @@ impl Applier {
         Ok(saved)
     }
 
-    /// Puts back what the removal of packages has taken along although it was there before them.
+    /// Puts back the files that the removal of packages has removed although they were there before the packages.
     fn put_back_what_was_there(&self, saved: &[FileBefore]) -> Result<Vec<Reverted>, Problem> {
         let (files, mut back) = (&self.host.files, Vec::new());
         for file in saved {
@@ -242,7 +243,8 @@ impl Applier {
         ))])
     }
 
-    /// The files of units that packages own, those of sockets first: one that goes on would start its service again.
+    /// Returns the unit files that packages own, sockets first: a socket that still listens would start its service
+    /// again.
     async fn units_of(&self, packages: &BTreeSet<String>) -> Result<Vec<Utf8PathBuf>, Problem> {
         if packages.is_empty() || !self.host.files.exists(systemctl::BOOTED.into())? {
             return Ok(Vec::new());
@@ -255,7 +257,7 @@ impl Applier {
                 .iter()
                 .any(|folder| path.parent() == Some((*folder).into()))
         };
-        // Of a template nothing runs by this name.
+        // A template itself never runs.
         let is_unit = |path: &&Utf8PathBuf| {
             is_in(path)
                 && matches!(path.extension(), Some("socket" | "service"))
@@ -266,8 +268,8 @@ impl Applier {
         Ok(units)
     }
 
-    /// Stops daemons whose packages are gone. Where a package's script may not stop one (`policy-rc.d`), it would run on
-    /// without its program.
+    /// Stops daemons whose packages are gone. If `policy-rc.d` has kept a package's script from stopping one, it
+    /// would run on without its program.
     async fn stop_without_program(
         &self,
         units: &[Utf8PathBuf],
@@ -278,7 +280,7 @@ impl Applier {
             let Some(unit) = path.file_name() else {
                 continue;
             };
-            // Somebody else may have one of this name.
+            // Somebody else may have a unit of this name.
             if self.host.files.exists(path)?
                 || self.host.files.exists(&systemctl::own_file(unit))?
             {
@@ -301,7 +303,7 @@ impl Applier {
         Ok(endings)
     }
 
-    /// Those of the packages that are the running kernel: its image, and what the image needs of it.
+    /// Returns those of the packages that are the running kernel: its image, and packages that the image needs.
     async fn of_running_kernel(&self, packages: &[String]) -> Result<Vec<String>, Problem> {
         let release = self
             .host
@@ -362,7 +364,7 @@ impl Applier {
         Ok(actions)
     }
 
-    /// What a removal would do, and what of it is not approved.
+    /// Returns what a removal would do, and which parts of that are not approved.
     async fn judge_removal(
         &self,
         packages: &[String],
@@ -383,12 +385,13 @@ impl Applier {
         Ok((actions, reasons))
     }
 
-    /// Which of the packages must stay, because packages that were installed later need them.
+    /// Returns the packages that must stay, because packages that were installed later need them.
     pub(super) async fn needed_by_others(&self, packages: &[String]) -> Result<Kept, Problem> {
         let why = self.objection_to_removal(packages, packages).await?;
         let mut names = Vec::new();
         if why.is_some() {
-            // The removal of one package removes those that need it; if there are none, it may go.
+            // Each package is tried alone: its removal would also remove the packages that need it. If there are
+            // none, it may go.
             for name in packages {
                 let alone = self.objection_to_removal(std::slice::from_ref(name), packages);
                 if alone.await?.is_some() {
@@ -399,8 +402,8 @@ impl Applier {
         Ok(Kept { names, why })
     }
 
-    /// Which of the packages must stay, because files of a daemon name the toolkit's runtime although their undo
-    /// was tried: without that program the daemon starts no container with it.
+    /// Returns the packages that must stay, because the configuration of a daemon still names the toolkit's runtime
+    /// after its undo was tried. Without that program, the daemon starts no container with it.
     async fn needed_by_daemons(&self, packages: &[String]) -> Result<Kept, Problem> {
         let mut kept = Kept {
             names: Vec::new(),
@@ -427,7 +430,7 @@ impl Applier {
         if kept.names.is_empty() {
             return Ok(kept);
         }
-        // What the removal of another one would take along, needs that one.
+        // A package whose removal would remove one of these, too, must stay as well.
         kept.names
             .extend(self.needed_by_others(&others).await?.names);
         kept.why = Some(format!(
@@ -437,7 +440,7 @@ impl Applier {
         Ok(kept)
     }
 
-    /// Why the packages cannot be removed without removing anything but `along`.
+    /// Returns why the packages cannot be removed without removing anything but `along`.
     async fn objection_to_removal(
         &self,
         packages: &[String],
@@ -557,7 +560,7 @@ impl Applier {
 
     /// Makes systemd forget removed unit files. A failure is only reported: the files are gone.
     async fn reload_units(&self, sink: &dyn Sink) -> Result<Option<Reverted>, Problem> {
-        // Otherwise there is nothing to forget.
+        // Without a running systemd there is nothing to forget.
         if !self.host.files.exists(systemctl::BOOTED.into())? {
             return Ok(None);
         }
@@ -585,7 +588,7 @@ fn listed(packages: &[String]) -> String {
     }
 }
 
-/// The first few entries of a list.
+/// Joins the first few entries of a list, and tells how many more there are.
 pub(super) fn first_few(names: &[String]) -> String {
     const FEW: usize = 6;
     let mut text = names

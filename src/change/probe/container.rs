@@ -8,7 +8,7 @@ use camino::Utf8Path;
 
 use super::{
     SEE_CHECK, host,
-    job::{Job, Ran},
+    job::{ContainerResult, ContainerRun},
     root::Root,
 };
 use crate::{
@@ -53,7 +53,7 @@ pub(super) async fn run(
     }
     let image = (image.as_ref()).map(|image| image::name(*runtime, image));
     let root = Root::prepare(host, state)?;
-    let job = Job {
+    let job = ContainerRun {
         host,
         sink,
         runtime: *runtime,
@@ -83,7 +83,7 @@ pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result
         return Ok(());
     };
     let image = (image.as_ref()).map(|image| image::name(*runtime, image));
-    let job = Job {
+    let job = ContainerRun {
         host,
         sink,
         runtime: *runtime,
@@ -146,7 +146,7 @@ fn judge(view: &ContainerView, gpus: usize, driver: &str, uuids: &[String]) -> R
 }
 
 /// The last line of the output is what the container sees.
-fn view(ran: &Ran) -> Result<ContainerView, Problem> {
+fn view(ran: &ContainerResult) -> Result<ContainerView, Problem> {
     let output = (ran.output.clone().success(&ran.cmd)).map_err(failed)?;
     serde_json::from_str(output.stdout.trim()).map_err(|error| {
         failed(ExecError::Unexpected {

@@ -23,7 +23,7 @@ const VARIABLES: &str =
     "--env=NVIDIA_VISIBLE_DEVICES=all --env=NVIDIA_DRIVER_CAPABILITIES=compute,utility";
 
 /// A container to run.
-pub(super) struct Job<'j> {
+pub(super) struct ContainerRun<'j> {
     pub(super) host: &'j Host,
     pub(super) sink: &'j dyn Sink,
     pub(super) runtime: RuntimeKind,
@@ -32,17 +32,17 @@ pub(super) struct Job<'j> {
 }
 
 /// A container that has run.
-pub(super) struct Ran {
+pub(super) struct ContainerResult {
     pub(super) output: Output,
     pub(super) cmd: Cmd,
 }
 
-impl Job<'_> {
+impl ContainerRun<'_> {
     /// Runs the program of `root` in the container to its end, for at most `limit`.
     ///
     /// # Errors
     /// When a command fails.
-    pub(super) async fn run(&self, root: &Root, limit: Duration) -> Result<Ran, ExecError> {
+    pub(super) async fn run(&self, root: &Root, limit: Duration) -> Result<ContainerResult, ExecError> {
         let cmd = Cmd::new(self.client(), self.args(root)).deadline(limit);
         let own = match (self.runtime, self.image) {
             (RuntimeKind::Docker, None) => {
@@ -79,7 +79,7 @@ impl Job<'_> {
         // The result of the container comes first.
         let output = ran?;
         removed?;
-        Ok(Ran { output, cmd })
+        Ok(ContainerResult { output, cmd })
     }
 
     /// Removes the container of a probe that was broken off, and the own image.

@@ -13,7 +13,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v3_t, nvmlReturn_t,
 };
 
-use super::cuda::{Asking, Patience};
+use super::cuda::{Asking, TimeLimits};
 use super::ourselves::Ourselves;
 use super::{
     answer::{code, optional, version_of},
@@ -50,24 +50,24 @@ pub struct RealGpu {
     exec: Arc<dyn Exec>,
     program: Ourselves,
     deadline: Duration,
-    patience: Patience,
+    limits: TimeLimits,
 }
 
 impl RealGpu {
     /// Starts its children, this same executable, by these means.
     #[must_use]
     pub fn new(exec: Arc<dyn Exec>) -> Self {
-        Self::of(exec, Ourselves::of_process(), Patience::default())
+        Self::of(exec, Ourselves::of_process(), TimeLimits::default())
     }
 
     /// Starts another program, and waits for CUDA's phases so long: for tests.
     #[must_use]
-    pub fn of(exec: Arc<dyn Exec>, program: Ourselves, patience: Patience) -> Self {
+    pub fn of(exec: Arc<dyn Exec>, program: Ourselves, limits: TimeLimits) -> Self {
         Self {
             exec,
             program,
             deadline: DEADLINE,
-            patience,
+            limits,
         }
     }
 }
@@ -104,8 +104,8 @@ impl Gpu for RealGpu {
         let asking = Asking {
             exec: &*self.exec,
             program: &self.program,
-            patience: self.patience,
-            until: tokio::time::Instant::now() + self.patience.whole.min(within),
+            limits: self.limits,
+            until: tokio::time::Instant::now() + self.limits.whole.min(within),
         };
         asking.view(devices).await
     }
@@ -407,7 +407,7 @@ mod tests {
                 ..Ourselves::of_process()
             },
             deadline: Duration::from_secs(1),
-            patience: Patience::default(),
+            limits: TimeLimits::default(),
             exec: Arc::new(crate::host::real::RealExec::default()),
         };
         assert_eq!(gpu.survey().await, Nvml::Hung { after_seconds: 1 });

@@ -18,7 +18,7 @@ mod system;
 mod work;
 
 pub use clock::RealClock;
-pub use cuda::{Patience, cuda_work};
+pub use cuda::{TimeLimits, cuda_work};
 pub use exec::RealExec;
 pub use files::RealFiles;
 pub use gpu::{NVML_VIEW, RealGpu, nvml_view};

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 pub use fault::Fault;
 pub use types::{
     Action, ArchiveError, Commands, Condition, Contents, Estimate, Exclusion, Further, HalfDone,
-    LowerBounds, Mark, NoHolds, Offer, Package, Refusal, Removals, Settings, SourceEntry,
+    Impact, LowerBounds, Mark, NoHolds, Offer, Package, Removals, Settings, SourceEntry,
     SourceFailure, SourceFlaw, TransactionRequest, contradictions,
 };
 
@@ -43,7 +43,7 @@ use crate::{
 /// The first line of every file that this program writes and people may read.
 pub const HEADER: &str = "# Written by gpu-bootstrap; `gpu-bootstrap uninstall` removes it.\n";
 
-/// Folders of the package managers with files that begin so.
+/// Folders of the package managers in which this program writes files that begin with [`HEADER`].
 pub const WRITTEN_FOLDERS: [&str; 3] = [
     "/etc/apt/preferences.d",
     "/etc/apt/sources.list.d",
@@ -103,7 +103,7 @@ pub trait Backend: Debug + Send + Sync {
     /// When the database exists and cannot be read.
     async fn database(&self, host: Reader<'_>) -> Result<Option<Vec<Package>>, DatabaseError>;
 
-    /// What keeps it from reading its sources at all, so that nothing can be installed.
+    /// Returns what keeps it from reading its sources at all, so that nothing can be installed.
     ///
     /// # Errors
     /// When an existing file cannot be read.
@@ -111,7 +111,8 @@ pub trait Backend: Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// What mends a package that is there and not configured, for people; `None` if packages are not configured.
+    /// Returns the remedy for a package that is unpacked and not configured; `None` if this manager does not
+    /// configure packages.
     fn configures(&self) -> Option<&'static str> {
         None
     }
@@ -132,7 +133,7 @@ pub trait Backend: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// What an interruption left half done, by the database and the manager's own records.
+    /// Returns what an interruption left half done, by the database and the records of the manager.
     ///
     /// # Errors
     /// When an existing file cannot be read.
@@ -155,20 +156,20 @@ pub trait Backend: Debug + Send + Sync {
         })
     }
 
-    /// Whether several versions of a package can be installed at once, as of kernels with rpm. The
-    /// [`Package::id`] of such a package contains its version.
+    /// Whether several versions of a package can be installed at once, such as kernels with rpm. The [`Package::id`]
+    /// of such a package contains its version.
     fn has_several_versions(&self, _name: &str) -> bool {
         false
     }
 
-    /// Where this program records scripts of packages that failed, one line of the manager's output
-    /// each; `None` if the manager's own database shows such packages.
+    /// The file in which this program records failed scripts of packages, one line of the manager's output for each;
+    /// `None` if the manager's own database shows such packages.
     fn failed_scripts_record(&self) -> Option<Utf8PathBuf> {
         None
     }
 
-    /// The lines of [`Backend::failed_scripts_record`] whose packages are installed. What was removed since
-    /// says nothing about a later installation.
+    /// Returns the lines of [`Backend::failed_scripts_record`] whose packages are installed. The script of a package
+    /// that was removed since does not matter any more.
     fn of_installed(&self, record: &str, _installed: &[Package]) -> String {
         record.to_owned()
     }
@@ -224,8 +225,8 @@ pub trait Backend: Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// The ending under which a removal keeps a configuration file that is not the package's own; `None`
-    /// where it keeps none.
+    /// The suffix with which a removal keeps a configuration file that somebody has changed; `None` if it keeps
+    /// none.
     fn removed_configuration(&self) -> Option<&'static str> {
         None
     }
@@ -252,7 +253,7 @@ pub trait Backend: Debug + Send + Sync {
         pattern::matches(wanted, version)
     }
 
-    /// A file that the manager's last run has written: the clock cannot be older than it.
+    /// A file that the manager writes in each run. If the clock shows an earlier time, it is wrong.
     fn last_run(&self) -> Option<&'static Utf8Path> {
         None
     }
@@ -267,8 +268,8 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// Files that are locked while packages or lists change, the outermost first. One whose name
-    /// ends with `.pid` is not locked but contains the number of the process that works.
+    /// Files that are locked while packages or lists change, the outermost first. A file whose name ends with `.pid`
+    /// is not locked: it contains the number of the process that works.
     fn locks(&self) -> &'static [&'static str];
 
     /// Damaged files of the package lists, which must be downloaded again.
@@ -293,8 +294,8 @@ pub trait Backend: Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// What must be added so that the machine has the components in the suites, or `None` if it
-    /// has them all. `entries` are the machine's own; the first suite must be among them.
+    /// Returns what must be added so that the machine has these components in these suites; `None` if it has them
+    /// all. `entries` are those of the machine; the first suite must be among them.
     ///
     /// # Errors
     /// When the machine has no source for the first suite, or that source names no single key file.
@@ -364,7 +365,7 @@ pub trait Backend: Debug + Send + Sync {
         self.offers(names)
     }
 
-    /// Queries the names of all packages in the lists that begin so, one per line; `None` if this
+    /// Queries the names of all packages in the lists that begin with the prefix, one per line; `None` if this
     /// manager has no quick way.
     fn names(&self, _prefix: &str) -> Option<Query> {
         None
@@ -406,19 +407,19 @@ pub trait Backend: Debug + Send + Sync {
     /// Parses the answer to [`Backend::simulate`]; `installed` is the database.
     fn parse_actions(&self, text: &str, installed: &[Package]) -> Vec<Action>;
 
-    /// Asks what an upgrade of the whole system would do, by the lists that are there; the answer is for
+    /// Asks what an upgrade of the whole system would do, by the present lists; the answer is for
     /// [`Backend::parse_actions`]. `None` if that cannot be asked.
     fn upgrade(&self) -> Option<Query> {
         None
     }
 
-    /// Why the answer to [`Backend::upgrade`] does not stand for all repositories, where it does not.
+    /// Returns why the answer to [`Backend::upgrade`] leaves repositories out; `None` if it covers all.
     fn unasked(&self, _output: &Output) -> Option<String> {
         None
     }
 
-    /// Whether a preference of the machine forbids any repository or package: then, what to do where a preference of ours
-    /// lifts one.
+    /// Returns `None` if no preference of the machine forbids a repository or a package; otherwise a hint for the
+    /// case that a preference of ours would allow it again.
     ///
     /// # Errors
     /// When an existing file cannot be read.
@@ -452,7 +453,8 @@ pub trait Backend: Debug + Send + Sync {
         false
     }
 
-    /// Whether the scripts of packages compile nothing while [`NO_AUTOINSTALL`](crate::tools::dkms::NO_AUTOINSTALL) is there.
+    /// Whether the scripts of packages compile nothing while the file
+    /// [`NO_AUTOINSTALL`](crate::tools::dkms::NO_AUTOINSTALL) exists.
     fn scripts_may_leave_modules(&self) -> bool {
         false
     }
@@ -462,13 +464,13 @@ pub trait Backend: Debug + Send + Sync {
         output.ok()
     }
 
-    /// The scripts of packages that failed in a command that succeeded otherwise.
+    /// Returns the scripts of packages that failed although the command succeeded.
     fn failed_scripts(&self, _output: &str) -> Option<String> {
         None
     }
 
-    /// Files that the manager makes from its lists and could not read, by the output of a refresh: a power
-    /// cut leaves them torn, and the manager does not make them again while they are there.
+    /// Returns the files that the manager makes from its lists and could not read, by the output of a refresh. A
+    /// power cut leaves them incomplete, and the manager does not make them again while they exist.
     ///
     /// # Errors
     /// When an existing folder cannot be read.
@@ -480,7 +482,7 @@ pub trait Backend: Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Ends what the manager leaves running after its work.
+    /// Returns the commands that end what the manager leaves running after its work.
     ///
     /// # Errors
     /// When an existing file cannot be read.
@@ -503,23 +505,24 @@ pub trait Backend: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Parses the answer to [`Backend::unfinished`]: packages that have not come, written in the same way.
+    /// Parses the answer to [`Backend::unfinished`]: packages that are not installed yet, in the same form.
     fn parse_missing(&self, _text: &str, _installed: &[Package]) -> Vec<String> {
         Vec::new()
     }
 
-    /// The command that brings an installed package to a version that is offered, for hints; `None` if
-    /// this manager never has to install a version once more.
+    /// Returns the command that gives an installed package a version that is offered, for hints; `None` if this
+    /// manager never has to install a version once more.
     fn to_offered_command(&self, _package: &Package) -> Option<String> {
         None
     }
 
-    /// Queries the configuration files of packages with their sizes there; `None` if the manager syncs them.
+    /// Queries the configuration files of packages with their sizes in the package; `None` if the manager syncs
+    /// these files.
     fn configuration_of(&self, _names: &[&str]) -> Option<Query> {
         None
     }
 
-    /// Parses the answer to [`Backend::configuration_of`]: those that came with content.
+    /// Parses the answer to [`Backend::configuration_of`]: files that are not empty in their package.
     fn parse_configuration(&self, _text: &str) -> Vec<Utf8PathBuf> {
         Vec::new()
     }
@@ -541,12 +544,12 @@ pub trait Backend: Debug + Send + Sync {
     /// The class of a failure, by its output.
     fn fault(&self, output: &str) -> Fault;
 
-    /// What the user can do about a failure whose words tell more than its class.
+    /// Returns what the user can do about a failure, if its words tell more than its class.
     fn remedy(&self, _output: &str) -> Option<&'static str> {
         None
     }
 
-    /// The line that shows the failure: in a long output it is not among the last ones.
+    /// Returns the line that shows the failure. In a long output it is not among the last lines.
     fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str>;
 
     /// The first reason that a failed command gives, without the manager's own prefix.
@@ -626,20 +629,20 @@ pub trait HoldList: Debug + Send + Sync {
     /// When an existing file cannot be read.
     fn needs(&self, files: &dyn ReadFiles) -> Result<Option<NoHolds>, FilesError>;
 
-    /// The list with holds on the installed versions of these packages. Of those that are called so in
-    /// `ours`, this program's holds on other versions go.
+    /// Returns `text` with holds on the installed versions of `packages`. For names in `ours`, holds of this program
+    /// on other versions are taken out.
     fn with(&self, text: &str, packages: &[&Package], ours: &BTreeSet<String>) -> String;
 
-    /// The entries of the list that hold a package, those of others, too.
+    /// Returns the entries of the list that hold a package, also those that others have written.
     fn holding<'t>(&self, text: &'t str, package: &Package) -> Vec<&'t str>;
 
     /// The command that takes exactly these entries out of the list, for hints.
     fn release(&self, entries: &BTreeSet<&str>) -> String;
 
-    /// The entries of such holds.
+    /// Returns the entries that hold the installed versions of these packages.
     fn entries(&self, packages: &[&Package]) -> Vec<String>;
 
-    /// The list without exactly these entries.
+    /// Returns the list without these entries; all others stay.
     fn without(&self, text: &str, entries: &[String]) -> String {
         (text.split_inclusive('\n'))
             .filter(|line| !entries.iter().any(|entry| line.trim() == entry))

@@ -94,11 +94,10 @@ pub struct Offer {
     pub candidate: Option<String>,
     /// Versions with their priorities.
     pub versions: Vec<(String, i32)>,
-    /// Those of these versions whose every source an administrator has forbidden by a negative priority, and that only our
-    /// preference for a driver's branch lifts: it names packages and versions, and cannot name a source, too.
+    /// Versions that an administrator has forbidden in all their sources by a negative priority, and that our
+    /// preference for a driver's branch would allow again: it names packages and versions, and cannot name a source.
     pub forbidden: Vec<String>,
-    /// One of these versions that is installed and that no repository offers any more: once it is removed,
-    /// it is gone.
+    /// The installed version, if no repository offers it any more: once it is removed, it cannot be installed again.
     pub only_installed: Option<String>,
 }
 
@@ -121,8 +120,8 @@ pub struct LowerBounds {
 }
 
 impl LowerBounds {
-    /// The version of a driver of this branch that the package accepts at least: of a package with a
-    /// module for one kernel it is that of the module.
+    /// Returns the lowest version of a driver of this branch that the package accepts. For a package with a module
+    /// for one kernel, that is the version of the module.
     #[must_use]
     pub fn driver(&self, branch: Branch) -> Option<DriverVersion> {
         (self.bounds.iter())
@@ -225,7 +224,7 @@ pub struct Contents {
 pub struct Estimate {
     /// The files to download, by URL, with their sizes in bytes.
     pub downloads: Vec<(String, u64)>,
-    /// Bytes that are used after it and were free before, without the downloads.
+    /// Bytes that the transaction takes on the disk, without the downloads.
     pub unpacked_bytes: u64,
 }
 
@@ -261,7 +260,7 @@ pub struct NoHolds {
     pub why: String,
     /// What a person does about it.
     pub remedy: String,
-    /// The package of the list may be all that is missing.
+    /// Whether it may be enough to install the package of the list.
     pub package: bool,
 }
 
@@ -301,7 +300,7 @@ pub struct Exclusion {
     pub text: String,
     /// Shell patterns over names of packages.
     pub patterns: Vec<String>,
-    /// Only packages that match are left.
+    /// The patterns name the only packages that can be installed, and not those that cannot.
     pub only: bool,
 }
 
@@ -480,8 +479,8 @@ impl SourceEntry {
             && architectures.iter().all(has)
     }
 
-    /// A URL in canonical form, to compare it with others. Those of files and discs are as apt's messages have them, whatever
-    /// people write.
+    /// Returns a URL in canonical form, to compare it with others. URLs of files and discs get the form that they
+    /// have in messages of apt.
     #[must_use]
     pub fn canonical(uri: &str) -> String {
         let uri = uri.trim_end_matches('/');
@@ -551,19 +550,20 @@ pub struct SourceFlaw {
     /// The files, with the line where there is one.
     pub why: String,
     /// What the package manager does.
-    pub follows: Refusal,
+    pub impact: Impact,
     /// What mends it.
     pub remedy: String,
 }
 
 /// What a package manager does with a flaw of its sources, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Refusal {
+pub enum Impact {
     /// It installs and updates nothing.
     All,
     /// It takes nothing from one source, and its update ends with an error.
     Source,
-    /// The same, if a file is on the machine as it is here: a tree may lack it, or have it with other rights.
+    /// As `Source`, if a file is missing or unreadable on the machine, too: a recorded tree may lack it, or have it
+    /// with other rights.
     Lacking,
     /// It passes over a file.
     File,

@@ -29,7 +29,7 @@ const ANSWER: &str = "answer: ";
 
 /// How long phases may take.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct TimeLimits {
     /// Those in which GPUs may have to start: without persistence that takes seconds for each.
     pub starting: Duration,
     /// Any other one.
@@ -38,7 +38,7 @@ pub struct Patience {
     pub whole: Duration,
 }
 
-impl Default for Patience {
+impl Default for TimeLimits {
     fn default() -> Self {
         Self {
             starting: Duration::from_secs(30),
@@ -75,7 +75,7 @@ pub fn cuda_work(device: Option<&str>, out: &mut dyn Write) -> std::io::Result<(
 pub(super) struct Asking<'a> {
     pub(super) exec: &'a dyn Exec,
     pub(super) program: &'a Ourselves,
-    pub(super) patience: Patience,
+    pub(super) limits: TimeLimits,
     /// When everything must have ended.
     pub(super) until: Instant,
 }
@@ -128,7 +128,7 @@ impl Asking<'_> {
             biased;
             ran = self.exec.run(&cmd, &mut note) => ran,
             // The child is ended with the future that waits for it.
-            hung = overdue(self.patience, self.until, seen) => return Err(hung),
+            hung = overdue(self.limits, self.until, seen) => return Err(hung),
         };
         let output = match ran {
             Ok(output) => output,
@@ -154,15 +154,15 @@ impl Asking<'_> {
 
 /// Waits until a phase has taken longer than it may. Each phase comes with its begin.
 async fn overdue(
-    patience: Patience,
+    limits: TimeLimits,
     until: Instant,
     mut seen: watch::Receiver<(String, Instant)>,
 ) -> CudaFault {
     loop {
         let (phase, since) = seen.borrow_and_update().clone();
         let bound = match work::STARTING.contains(&phase.as_str()) {
-            true => patience.starting,
-            false => patience.phase,
+            true => limits.starting,
+            false => limits.phase,
         };
         let next = timeout_at(until.min(since + bound), seen.changed()).await;
         if !matches!(next, Ok(Ok(()))) {
@@ -178,7 +178,7 @@ async fn overdue(
 mod tests {
     use super::*;
 
-    const SHORT: Patience = Patience {
+    const SHORT: TimeLimits = TimeLimits {
         starting: Duration::from_millis(400),
         phase: Duration::from_millis(100),
         whole: Duration::from_secs(60),

@@ -5,7 +5,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     host::{FilesError, Kind, ReadFiles, Stat},
-    tools::packages::{Refusal, SourceEntry, SourceFlaw, contradictions},
+    tools::packages::{Impact, SourceEntry, SourceFlaw, contradictions},
 };
 
 /// The old single file.
@@ -60,8 +60,8 @@ fn texts(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, String)>, FilesError
     Ok(found)
 }
 
-/// What keeps apt from reading its sources at all: a line that it does not understand, or entries that
-/// contradict each other.
+/// Returns what keeps apt from using its sources: lines that it does not understand, entries that are incomplete or
+/// contradict each other, and keyrings without a key.
 ///
 /// # Errors
 /// When an existing file cannot be read.
@@ -71,7 +71,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
         let Some(line) = unread(&path, &text) else {
             if let Some((line, why)) = incomplete(&path, &text) {
                 found.push(SourceFlaw {
-                    follows: Refusal::All,
+                    impact: Impact::All,
                     why: format!("the entry in line {line} of `{path}` {why}"),
                     remedy: format!("complete or remove that entry of `{path}`"),
                 });
@@ -83,14 +83,14 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
             || first.starts_with("<html")
             || first.starts_with("<?xml");
         found.push(SourceFlaw {
-            follows: Refusal::All,
+            impact: Impact::All,
             why: match is_page {
                 true => format!("`{path}` is a web page and no list of packages (line {line})"),
                 false => format!("line {line} of `{path}` is no entry of apt"),
             },
             remedy: match is_page {
                 true => format!(
-                    "remove `{path}`: what was downloaded there was not found, or is elsewhere now"
+                    "remove `{path}`: the file that was downloaded there does not exist, or has another address now"
                 ),
                 false => format!("correct or remove line {line} of `{path}`"),
             },
@@ -108,7 +108,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
                 })
         });
         found.push(SourceFlaw {
-            follows: Refusal::All,
+            impact: Impact::All,
             why: format!(
                 "entries contradict each other (`Signed-By`): {}",
                 contradicting.join("; ")
@@ -123,25 +123,25 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
     Ok(found)
 }
 
-/// The keyrings that entries name, and in which there is no key.
+/// Returns a flaw for each keyring that an entry names and that has no key.
 fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceFlaw>, FilesError> {
     let mut found: Vec<SourceFlaw> = Vec::new();
     for entry in entries.iter().filter(|entry| !entry.skips_verification) {
         let keys = entry.signed_by.as_deref().unwrap_or_default();
-        // The key itself can stand there.
+        // `Signed-By` may also contain the key itself.
         if keys.contains("-----BEGIN") {
             continue;
         }
         let mut flaws = Vec::new();
-        // A fingerprint begins otherwise.
+        // Only a path is a keyring; the rest are fingerprints.
         let named = keys
             .split([',', ' ', '\n'])
             .filter(|key| key.starts_with('/'));
         for key in named {
-            flaws.push(flaw_of(files, key)?.map(|(follows, why)| {
+            flaws.push(flaw_of(files, key)?.map(|(impact, why)| {
                 let SourceEntry { file, written, .. } = entry;
                 SourceFlaw {
-                    follows,
+                    impact,
                     why: format!("`{key}`, which `{file}` names as the key of {written}, {why}"),
                     remedy: match why {
                         UNREADABLE => format!("run `chmod 644 {key}`"),
@@ -153,7 +153,7 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceF
                 }
             }));
         }
-        // One of several is enough.
+        // One good keyring of several is enough.
         if flaws.iter().all(Option::is_some) {
             for flaw in flaws.into_iter().flatten() {
                 if found.iter().all(|known| known.remedy != flaw.remedy) {
@@ -165,40 +165,37 @@ fn keyless(files: &dyn ReadFiles, entries: &[SourceEntry]) -> Result<Vec<SourceF
     Ok(found)
 }
 
-/// apt verifies as `_apt`, and says of a keyring that this user may not read only that the key is not there.
+/// apt verifies as the user `_apt`. If this user may not read a keyring, apt says only that the key is missing.
 const UNREADABLE: &str =
     "can be read by root alone, and apt verifies signatures as the user `_apt`";
 
-/// Why there is no key in a keyring; `None` if there may be one. What this user may not read does not tell.
-fn flaw_of(
-    files: &dyn ReadFiles,
-    key: &str,
-) -> Result<Option<(Refusal, &'static str)>, FilesError> {
+/// Returns why there is no key in a keyring; `None` if there may be one, or if the file may not be read here.
+fn flaw_of(files: &dyn ReadFiles, key: &str) -> Result<Option<(Impact, &'static str)>, FilesError> {
     let path = Utf8Path::new(key);
     let Some(stat) = files.stat(path)? else {
-        // A folder without keyrings does not tell.
+        // If the whole folder is empty, a tree may just lack it.
         let folder = path.parent().unwrap_or(path);
         let is_told = !files.list(folder)?.is_empty();
-        return Ok(is_told.then_some((Refusal::Lacking, "is not there")));
+        return Ok(is_told.then_some((Impact::Lacking, "is not there")));
     };
     if (stat.kind, stat.uid, stat.gid, stat.mode & 0o044) == (Kind::File, 0, 0, 0) {
-        return Ok(Some((Refusal::Lacking, UNREADABLE)));
+        return Ok(Some((Impact::Lacking, UNREADABLE)));
     }
     let Ok(Some(bytes)) = files.read(path) else {
         return Ok(None);
     };
     let text = bytes.trim_ascii();
     Ok(if text.is_empty() {
-        Some((Refusal::Source, "is empty"))
+        Some((Impact::Source, "is empty"))
     } else if text.starts_with(b"<") {
-        Some((Refusal::Source, "is a web page and no key"))
+        Some((Impact::Source, "is a web page and no key"))
     } else {
         None
     })
 }
 
-/// The line of the first entry that lacks something, and what. Source: apt, `apt-pkg/sourcelist.cc`, `ParseLine` and
-/// `ParseStanza`.
+/// Returns the line of the first incomplete entry, and what is wrong with it. Source: apt, `apt-pkg/sourcelist.cc`,
+/// `ParseLine` and `ParseStanza`.
 fn incomplete(file: &Utf8Path, text: &str) -> Option<(usize, &'static str)> {
     const NO_COMPONENT: &str = "has no component, and its suite does not end with `/`";
     const COMPONENT: &str = "has a component, although its suite is a path";
@@ -263,7 +260,7 @@ fn incomplete(file: &Utf8Path, text: &str) -> Option<(usize, &'static str)> {
     None
 }
 
-/// The first line of a file that apt does not understand.
+/// Returns the number of the first line that apt does not understand.
 fn unread(file: &Utf8Path, text: &str) -> Option<usize> {
     let is_comment = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
     match file.extension() {
@@ -534,7 +531,7 @@ mod tests {
             let [one] = &found[..] else {
                 panic!("{found:?}");
             };
-            assert_ne!(one.follows, super::Refusal::All);
+            assert_ne!(one.impact, super::Impact::All);
             one.why.clone()
         };
         assert!(

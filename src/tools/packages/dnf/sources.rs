@@ -4,7 +4,7 @@ use camino::Utf8Path;
 
 use crate::{
     host::{FilesError, ReadFiles},
-    tools::packages::{ArchiveError, Further, Refusal, SourceEntry, SourceFlaw},
+    tools::packages::{ArchiveError, Further, Impact, SourceEntry, SourceFlaw},
 };
 
 /// The folder of the files; dnf reads `*.repo`.
@@ -81,7 +81,7 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
         if let Some(line) = undecodable(&bytes) {
             found.push(SourceFlaw {
                 // libdnf/conf.py ends with a `TypeError` that names no file (tried with dnf 4.14).
-                follows: Refusal::All,
+                impact: Impact::All,
                 why: format!("line {line} of `{path}` is not UTF-8"),
                 remedy: format!("write line {line} of `{path}` in UTF-8, or remove it"),
             });
@@ -102,13 +102,13 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
             let is_page = text.trim_start().starts_with('<');
             found.push(SourceFlaw {
                 // dnf 4, dnf/conf/read.py: "failed loading …, skipping".
-                follows: Refusal::File,
+                impact: Impact::File,
                 why: match is_page {
                     true => format!("`{path}` is a web page and no list of repositories (line {line})"),
                     false => format!("line {line} of `{path}` is no section and no option"),
                 },
                 remedy: match is_page {
-                    true => format!("remove `{path}`: what was downloaded there was not found, or is elsewhere now"),
+                    true => format!("remove `{path}`: the file that was downloaded there does not exist, or has another address now"),
                     false => format!("correct or remove line {line} of `{path}`"),
                 },
             });

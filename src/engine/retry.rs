@@ -23,20 +23,20 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
 /// How long a run tries again.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
+pub(super) struct RetryPolicy {
     deadline: Option<Duration>,
     seed: u64,
 }
 
 /// The attempts so far.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Waits {
+pub(super) struct Retries {
     attempts: u32,
     /// When the first of them ended, since the start of the run.
     since: Option<Duration>,
 }
 
-impl Patience {
+impl RetryPolicy {
     pub(super) fn new(options: &Options) -> Self {
         // Nodes of one pool start at the same moment, and have the same image.
         let mut hasher = DefaultHasher::new();
@@ -56,18 +56,18 @@ impl Patience {
     /// limit of what passes.
     pub(super) fn pause(
         &self,
-        waits: &mut Waits,
+        retries: &mut Retries,
         elapsed: Duration,
         limit: Option<Duration>,
     ) -> Option<Duration> {
         let deadline = self.deadline?;
-        let since = *waits.since.get_or_insert(elapsed);
-        let pause = self.jitter(pause(waits.attempts), waits.attempts);
+        let since = *retries.since.get_or_insert(elapsed);
+        let pause = self.jitter(pause(retries.attempts), retries.attempts);
         let end = limit.map_or(deadline, |limit| deadline.min(since.saturating_add(limit)));
         if elapsed + pause >= end {
             return None;
         }
-        waits.attempts += 1;
+        retries.attempts += 1;
         Some(pause)
     }
 
@@ -92,8 +92,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn patience(deadline: Option<Duration>) -> Patience {
-        Patience::new(&Options {
+    fn policy(deadline: Option<Duration>) -> RetryPolicy {
+        RetryPolicy::new(&Options {
             deadline,
             ..Options::default()
         })
@@ -101,11 +101,11 @@ mod tests {
 
     #[test]
     fn pauses_grow_up_to_a_bound() {
-        let patience = patience(Some(SECOND * 100_000));
-        let mut waits = Waits::default();
+        let policy = policy(Some(SECOND * 100_000));
+        let mut retries = Retries::default();
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            pauses.push(patience.pause(&mut waits, SECOND, None).unwrap());
+            pauses.push(policy.pause(&mut retries, SECOND, None).unwrap());
         }
         for (pause, whole) in pauses.iter().zip([10, 20, 40, 80, 160, 300, 300, 300]) {
             let whole = SECOND * whole;
@@ -115,19 +115,19 @@ mod tests {
 
     #[test]
     fn no_attempt_starts_after_the_deadline_or_the_limit() {
-        let mut waits = Waits::default();
-        assert_eq!(patience(None).pause(&mut waits, SECOND, None), None);
-        let patience = patience(Some(SECOND * 1000));
-        assert_eq!(patience.pause(&mut waits, SECOND * 999, None), None);
-        assert_eq!(patience.passed(SECOND * 999), None);
-        assert_eq!(patience.passed(SECOND * 1000), Some(SECOND * 1000));
-        let mut waits = Waits::default();
+        let mut retries = Retries::default();
+        assert_eq!(policy(None).pause(&mut retries, SECOND, None), None);
+        let policy = policy(Some(SECOND * 1000));
+        assert_eq!(policy.pause(&mut retries, SECOND * 999, None), None);
+        assert_eq!(policy.passed(SECOND * 999), None);
+        assert_eq!(policy.passed(SECOND * 1000), Some(SECOND * 1000));
+        let mut retries = Retries::default();
         let limit = Some(SECOND * 60);
-        assert!(patience.pause(&mut waits, SECOND * 100, limit).is_some());
-        assert_eq!(patience.pause(&mut waits, SECOND * 155, limit), None);
+        assert!(policy.pause(&mut retries, SECOND * 100, limit).is_some());
+        assert_eq!(policy.pause(&mut retries, SECOND * 155, limit), None);
         assert_eq!(
-            patience
-                .pause(&mut waits, SECOND * 155, Some(Duration::MAX))
+            policy
+                .pause(&mut retries, SECOND * 155, Some(Duration::MAX))
                 .map(|_| ()),
             Some(())
         );
