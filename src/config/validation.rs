@@ -76,7 +76,7 @@ pub(super) fn validation(
     let image = match (own.image.as_ref().map(|image| image.as_str()), driver) {
         (Some(CUDA), None) => None,
         (Some(CUDA), Some((driver, gpus))) => {
-            or_noted(cuda(matrix, facts, driver, gpus), &mut found)
+            or_noted(cuda(matrix, profile, facts, driver, gpus), &mut found)
         }
         (image, _) => image.map(str::to_owned),
     };
@@ -98,6 +98,7 @@ pub(super) fn validation(
 /// NVIDIA's base image for the driver.
 fn cuda(
     matrix: &Matrix,
+    profile: &Profile,
     facts: &Facts,
     driver: &DriverWish,
     gpus: &[GpuIdentity],
@@ -110,7 +111,7 @@ fn cuda(
         system: (
             os.map_or("", |os| os.id.as_str()),
             os.and_then(|os| os.version_id.as_deref()).unwrap_or(""),
-            os.map_or(&[], |os| os.id_like.as_slice()),
+            profile.like.as_slice(),
         ),
         gpus,
     };
