@@ -18,7 +18,7 @@ pub enum Exit {
     Drift,
     /// Unsupported or incompatible machine; nothing was changed.
     Blocked,
-    /// A change failed, or its verification failed.
+    /// A change or its verification failed, or a step could not look at the machine.
     StepFailed,
     /// `uninstall` ended, or `install` after a setting was taken back, but something could not be
     /// undone.

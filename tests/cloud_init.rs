@@ -1075,7 +1075,9 @@ fn the_program_prints_its_own_files() {
         assert_eq!(text_of_form, text(path), "{form}");
         for mark in marks_of(&text_of_form) {
             assert!(
-                warnings.contains(&format!("`{mark}` is still to be filled in: `--")),
+                warnings.contains(&format!(
+                    "in place of `{mark}` is still to be filled in: `--"
+                )),
                 "{form}: {warnings}"
             );
         }
@@ -1094,7 +1096,8 @@ fn a_form_for_kubectl_is_printed_only_when_it_is_complete() {
         let (status, printed, said) = user_data_of(form, &[]);
         assert_eq!((status, &*printed), (Some(2), ""), "{form}: {said}");
         for mark in marks {
-            let missing = format!("failed to fill in the form: `{mark}` is missing");
+            let missing =
+                format!("failed to fill in the form: the value in place of `{mark}` is missing");
             assert!(said.contains(&missing), "{form}: {said}");
         }
         assert!(said.contains("hint: add `--value "), "{form}: {said}");

@@ -104,19 +104,6 @@ pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure>
     })
 }
 
-/// What systems say in `ID_LIKE` of their os-release, which a name alone does not tell.
-const RELATIVES: [(&str, &[&str]); 3] = [
-    (
-        "rhel",
-        &["rocky", "centos", "rhel", "ol", "eurolinux", "virtuozzo"],
-    ),
-    (
-        "ubuntu",
-        &["pop", "linuxmint", "neon", "elementary", "zorin", "tuxedo"],
-    ),
-    ("debian", &["raspbian", "kali", "proxmox", "lmde"]),
-];
-
 /// A system, named as `ubuntu-24.04`.
 pub(super) fn os_named(name: &str) -> Result<Os, Failure> {
     let Some((id, version)) = name.rsplit_once('-') else {
@@ -130,10 +117,7 @@ pub(super) fn os_named(name: &str) -> Result<Os, Failure> {
     Ok(Os {
         id: id.to_owned(),
         version_id: Some(version.to_owned()),
-        id_like: (RELATIVES.iter())
-            .filter(|(_, ids)| ids.contains(&id))
-            .map(|(like, _)| (*like).to_owned())
-            .collect(),
+        id_like: Vec::new(),
         version_codename: None,
         pretty_name: None,
     })

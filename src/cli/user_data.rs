@@ -184,7 +184,7 @@ pub(super) fn run(world: &mut World<'_>, args: &args::UserData) -> Result<Exit, 
     if is_applied(args.form) {
         let missing = |(mark, how): &(String, String)| {
             usage(
-                &format!("fill in the form: `{mark}` is missing"),
+                &format!("fill in the form: the value in place of `{mark}` is missing"),
                 &format!("add {how}"),
             )
         };
@@ -194,7 +194,9 @@ pub(super) fn run(world: &mut World<'_>, args: &args::UserData) -> Result<Exit, 
         text = text.replace(SET_EACH, "");
     }
     let left: Vec<String> = (left.iter())
-        .map(|(mark, how)| format!("`{mark}` is still to be filled in: {how}"))
+        .map(|(mark, how)| {
+            format!("the value in place of `{mark}` is still to be filled in: {how}")
+        })
         .collect();
     prepare::warn(world, &resolution.warnings);
     prepare::warn(world, &left);

@@ -14,7 +14,7 @@ pub struct ImageFor<'a> {
     pub branch: Branch,
     /// The architecture, as `uname -m` names it.
     pub arch: &'a str,
-    /// `ID` and `VERSION_ID` of the system, and the families in `ID_LIKE`.
+    /// `ID` and `VERSION_ID` of the system, and the relatives that its profile serves.
     pub system: (&'a str, &'a str, &'a [String]),
     /// The GPUs; none where they are not known.
     pub gpus: &'a [GpuIdentity],

@@ -41,7 +41,7 @@ pub struct Profile {
     pub name: String,
     /// The `ID`s of `os-release` that it serves.
     pub os_ids: Vec<String>,
-    /// Families (`ID_LIKE`) whose members it may serve, with a warning.
+    /// Relatives that it may serve, with a warning: their `ID`, or a name in their `ID_LIKE`.
     #[serde(default)]
     pub like: Vec<String>,
     /// The package manager.

@@ -37,7 +37,7 @@ pub(super) fn validation(
     }
     let image = match (name, driver) {
         (Some(CUDA), None) => None,
-        (Some(CUDA), Some((driver, gpus))) => Some(cuda(matrix, facts, driver, gpus)?),
+        (Some(CUDA), Some((driver, gpus))) => Some(cuda(matrix, profile, facts, driver, gpus)?),
         (name, _) => name.map(str::to_owned),
     };
     Ok(Validation {
@@ -58,6 +58,7 @@ fn is_no_name(text: &str) -> bool {
 /// NVIDIA's base image for the driver.
 fn cuda(
     matrix: &Matrix,
+    profile: &Profile,
     facts: &Facts,
     driver: &DriverWish,
     gpus: &[GpuIdentity],
@@ -70,7 +71,7 @@ fn cuda(
         system: (
             os.map_or("", |os| os.id.as_str()),
             os.and_then(|os| os.version_id.as_deref()).unwrap_or(""),
-            os.map_or(&[], |os| os.id_like.as_slice()),
+            profile.like.as_slice(),
         ),
         gpus,
     };

@@ -42,13 +42,13 @@ pub enum EngineError {
     Problem(#[from] Problem),
 }
 
-/// The error where `check` was asked for a finding that does not exist; `nearest` is the most similar one.
+/// The error where `check` or `explain` was asked for a finding that does not exist; `nearest` is the most similar one.
 pub fn no_finding(name: &str, nearest: Option<&str>) -> Problem {
     let hint = nearest.map_or_else(
-        || "run `gpu-bootstrap check -v` for all names".to_owned(),
+        || "run `gpu-bootstrap explain` for all names".to_owned(),
         |nearest| format!("did you mean `{nearest}`?"),
     );
-    let what = format!("start the check: there is no finding `{name}`");
+    let what = format!("find `{name}`: no finding has this name");
     Problem::new("no-finding", what)
         .exiting(Exit::Usage)
         .advice(hint)

@@ -160,6 +160,12 @@ fn the_image_of_the_probe_is_nvidias_for_the_driver_or_as_it_is_named() {
         image(cuda.set("driver.branch=580")).as_deref(),
         Some("docker.io/nvidia/cuda:13.0.2-base-ubuntu24.04")
     );
+    // Of the machine's own family, if there is one.
+    let family = Machine::new("almalinux", "9.6", "x86_64", &[V100]);
+    assert_eq!(
+        image(family.set("validation.image=cuda")).as_deref(),
+        Some("docker.io/nvidia/cuda:12.9.1-base-ubi9")
+    );
     let named = Machine::debian().set("validation.image=registry/x@sha256:00");
     assert_eq!(image(named).as_deref(), Some("registry/x@sha256:00"));
     assert_eq!(image(Machine::debian()), None);
@@ -306,32 +312,38 @@ fn gpus_reserved_for_virtual_machines_do_not_count() {
 
 #[test]
 fn derived_distributions_use_a_related_profile_with_a_warning() {
-    let mut rocky = Machine::new("almalinux", "9.6", "x86_64", &[H100]);
-    let os = rocky.facts.os.as_mut().unwrap();
-    os.id = "rocky".into();
-    os.id_like = vec!["rhel".into(), "centos".into(), "fedora".into()];
-    let resolution = rocky.resolution();
-    assert_eq!(resolution.desired.profile, "almalinux");
-    assert!(
-        resolution.warnings[0].contains("rocky"),
-        "{:?}",
-        resolution.warnings
-    );
-    let driver = resolution.desired.driver.unwrap();
-    assert_eq!(driver.stream.as_deref(), Some("nvidia-driver:580-open"));
-    // These name no family in common with it.
-    for (id, like) in [("rhel", vec!["fedora"]), ("ol", vec!["fedora"])] {
-        let mut relative = Machine::new("almalinux", "9.6", "x86_64", &[H100]);
+    for (profile, version, id, like) in [
+        ("almalinux", "9.6", "rocky", "rhel centos fedora"),
+        // These name no family in common with it.
+        ("almalinux", "9.6", "rhel", "fedora"),
+        ("almalinux", "9.6", "ol", "fedora"),
+        // No profile names it, so its family does.
+        ("almalinux", "9.6", "unnamed", "rhel"),
+        ("ubuntu", "24.04", "pop", "ubuntu debian"),
+        // `--os` tells the name alone.
+        ("almalinux", "9.6", "rocky", ""),
+        ("ubuntu", "24.04", "pop", ""),
+    ] {
+        let mut relative = Machine::new(profile, version, "x86_64", &[H100]);
         let os = relative.facts.os.as_mut().unwrap();
         os.id = id.into();
-        os.id_like = like.into_iter().map(str::to_owned).collect();
+        os.id_like = like.split_whitespace().map(str::to_owned).collect();
         let resolution = relative.resolution();
-        assert_eq!(resolution.desired.profile, "almalinux");
-        assert!(resolution.warnings[0].contains("relatives"), "{id}");
+        assert_eq!(resolution.desired.profile, profile, "{id}");
+        let said = format!("there is no profile for `{id}`");
+        let warnings = &resolution.warnings;
+        assert!(warnings[0].contains(&said), "{warnings:?}");
+        let stream = (profile == "almalinux").then_some("nvidia-driver:580-open");
+        let driver = resolution.desired.driver.unwrap();
+        assert_eq!(driver.stream.as_deref(), stream, "{id}");
+        // A profile that is named explicitly gives no warning.
+        relative.ask.profile = Some(profile.into());
+        let warnings = relative.resolution().warnings;
+        assert!(
+            !warnings.iter().any(|one| one.contains(&said)),
+            "{warnings:?}"
+        );
     }
-    // A profile that is named explicitly gives no warning.
-    rocky.ask.profile = Some("almalinux".into());
-    assert!(rocky.resolution().warnings.is_empty());
 }
 
 #[test]
