@@ -34,7 +34,7 @@ pub struct Log;
 
 /// What is known about the machine, for judging lines of the log.
 #[derive(Debug, Clone)]
-pub(super) struct Context<'f> {
+pub(super) struct LogContext<'f> {
     /// The GPUs on the bus.
     gpus: &'f [GpuFact],
     /// This program can install a driver here.
@@ -49,7 +49,7 @@ pub(super) struct Context<'f> {
     recovered: Vec<PciAddress>,
 }
 
-fn decide(log: &KernelLog, context: &Context<'_>) -> Vec<Finding> {
+fn decide(log: &KernelLog, context: &LogContext<'_>) -> Vec<Finding> {
     let all = |status, why: &str| {
         let one = |id: Id| Finding::new(id.clone(), status, why);
         [XID, SXID, FELL, INIT].map(one).to_vec()
@@ -180,7 +180,7 @@ fn told(error: &Error) -> String {
     format!("Xid {code}{} ({what}{times})", of_gpu(*gpu))
 }
 
-fn xids(messages: &[Message], source: &str, context: &Context<'_>) -> Finding {
+fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding {
     let mut errors = errors(messages);
     // The log is history: what the driver reports now overrides it. But a row that could not be replaced stays
     // broken.
@@ -384,7 +384,7 @@ pub(super) fn off_the_bus(messages: &[Message]) -> Vec<Option<PciAddress>> {
         .collect()
 }
 
-fn fallen(messages: &[Message], source: &str, context: &Context<'_>) -> Finding {
+fn fallen(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding {
     let say = |status, why: String| Finding::new(FELL, status, why);
     let fallen = off_the_bus(messages);
     if !fallen.is_empty() {
@@ -447,7 +447,7 @@ const GUEST: &str = "stop the virtual machine and start it again, so that its ho
                      confidential computing; `dmesg | grep NVRM` has the code for NVIDIA";
 
 /// Returns the remedy that installs modules of another flavour.
-fn other_modules(flavour: Flavour, context: &Context<'_>) -> String {
+fn other_modules(flavour: Flavour, context: &LogContext<'_>) -> String {
     match context.installs {
         true => format!(
             "install the {flavour} kernel modules: `gpu-bootstrap install --set driver.flavour={flavour}`"
@@ -459,7 +459,7 @@ fn other_modules(flavour: Flavour, context: &Context<'_>) -> String {
 /// Returns why the driver does not drive a GPU, by the log; the deepest cause wins. A message about the flavour of
 /// the modules is believed only if the board can need it: the driver writes the same message when it cannot read the
 /// GPU's registers.
-pub(super) fn refusal(messages: &[Message], context: &Context<'_>) -> Option<Diagnosis> {
+pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<Diagnosis> {
     let windows: Vec<(Option<PciAddress>, u32)> = (messages.iter())
         .filter_map(|message| match message {
             Message::NoWindow { gpu, bar } => Some((*gpu, *bar)),
@@ -582,7 +582,7 @@ pub(super) fn refusal(messages: &[Message], context: &Context<'_>) -> Option<Dia
 }
 
 /// Returns why the firmware that the driver loads into GPUs was not loaded.
-fn firmware(file: Option<&str>, code: Option<u32>, context: &Context<'_>) -> Diagnosis {
+fn firmware(file: Option<&str>, code: Option<u32>, context: &LogContext<'_>) -> Diagnosis {
     let path = file.map_or(String::new(), |file| format!(" (`/lib/firmware/{file}`)"));
     let observed = "firmware that could not be loaded";
     match (code, &context.owner) {
@@ -616,7 +616,7 @@ fn firmware(file: Option<&str>, code: Option<u32>, context: &Context<'_>) -> Dia
 }
 
 /// Returns why the kernel refused the driver's module, if a driver is installed but not loaded.
-pub(super) fn not_loaded(messages: &[Message], context: &Context<'_>) -> Option<Diagnosis> {
+pub(super) fn not_loaded(messages: &[Message], context: &LogContext<'_>) -> Option<Diagnosis> {
     let (row, _) = kernel_log::rows(messages).find(|(row, _)| row.kind == Kind::Load)?;
     context
         .idle
@@ -624,7 +624,7 @@ pub(super) fn not_loaded(messages: &[Message], context: &Context<'_>) -> Option<
 }
 
 /// Returns why GPUs have no driver, by the table of log lines: the module was not loaded, or it did not start a GPU.
-pub(super) fn reason(messages: &[Message], context: &Context<'_>) -> Option<Diagnosis> {
+pub(super) fn reason(messages: &[Message], context: &LogContext<'_>) -> Option<Diagnosis> {
     kernel_log::rows(messages).find_map(|(row, places)| {
         let believed = match row.kind {
             Kind::Load => context.idle,
@@ -639,7 +639,7 @@ pub(super) fn reason(messages: &[Message], context: &Context<'_>) -> Option<Diag
     })
 }
 
-fn init(messages: &[Message], source: &str, context: &Context<'_>) -> Finding {
+fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding {
     let say = |status, why: String| Finding::new(INIT, status, why);
     let failed = |observed: &str, why: String, remedy: &str| Finding {
         observed: Some(observed.to_owned()),
@@ -726,9 +726,9 @@ impl Check for Log {
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let log = subject.state.kernel_log().await;
         let context = match log {
-            KernelLog::Known { .. } => Context::of(subject).await?,
+            KernelLog::Known { .. } => LogContext::of(subject).await?,
             // There are no messages to judge.
-            KernelLog::Unreadable { .. } | KernelLog::NotAsked { .. } => Context {
+            KernelLog::Unreadable { .. } | KernelLog::NotAsked { .. } => LogContext {
                 gpus: &subject.facts.gpus,
                 installs: false,
                 guest: false,
@@ -741,7 +741,7 @@ impl Check for Log {
     }
 }
 
-impl<'f> Context<'f> {
+impl<'f> LogContext<'f> {
     pub(super) async fn of(subject: &Subject<'f>) -> Result<Self, StepError> {
         let owner = owner(subject.host.files(), subject.facts)?;
         let found = subject.state.driver().await;
@@ -771,7 +771,7 @@ impl<'f> Context<'f> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Context, decide, reason};
+    use super::{LogContext, decide, reason};
     use crate::{
         check::{Finding, Verdict},
         facts::GpuFact,
@@ -786,7 +786,7 @@ mod tests {
             "NVRM: Xid (PCI:0000:18:00): 48, pid=1, name=python, DBE (double bit error) ECC Error";
         let facts = fixtures::facts();
         let with = |recovered| {
-            let context = Context {
+            let context = LogContext {
                 recovered,
                 ..context(&facts.gpus)
             };
@@ -801,8 +801,8 @@ mod tests {
     }
 
     /// Returns what is known about a machine of which only the GPUs are known.
-    fn context(gpus: &[GpuFact]) -> Context<'_> {
-        Context {
+    fn context(gpus: &[GpuFact]) -> LogContext<'_> {
+        LogContext {
             gpus,
             installs: true,
             guest: false,
@@ -812,7 +812,7 @@ mod tests {
         }
     }
 
-    fn on(context: &Context<'_>, messages: Vec<Message>) -> Vec<Finding> {
+    fn on(context: &LogContext<'_>, messages: Vec<Message>) -> Vec<Finding> {
         let log = KernelLog::Known {
             messages,
             source: "`journalctl`".to_owned(),
@@ -824,7 +824,7 @@ mod tests {
         on(&context(&[]), messages.to_vec())
     }
 
-    fn said_on(context: &Context<'_>, text: &str) -> Vec<Finding> {
+    fn said_on(context: &LogContext<'_>, text: &str) -> Vec<Finding> {
         on(context, kernel_log::read(text.lines()))
     }
 
@@ -962,7 +962,7 @@ mod tests {
         let lost = format!("{line}NVRM: Xid (PCI:0000:18:00): 79, pid=1\n");
         assert!(said(&lost).remove(0).why.starts_with("Xid 79"));
         let facts = fixtures::facts();
-        let context = Context {
+        let context = LogContext {
             recovered: facts.gpus.iter().map(|gpu| gpu.pci_address).collect(),
             ..context(&facts.gpus)
         };
@@ -973,7 +973,7 @@ mod tests {
     fn what_mends_a_guest_is_on_its_host() {
         let facts = fixtures::facts();
         let said = |text: &str| {
-            let context = Context {
+            let context = LogContext {
                 guest: true,
                 ..context(&facts.gpus)
             };
@@ -1177,7 +1177,7 @@ mod tests {
     fn modules_that_the_kernel_refused_count_where_none_is_loaded() {
         let facts = fixtures::facts();
         let rejected = kernel_log::read(["Loading of module with unavailable key is rejected"]);
-        let context = |idle| Context {
+        let context = |idle| LogContext {
             idle,
             ..context(&facts.gpus)
         };
@@ -1230,7 +1230,7 @@ mod tests {
             why: "",
             remedy: "",
         };
-        let context = Context {
+        let context = LogContext {
             installs: false,
             owner: Some(owner),
             ..context(&[])

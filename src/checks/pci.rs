@@ -481,7 +481,7 @@ impl Check for Pci {
             fell: Vec::new(),
         };
         if let KernelLog::Known { messages, .. } = subject.state.kernel_log().await {
-            let context = log::Context::of(subject).await?;
+            let context = log::LogContext::of(subject).await?;
             evidence.refusal =
                 log::refusal(messages, &context).or_else(|| log::reason(messages, &context));
             evidence.absent = log::not_loaded(messages, &context);
