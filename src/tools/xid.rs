@@ -67,6 +67,7 @@ mod tests {
         }
         assert_eq!(of(79).map(|xid| xid.act), Some(Act::RestartMachine));
         assert_eq!(of(13).map(|xid| xid.act), Some(Act::RestartApp));
+        assert_eq!(of(163).map(|xid| xid.act), Some(Act::None));
         assert_eq!(of(4711), None);
         assert!(TABLE.values().all(|xid| !xid.what.is_empty()));
     }
