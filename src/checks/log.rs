@@ -1027,6 +1027,17 @@ mod tests {
                 Verdict::Warn,
                 "SXid 12028 of the NVSwitch at 0000:c1:00.0 (non-fatal)",
             ),
+            // The lines of details are no more errors: NVIDIA/nvtrust issue 124.
+            (
+                format!(
+                    "{}{}{}",
+                    line(22013, "Non-fatal"),
+                    line(22013, "Severity 0 Engine instance 44"),
+                    line(22013, "Data {0x0000002c")
+                ),
+                Verdict::Warn,
+                "SXid 22013 of the NVSwitch at 0000:c1:00.0 (non-fatal)",
+            ),
             (
                 format!("{}{}", line(12028, "Non-fatal"), line(20034, "Fatal")),
                 Verdict::Fail,

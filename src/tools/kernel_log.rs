@@ -376,10 +376,15 @@ fn other(line: &str) -> Option<Message> {
     if let Some((_, rest)) = line.split_once("SXid (") {
         // `nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up`
         let (place, rest) = rest.split_once("): ")?;
+        let word = rest.split(',').nth(1)?.trim();
+        // Lines of details follow each error: NVIDIA/open-gpu-kernel-modules 595.45.04, error_nvswitch.c.
+        if word.starts_with("Severity ") || word.starts_with("Data {") {
+            return None;
+        }
         return Some(Message::SXid {
             switch: address(place.trim_start_matches("PCI:")),
             code: number(rest)?,
-            fatal: rest.split(',').nth(1)?.trim().eq_ignore_ascii_case("fatal"),
+            fatal: word.eq_ignore_ascii_case("fatal"),
         });
     }
     let device = || line.split([' ', ',']).find_map(address);
@@ -481,6 +486,8 @@ mod tests {
                 vec![Message::SXid { switch: gpu("0000:c1:00.0"), code: 20034, fatal: true }];
             "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
                 vec![Message::SXid { switch: gpu("0000:05:00.0"), code: 12028, fatal: false }];
+            "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Severity 0 Engine instance 44 Sub-engine instance 00\nnvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Data {0x0000002c, 0x0000002c, 0x00000000}",
+                vec![];
             "NVRM: GPU at 0000:01:00.0 has fallen off the bus.",
                 vec![Message::FellOffBus { gpu: gpu("0000:01:00.0") }];
             "Nov 25 15:40:58 node kernel: [159259.98] NVRM: GPU 0000:02:00.0: RmInitAdapter failed! (0x24:0x65:1185)",
