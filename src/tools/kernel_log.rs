@@ -581,6 +581,14 @@ mod tests {
                 Kind::Beside, None;
             "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)", Kind::Beside,
                 None;
+            "nvidia_modeset: Unknown symbol __acpi_video_get_backlight_type (err -2)",
+                Kind::Beside, None;
+            "NVRM: Attempting to remove device 0000:8a:00.0 with non-zero usage count!", Kind::Beside,
+                Some("0000:8a:00.0");
+            "watchdog: BUG: soft lockup - CPU#20 stuck for 26s! [UVM GPU1 BH:6142]", Kind::Beside,
+                None;
+            "audit: type=1400 audit(1691186980.587:9501): avc:  denied  { module_load } for  pid=1 comm=\"modprobe\" path=\"/usr/lib/modules/6.12.0/updates/nvidia.ko.zst\" tclass=system permissive=0",
+                Kind::Load, None;
             "NVRM: Can't find an IRQ for your NVIDIA card!", Kind::Start, None;
             "NVRM kfspSendBootCommands_GH100: FSP boot cmds failed. RM cannot boot.", Kind::Start,
                 None;
@@ -616,7 +624,15 @@ mod tests {
     fn the_journal_is_searched_for_every_line_that_is_understood() {
         let line = journal().cmd().line();
         assert!(line.contains("Loading of .*is rejected"), "{line}");
-        for word in ["NVRM", "SXid", "probe", "firmware", "BAR ", "Linux version"] {
+        for word in [
+            "NVRM",
+            "SXid",
+            "probe",
+            "firmware",
+            "BAR ",
+            "Linux version",
+            "soft lockup.*",
+        ] {
             assert!(line.contains(word), "{line}");
         }
     }
