@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    log,
+    log, virt,
     words::{self, INSTALL, gpus, places},
 };
 use crate::{
@@ -233,6 +233,8 @@ struct Means {
     loaded: bool,
     /// This program can install a driver here.
     installs: bool,
+    /// The cloud gives parts of GPUs to this instance type.
+    sliced: bool,
     /// Some of the GPUs have fallen off the bus: they do not answer any driver.
     fell: Vec<PciAddress>,
 }
@@ -340,7 +342,7 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
             fits(found).map_or(String::new(), |fits| format!("; {fits}"))
         ))
     } else if is_vgpu {
-        Some("install the GRID guest driver that matches the hypervisor's vGPU release".to_owned())
+        Some(virt::GRID_DRIVER.to_owned())
     } else if let Some(refusal) = refusal {
         Some(refusal.remedy.clone())
     } else if !none.is_empty() && means.loaded {
@@ -355,6 +357,8 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
              `dmesg | grep -i nvidia` has the reason"
                 .to_owned(),
         )
+    } else if means.sliced {
+        Some(virt::GRID_DRIVER.to_owned())
     } else {
         fits(found)
     };
@@ -478,6 +482,7 @@ impl Check for Pci {
             refusal: None,
             absent: None,
             on_disk: false,
+            sliced: virt::sliced(subject.facts, subject.matrix).is_some(),
             fell: Vec::new(),
         };
         if let KernelLog::Known { messages, .. } = subject.state.kernel_log().await {
@@ -531,6 +536,7 @@ mod tests {
             on_disk: false,
             loaded,
             installs: true,
+            sliced: false,
             fell: Vec::new(),
         }
     }
@@ -687,6 +693,15 @@ mod tests {
         let finding = bound(&[(&facts.gpus[0], None)], &means(false));
         let remedy = finding.remedy.unwrap_or_default();
         assert!(remedy.contains("GRID guest driver"), "{remedy}");
+        // A cloud's part of a GPU may have the id of the whole one: awslabs/amazon-eks-ami issue 2443.
+        facts.gpus[0].vgpu = false;
+        let sliced = Means {
+            installs: false,
+            sliced: true,
+            ..means(false)
+        };
+        let remedy = bound(&[(&facts.gpus[0], None)], &sliced).remedy;
+        assert!(remedy.is_some_and(|text| text.contains("GRID guest driver")));
     }
 
     #[test]
