@@ -388,6 +388,20 @@ fn fallen(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
             )
         };
     }
+    if messages.contains(&Message::Lost) {
+        return Finding {
+            observed: Some("`NV_ERR_GPU_IS_LOST` in the kernel's log".to_owned()),
+            expected: Some("no such line".to_owned()),
+            remedy: Some(format!(
+                "run `nvidia-smi`; if a GPU is missing there: {}",
+                words::POWER
+            )),
+            ..say(
+                Verdict::Warn,
+                "a GPU, which the driver does not name, did not answer on the bus".to_owned(),
+            )
+        };
+    }
     let of_gpus = kernel_log::rows(messages).find_map(|(row, places)| {
         // A GPU that was lost is told by Xid 79 and by its configuration space: such a line may come from a neighbour.
         let (Kind::Bus | Kind::Iommu) = row.kind else {
@@ -680,6 +694,19 @@ fn init(messages: &[Message], source: &str, board: &Board<'_>) -> Finding {
             Some(reason) => failed(observed, format!("{what}: {}", reason.why), &reason.remedy),
             None => failed(observed, what, remedy),
         };
+    }
+    let crashed = messages.iter().find_map(|message| match message {
+        Message::Crashed { module } => Some(module),
+        _ => None,
+    });
+    if let Some(module) = crashed {
+        return failed(
+            "an oops of the kernel in the driver",
+            format!(
+                "the driver crashed in the kernel (module `{module}`): what it had locked stays locked until a reboot"
+            ),
+            "drain the node, then reboot it; if it comes again, install another version of the driver",
+        );
     }
     if messages.contains(&Message::OtherVersion) {
         // A program from before an upgrade says so, too, and is gone with its end.
@@ -998,6 +1025,31 @@ mod tests {
         );
         let lost = format!("{line}NVRM: Xid (PCI:0000:18:00): 79, pid=1\n");
         assert!(said(&lost).remove(0).why.starts_with("Xid 79"));
+    }
+
+    #[test]
+    fn a_crash_of_the_driver_in_the_kernel_asks_for_a_reboot() {
+        // NVIDIA/k8s-device-plugin issue 941.
+        let line = "general protection fault: 0000 [#1] SMP NOPTI\nRIP: 0010:uvm_thread_context_remove+0x39/0x50 [nvidia_uvm]\n";
+        let finding = said(line).remove(3);
+        assert_eq!(finding.status, Verdict::Fail);
+        assert!(
+            finding.why.contains("module `nvidia_uvm`"),
+            "{}",
+            finding.why
+        );
+        assert!(finding.remedy.unwrap().contains("reboot it"));
+    }
+
+    #[test]
+    fn a_gpu_that_the_driver_lost_and_does_not_name_is_a_warning() {
+        // NVIDIA/open-gpu-kernel-modules issue 688.
+        let line = "NVRM: nvAssertOkFailedNoLog: Assertion failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) returned from rmStatus @ kernel_ce_gv100.c:106\n";
+        let finding = said(line).remove(2);
+        assert_eq!(finding.status, Verdict::Warn);
+        assert!(finding.remedy.unwrap().contains("nvidia-smi"));
+        let fell = format!("{line}NVRM: Xid (PCI:0000:18:00): 79, pid=1\n");
+        assert_eq!(said(&fell).remove(2).status, Verdict::Fail);
     }
 
     #[test]
