@@ -430,7 +430,15 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Refusal>, StepErr
             )));
         }
     }
-    Ok(None)
+    Ok(kmod::dangling(files, &running)?.map(|link| {
+        log::Refusal::new(
+            format!("{why}: the link `{link}` leads to one of a kernel that is not there"),
+            format!(
+                "install the driver's module for {running} (a newer package of it, or DKMS, which needs the headers of \
+                 this kernel), or the kernel that the link names, and boot that"
+            ),
+        )
+    }))
 }
 
 /// The line that keeps NVIDIA's module, which is on disk, from being loaded.
