@@ -12,7 +12,7 @@ use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::{Facts, GpuFact, PciFact},
     model::{gpu::ArchitectureEvidence, id::Id, pci::PciAddress},
-    state::{KernelLog, is_nova, is_reserved, nvidia_module},
+    state::{KernelLog, is_nova, is_reserved, nvidia_module, owner},
     step::StepError,
     steps::promise::{self, Promise},
     tools::{dkms, kmod},
@@ -235,6 +235,8 @@ struct Means {
     installs: bool,
     /// The cloud gives parts of GPUs to this instance type.
     sliced: bool,
+    /// How a driver comes to a system whose driver is somebody else's.
+    theirs: Option<String>,
     /// Some of the GPUs have fallen off the bus: they do not answer any driver.
     fell: Vec<PciAddress>,
 }
@@ -359,6 +361,8 @@ fn bound(found: &[Bound<'_>], means: &Means) -> Finding {
         )
     } else if means.sliced {
         Some(virt::GRID_DRIVER.to_owned())
+    } else if let Some(theirs) = &means.theirs {
+        Some(theirs.clone())
     } else {
         fits(found)
     };
@@ -491,6 +495,8 @@ impl Check for Pci {
             absent: None,
             on_disk: false,
             sliced: virt::sliced(subject.facts, subject.matrix).is_some(),
+            theirs: owner(subject.host.files(), subject.facts)?
+                .map(|owner| format!("the driver is that of {}: {}", owner.name, owner.remedy)),
             fell: Vec::new(),
         };
         if let KernelLog::Known { messages, .. } = subject.state.kernel_log().await {
@@ -545,6 +551,7 @@ mod tests {
             loaded,
             installs: true,
             sliced: false,
+            theirs: None,
             fell: Vec::new(),
         }
     }
@@ -564,6 +571,19 @@ mod tests {
             let remedy = bound(&[(&facts.gpus[0], driver)], &nowhere).remedy;
             assert!(remedy.is_some_and(|text| text.contains(words)), "{words}");
         }
+    }
+
+    #[test]
+    fn an_image_gets_its_driver_in_its_own_way() {
+        // NVIDIA/gpu-operator issue 1623.
+        let facts = facts();
+        let image = Means {
+            installs: false,
+            theirs: Some("the driver is that of Container-Optimized OS".to_owned()),
+            ..means(false)
+        };
+        let remedy = bound(&[(&facts.gpus[0], None)], &image).remedy;
+        assert!(remedy.is_some_and(|text| text.starts_with("the driver is that of")));
     }
 
     #[test]
