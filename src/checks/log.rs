@@ -398,6 +398,20 @@ fn fallen(messages: &[Message], source: &str, context: &LogContext<'_>) -> Findi
             )
         };
     }
+    if messages.contains(&Message::Lost) {
+        return Finding {
+            observed: Some("`NV_ERR_GPU_IS_LOST` in the kernel's log".to_owned()),
+            expected: Some("no such line".to_owned()),
+            remedy: Some(format!(
+                "run `nvidia-smi`; if a GPU is missing there: {}",
+                words::POWER
+            )),
+            ..say(
+                Verdict::Warn,
+                "a GPU, which the driver does not name, did not answer on the bus".to_owned(),
+            )
+        };
+    }
     let of_gpus = kernel_log::rows(messages).find_map(|(row, places)| {
         // Such a line is only a warning: it may come from a device beside the GPU. A GPU that was lost shows Xid 79
         // and a configuration space that cannot be read.
@@ -691,6 +705,19 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             Some(reason) => failed(observed, format!("{what}: {}", reason.why), &reason.remedy),
             None => failed(observed, what, remedy),
         };
+    }
+    let crashed = messages.iter().find_map(|message| match message {
+        Message::Crashed { module } => Some(module),
+        _ => None,
+    });
+    if let Some(module) = crashed {
+        return failed(
+            "an oops of the kernel in the driver",
+            format!(
+                "the driver crashed in the kernel (module `{module}`): what it had locked stays locked until a reboot"
+            ),
+            "drain the node, then reboot it; if it comes again, install another version of the driver",
+        );
     }
     if messages.contains(&Message::OtherVersion) {
         // A program that was started before an upgrade causes this line, too; the problem ends with that program.
@@ -1013,6 +1040,31 @@ mod tests {
     }
 
     #[test]
+    fn a_crash_of_the_driver_in_the_kernel_asks_for_a_reboot() {
+        // NVIDIA/k8s-device-plugin issue 941.
+        let line = "general protection fault: 0000 [#1] SMP NOPTI\nRIP: 0010:uvm_thread_context_remove+0x39/0x50 [nvidia_uvm]\n";
+        let finding = said(line).remove(3);
+        assert_eq!(finding.status, Verdict::Fail);
+        assert!(
+            finding.why.contains("module `nvidia_uvm`"),
+            "{}",
+            finding.why
+        );
+        assert!(finding.remedy.unwrap().contains("reboot it"));
+    }
+
+    #[test]
+    fn a_gpu_that_the_driver_lost_and_does_not_name_is_a_warning() {
+        // NVIDIA/open-gpu-kernel-modules issue 688.
+        let line = "NVRM: nvAssertOkFailedNoLog: Assertion failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) returned from rmStatus @ kernel_ce_gv100.c:106\n";
+        let finding = said(line).remove(2);
+        assert_eq!(finding.status, Verdict::Warn);
+        assert!(finding.remedy.unwrap().contains("nvidia-smi"));
+        let fell = format!("{line}NVRM: Xid (PCI:0000:18:00): 79, pid=1\n");
+        assert_eq!(said(&fell).remove(2).status, Verdict::Fail);
+    }
+
+    #[test]
     fn what_is_beside_the_gpus_is_a_warning() {
         let hung = "INFO: task nvidia-smi:4711 blocked for more than 122 seconds.\n";
         assert_eq!(said(hung).remove(3).status, Verdict::Warn);
@@ -1038,6 +1090,17 @@ mod tests {
                 line(12028, "Non-fatal"),
                 Verdict::Warn,
                 "SXid 12028 of the NVSwitch at 0000:c1:00.0 (non-fatal)",
+            ),
+            // The lines of details are no more errors: NVIDIA/nvtrust issue 124.
+            (
+                format!(
+                    "{}{}{}",
+                    line(22013, "Non-fatal"),
+                    line(22013, "Severity 0 Engine instance 44"),
+                    line(22013, "Data {0x0000002c")
+                ),
+                Verdict::Warn,
+                "SXid 22013 of the NVSwitch at 0000:c1:00.0 (non-fatal)",
             ),
             (
                 format!("{}{}", line(12028, "Non-fatal"), line(20034, "Fatal")),

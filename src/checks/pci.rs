@@ -5,14 +5,14 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    log,
+    log, virt,
     words::{self, INSTALL, gpus, places},
 };
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::{Facts, GpuFact, PciFact},
     model::{gpu::ArchitectureEvidence, id::Id, pci::PciAddress},
-    state::{KernelLog, is_nova, is_reserved, nvidia_module},
+    state::{KernelLog, is_nova, is_reserved, nvidia_module, owner},
     step::StepError,
     steps::promise::{self, Promise},
     tools::{dkms, kmod},
@@ -233,6 +233,10 @@ struct DriverEvidence {
     loaded: bool,
     /// This program can install a driver here.
     installs: bool,
+    /// The cloud gives parts of GPUs to this instance type.
+    sliced: bool,
+    /// How a driver comes to a system whose driver is somebody else's.
+    theirs: Option<String>,
     /// Some of the GPUs have fallen off the bus: they do not answer any driver.
     fell: Vec<PciAddress>,
 }
@@ -340,7 +344,7 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
             fits(found).map_or(String::new(), |fits| format!("; {fits}"))
         ))
     } else if is_vgpu {
-        Some("install the GRID guest driver that matches the hypervisor's vGPU release".to_owned())
+        Some(virt::GRID_DRIVER.to_owned())
     } else if let Some(refusal) = refusal {
         Some(refusal.remedy.clone())
     } else if !none.is_empty() && evidence.loaded {
@@ -355,6 +359,10 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
              `dmesg | grep -i nvidia` has the reason"
                 .to_owned(),
         )
+    } else if means.sliced {
+        Some(virt::GRID_DRIVER.to_owned())
+    } else if let Some(theirs) = &means.theirs {
+        Some(theirs.clone())
     } else {
         fits(found)
     };
@@ -426,7 +434,15 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepE
             )));
         }
     }
-    Ok(None)
+    Ok(kmod::dangling(files, &running)?.map(|link| {
+        log::Refusal::new(
+            format!("{why}: the link `{link}` leads to one of a kernel that is not there"),
+            format!(
+                "install the driver's module for {running} (a newer package of it, or DKMS, which needs the headers of \
+                 this kernel), or the kernel that the link names, and boot that"
+            ),
+        )
+    }))
 }
 
 /// Returns the line of the configuration that keeps NVIDIA's module, which is on disk, from being loaded.
@@ -478,6 +494,9 @@ impl Check for Pci {
             refusal: None,
             absent: None,
             on_disk: false,
+            sliced: virt::sliced(subject.facts, subject.matrix).is_some(),
+            theirs: owner(subject.host.files(), subject.facts)?
+                .map(|owner| format!("the driver is that of {}: {}", owner.name, owner.remedy)),
             fell: Vec::new(),
         };
         if let KernelLog::Known { messages, .. } = subject.state.kernel_log().await {
@@ -531,6 +550,8 @@ mod tests {
             on_disk: false,
             loaded,
             installs: true,
+            sliced: false,
+            theirs: None,
             fell: Vec::new(),
         }
     }
@@ -550,6 +571,19 @@ mod tests {
             let remedy = bound(&[(&facts.gpus[0], driver)], &nowhere).remedy;
             assert!(remedy.is_some_and(|text| text.contains(words)), "{words}");
         }
+    }
+
+    #[test]
+    fn an_image_gets_its_driver_in_its_own_way() {
+        // NVIDIA/gpu-operator issue 1623.
+        let facts = facts();
+        let image = Means {
+            installs: false,
+            theirs: Some("the driver is that of Container-Optimized OS".to_owned()),
+            ..means(false)
+        };
+        let remedy = bound(&[(&facts.gpus[0], None)], &image).remedy;
+        assert!(remedy.is_some_and(|text| text.starts_with("the driver is that of")));
     }
 
     #[test]
@@ -687,6 +721,15 @@ mod tests {
         let finding = bound(&[(&facts.gpus[0], None)], &evidence(false));
         let remedy = finding.remedy.unwrap_or_default();
         assert!(remedy.contains("GRID guest driver"), "{remedy}");
+        // A cloud's part of a GPU may have the id of the whole one: awslabs/amazon-eks-ami issue 2443.
+        facts.gpus[0].vgpu = false;
+        let sliced = Means {
+            installs: false,
+            sliced: true,
+            ..means(false)
+        };
+        let remedy = bound(&[(&facts.gpus[0], None)], &sliced).remedy;
+        assert!(remedy.is_some_and(|text| text.contains("GRID guest driver")));
     }
 
     #[test]

@@ -24,6 +24,10 @@ const DXG: &str = "/dev/dxg";
 /// Where Windows mounts the libraries of its driver.
 const WSL_LIBRARY: &str = "/usr/lib/wsl/lib/libcuda.so.1";
 
+/// What drives a part of a GPU that a hypervisor gives.
+pub(super) const GRID_DRIVER: &str =
+    "install the GRID guest driver that matches the hypervisor's vGPU release";
+
 /// See the module.
 pub struct Virt;
 
@@ -58,21 +62,18 @@ async fn detect(subject: &Subject<'_>) -> Result<VirtState, StepError> {
     })
 }
 
+/// The instance type, where its GPUs are parts of GPUs.
+pub(super) fn sliced<'f>(facts: &'f Facts, matrix: &Matrix) -> Option<&'f str> {
+    let provider = facts.cloud.provider.as_deref()?;
+    let name = facts.cloud.instance_type.as_deref()?;
+    let row = matrix.instance_type(provider, name)?;
+    (row.driver == InstanceDriver::Grid).then_some(name)
+}
+
 fn guest(facts: &Facts, matrix: &Matrix, state: &VirtState) -> Finding {
     let say = |status, why: String| Finding::new(GUEST, status, why);
     let slices: Vec<&GpuFact> = facts.gpus.iter().filter(|gpu| gpu.vgpu).collect();
-    let cloud = facts
-        .cloud
-        .provider
-        .as_ref()
-        .zip(facts.cloud.instance_type.as_ref());
-    let instance = cloud
-        .filter(|(provider, name)| {
-            (matrix.instance_type(provider, name))
-                .is_some_and(|row| row.driver == InstanceDriver::Grid)
-        })
-        .map(|(_, name)| name);
-    let what = match (slices.is_empty(), instance) {
+    let what = match (slices.is_empty(), sliced(facts, matrix)) {
         (false, _) => places(slices),
         (true, Some(instance)) => format!("instance type {instance}"),
         (true, None) => return say(Verdict::Skip, "no GPU is known to be a vGPU".to_owned()),
@@ -85,10 +86,7 @@ fn guest(facts: &Facts, matrix: &Matrix, state: &VirtState) -> Finding {
         None => Finding {
             observed: Some("no driver".to_owned()),
             expected: Some("the GRID guest driver".to_owned()),
-            remedy: Some(
-                "install the GRID guest driver that matches the hypervisor's vGPU release"
-                    .to_owned(),
-            ),
+            remedy: Some(GRID_DRIVER.to_owned()),
             ..say(
                 Verdict::Warn,
                 format!(

@@ -270,15 +270,18 @@ fn oldest(
 fn reports(matrix: &Matrix, kernel: &KernelVersion, offer: &Offer, said: &mut Vec<Ruling>) {
     let version = &offer.version;
     for row in &matrix.kernel_reports {
-        let named = row.kernel.as_str();
+        let named = row.kernel.as_ref().map_or("", KernelVersion::as_str);
         // Two numbers name a series; anything longer is the beginning of a release.
-        let meant = if named.bytes().all(|b| b.is_ascii_digit() || b == b'.')
-            && named.matches('.').count() == 1
-        {
-            kernel.series() == row.kernel.series()
-        } else {
-            kernel.as_str().starts_with(named) || row.or_later && counts_on(named, kernel.as_str())
-        };
+        let is_series = named.bytes().all(|b| b.is_ascii_digit() || b == b'.')
+            && named.matches('.').count() == 1;
+        let meant = match &row.kernel {
+            Some(row) if is_series => kernel.series() == row.series(),
+            _ => {
+                kernel.as_str().starts_with(named)
+                    || row.or_later && counts_on(named, kernel.as_str())
+            }
+        } && (row.ending.as_deref())
+            .is_none_or(|ending| kernel.as_str().ends_with(ending));
         let within = row
             .first_driver
             .as_ref()
@@ -338,14 +341,19 @@ mod tests {
             version: row.last_driver.clone(),
             flavour: Flavour::Open,
         };
-        for (named, kernel, concerned) in [
-            ("6.1", "6.1.0-44-amd64", true),
-            ("6.1", "6.12.57+deb13-amd64", false),
-            ("6.1.0-44-", "6.1.0-44-amd64", true),
-            ("6.1.0-44-", "6.1.0-45-amd64", false),
+        for (named, ending, kernel, concerned) in [
+            (Some("6.1"), None, "6.1.0-44-amd64", true),
+            (Some("6.1"), None, "6.12.57+deb13-amd64", false),
+            (Some("6.1.0-44-"), None, "6.1.0-44-amd64", true),
+            (Some("6.1.0-44-"), None, "6.1.0-45-amd64", false),
+            (None, Some("64k"), "6.8.0-1030-nvidia-64k", true),
+            (None, Some("64k"), "6.12.0-211.el10_2.aarch64+64k", true),
+            (None, Some("64k"), "6.8.0-1030-nvidia", false),
+            (Some("6.8"), Some("64k"), "6.17.0-1030-nvidia-64k", false),
         ] {
             matrix.kernel_reports = vec![KernelReport {
-                kernel: named.parse().expect("a kernel"),
+                kernel: named.map(|named| named.parse().expect("a kernel")),
+                ending: ending.map(str::to_owned),
                 or_later: false,
                 first_driver: None,
                 modules: None,
@@ -354,7 +362,7 @@ mod tests {
             let mut said = Vec::new();
             let kernel = kernel.parse().expect("a kernel");
             reports(&matrix, &kernel, &offer, &mut said);
-            assert_eq!(!said.is_empty(), concerned, "{named} {kernel}");
+            assert_eq!(!said.is_empty(), concerned, "{named:?} {kernel}");
         }
     }
 

@@ -460,8 +460,10 @@ row! {
 row! {
     /// A report that some versions fail on a kernel.
     KernelReport {
-        /// A mainline series, or the beginning of a release.
-        kernel: KernelVersion,
+        /// A mainline series, or the beginning of a release; `None` for all.
+        kernel: Option<KernelVersion>,
+        /// What the release must end with: vendors name the kernels with pages of 64 KiB so.
+        ending: Option<String>,
         /// The vendor's later releases, too: those that count on from its last number.
         #[serde(default)]
         or_later: bool,

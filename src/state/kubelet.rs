@@ -9,6 +9,7 @@ use super::{State, StateError};
 use crate::{
     host::system::Process,
     tools::{
+        containerd,
         kubelet::{self, OWNERS, Owner},
         toolkit,
     },
@@ -167,12 +168,26 @@ impl State {
                 }
                 _ => texts.extend(files.read_text(path)?),
             }
-            if texts.iter().any(|text| toolkit::is_named_in(text)) {
+            if texts.iter().any(|text| has_runtime(text)) {
                 return Ok(true);
             }
         }
         Ok(false)
     }
+}
+
+/// Whether containerd finds the nvidia runtime in a file. It reads the tables of the file's own version: in one of version 2
+/// `plugins.cri`, the name of version 1, is nothing to it (containerd 1.7, services/server/config/config.go, `Decode`).
+fn has_runtime(text: &str) -> bool {
+    toolkit::is_named_in(text)
+        && containerd::parse_config(text).ok().is_none_or(|config| {
+            config.version < 2
+                || config.runtimes.iter().any(|name| name != "runc")
+                || config
+                    .programs
+                    .values()
+                    .any(|path| toolkit::is_named_in(path))
+        })
 }
 
 #[cfg(test)]
@@ -267,6 +282,15 @@ mod tests {
             "k3s /run/k3s/containerd/containerd.sock by `/var/lib/rancher/k3s/agent/etc/containerd`, false \
              Some(true)"
         );
+        // k3d-io/k3d issue 1108: lines for files of version 1.
+        for (plugin, known) in [("cri", false), ("'io.containerd.grpc.v1.cri'", true)] {
+            let text = format!(
+                "version = 2\n{}",
+                nvidia.replace("plugins.x", &format!("plugins.{plugin}"))
+            );
+            let found = found(|fakes| fakes.files.put(K3S, &*text));
+            assert_eq!(found.and_then(|found| found.nvidia), Some(known), "{text}");
+        }
         // The socket is that of k3s, too.
         assert_eq!(
             said(found(|fakes| {

@@ -14,8 +14,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The pattern that the journal is searched for, beside the lines of the table: the lines that [`read`] understands,
 /// and the first line of a boot. No other line is read, because what is read may end in a recording.
-const LINES: &str =
-    "NVRM|SXid|nvidia.*(probe|firmware)|BAR [0-9].*(no space|assign)|Linux version ";
+const LINES: &str = "NVRM|SXid|nvidia.*(probe|firmware)|BAR [0-9].*(no space|assign)|Linux version |\\[#[0-9]+\\]|RIP: 0010:|pc : ";
 
 static TABLE: LazyLock<Vec<Line>> = LazyLock::new(|| {
     let table: Table = built_in("kernel_log").expect("the built-in table parses: a test reads it");
@@ -211,6 +210,13 @@ pub enum Message {
     },
     /// A program has libraries of another version than the module.
     OtherVersion,
+    /// A GPU, which the driver does not name, does not answer on the bus.
+    Lost,
+    /// The kernel ended a task that was in the driver (oops).
+    Crashed {
+        /// The driver's module.
+        module: String,
+    },
 }
 
 /// What the driver says that a GPU needs: the values of NVML's field 230.
@@ -251,8 +257,15 @@ impl Recovery {
 /// the GPU.
 pub fn read<'l>(lines: impl IntoIterator<Item = &'l str>) -> Vec<Message> {
     let mut last = None;
+    let mut crash = false;
     let mut found = Vec::new();
     for line in lines.into_iter().flat_map(sentences) {
+        // A warning of the kernel names a place, too, but has no number.
+        crash |= is_crash(line);
+        if crash && let Some(place) = place_of_code(line) {
+            crash = false;
+            found.extend(module_of(place).map(|module| Message::Crashed { module }));
+        }
         if let Some((_, said)) = line.split_once("NVRM: ")
             && (said.starts_with("The NVIDIA") || said.starts_with("This PCI"))
         {
@@ -262,6 +275,28 @@ pub fn read<'l>(lines: impl IntoIterator<Item = &'l str>) -> Vec<Message> {
         found.extend(cause(line));
     }
     found
+}
+
+/// `Oops: 0000 [#1] SMP NOPTI`, `general protection fault, … 0000 [#1]`, `Internal error: Oops: 96000004 [#1]`: the first line
+/// of a crash that ends a task, which the kernel counts (Linux `__die_header` in arch/x86/kernel/dumpstack.c, `__die` in
+/// arch/arm64/kernel/traps.c).
+fn is_crash(line: &str) -> bool {
+    line.split_once(" [#")
+        .is_some_and(|(_, rest)| rest.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// The code of the kernel that ran: `RIP: 0010:uvm_thread_context_remove+0x39/0x50 [nvidia_uvm]`, and `pc : …` on aarch64.
+fn place_of_code(line: &str) -> Option<&str> {
+    let place = line.split_once("RIP: 0010:");
+    let place = place.or_else(|| line.split_once("pc : "));
+    place.map(|(_, place)| place)
+}
+
+/// The module of NVIDIA's driver that a place in the code is in.
+fn module_of(place: &str) -> Option<String> {
+    let (_, module) = place.split_once(" [nvidia")?;
+    let (rest, _) = module.split_once(']')?;
+    Some(format!("nvidia{rest}"))
 }
 
 /// `Xid (PCI:0000:dc:00): 45, pid=1, name=python3, Ch 00000001 caused by previous Xid 149`.
@@ -348,6 +383,8 @@ fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
         ("API mismatch", Message::OtherVersion),
         ("[NV_ERR_RESET_REQUIRED]", Message::ResetRequired),
         ("GPU marked for reset", Message::ResetRequired),
+        // nvstatuscodes.h: "GPU lost from the bus".
+        ("[NV_ERR_GPU_IS_LOST]", Message::Lost),
         // `nvGpuOpsReportFatalError`.
         (
             "uvm encountered global fatal error",
@@ -376,10 +413,15 @@ fn other(line: &str) -> Option<Message> {
     if let Some((_, rest)) = line.split_once("SXid (") {
         // `nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up`
         let (place, rest) = rest.split_once("): ")?;
+        let word = rest.split(',').nth(1)?.trim();
+        // Lines of details follow each error: NVIDIA/open-gpu-kernel-modules 595.45.04, error_nvswitch.c.
+        if word.starts_with("Severity ") || word.starts_with("Data {") {
+            return None;
+        }
         return Some(Message::SXid {
             switch: address(place.trim_start_matches("PCI:")),
             code: number(rest)?,
-            fatal: rest.split(',').nth(1)?.trim().eq_ignore_ascii_case("fatal"),
+            fatal: word.eq_ignore_ascii_case("fatal"),
         });
     }
     let device = || line.split([' ', ',']).find_map(address);
@@ -462,6 +504,9 @@ mod tests {
             code,
             nonfatal,
         };
+        let crashed = |module: &str| Message::Crashed {
+            module: module.to_owned(),
+        };
         for (text, wanted) in rows! {
             "[12345.678] NVRM: Xid (PCI:0000:3b:00): 43, pid=1234, name=python, Ch 00000002",
                 vec![xid("0000:3b:00.0", 43, false)];
@@ -481,6 +526,8 @@ mod tests {
                 vec![Message::SXid { switch: gpu("0000:c1:00.0"), code: 20034, fatal: true }];
             "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
                 vec![Message::SXid { switch: gpu("0000:05:00.0"), code: 12028, fatal: false }];
+            "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Severity 0 Engine instance 44 Sub-engine instance 00\nnvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Data {0x0000002c, 0x0000002c, 0x00000000}",
+                vec![];
             "NVRM: GPU at 0000:01:00.0 has fallen off the bus.",
                 vec![Message::FellOffBus { gpu: gpu("0000:01:00.0") }];
             "Nov 25 15:40:58 node kernel: [159259.98] NVRM: GPU 0000:02:00.0: RmInitAdapter failed! (0x24:0x65:1185)",
@@ -545,6 +592,16 @@ mod tests {
                 vec![Message::ResetRequired];
             "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.",
                 vec![Message::RebootRequired];
+            "NVRM: nvAssertOkFailedNoLog: Assertion failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) returned from rmStatus @ kernel_ce_gv100.c:106",
+                vec![Message::Lost];
+            "general protection fault, probably for non-canonical address 0x25b5f6bb1a24827e: 0000 [#1] SMP NOPTI\nCPU: 5 PID: 4410 Comm: nvidia-device-p\nRIP: 0010:uvm_thread_context_remove+0x39/0x50 [nvidia_uvm]\nRIP: 0033:0x7f8079a2d67b",
+                vec![crashed("nvidia_uvm")];
+            "Internal error: Oops: 0000000096000004 [#1] SMP\npc : nv_open_device+0x1c/0x90 [nvidia]",
+                vec![crashed("nvidia")];
+            "Oops: 0002 [#1] SMP\nRIP: 0010:ext4_readdir+0x1/0x2 [ext4]\nRIP: 0010:rm_ioctl+0x66/0x4f0 [nvidia]",
+                vec![];
+            "WARNING: CPU: 11 PID: 91377 at nvidia/nv.c:5461 nvidia_dev_put_uuid+0x1a4/0x1e0 [nvidia]\nRIP: 0010:nvidia_dev_put_uuid+0x1a4/0x1e0 [nvidia]",
+                vec![];
             "NVRM: nvAssertFailedNoLog: Assertion failed: (status == NV_OK) || (status == NV_ERR_GPU_IN_FULLCHIP_RESET) @ rs_client.c:844",
                 vec![];
             "NVRM: API mismatch: the client has the version 535.247.01, but",
@@ -574,6 +631,14 @@ mod tests {
                 Kind::Beside, None;
             "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)", Kind::Beside,
                 None;
+            "nvidia_modeset: Unknown symbol __acpi_video_get_backlight_type (err -2)",
+                Kind::Beside, None;
+            "NVRM: Attempting to remove device 0000:8a:00.0 with non-zero usage count!", Kind::Beside,
+                Some("0000:8a:00.0");
+            "watchdog: BUG: soft lockup - CPU#20 stuck for 26s! [UVM GPU1 BH:6142]", Kind::Beside,
+                None;
+            "audit: type=1400 audit(1691186980.587:9501): avc:  denied  { module_load } for  pid=1 comm=\"modprobe\" path=\"/usr/lib/modules/6.12.0/updates/nvidia.ko.zst\" tclass=system permissive=0",
+                Kind::Load, None;
             "NVRM: Can't find an IRQ for your NVIDIA card!", Kind::Start, None;
             "NVRM kfspSendBootCommands_GH100: FSP boot cmds failed. RM cannot boot.", Kind::Start,
                 None;
@@ -609,7 +674,16 @@ mod tests {
     fn the_journal_is_searched_for_every_line_that_is_understood() {
         let line = journal().cmd().line();
         assert!(line.contains("Loading of .*is rejected"), "{line}");
-        for word in ["NVRM", "SXid", "probe", "firmware", "BAR ", "Linux version"] {
+        for word in [
+            "NVRM",
+            "SXid",
+            "probe",
+            "firmware",
+            "BAR ",
+            "Linux version",
+            "RIP",
+            "soft lockup.*",
+        ] {
             assert!(line.contains(word), "{line}");
         }
     }

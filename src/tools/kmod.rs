@@ -299,6 +299,29 @@ pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
     found
 }
 
+/// A link to NVIDIA's module for a kernel that leads nowhere. `weak-modules` of RHEL and its relatives links the modules of another
+/// kernel into that folder, and a link may outlive that kernel (AlmaLinux/almalinux-deploy issue 271).
+///
+/// # Errors
+/// When a folder cannot be read.
+pub fn dangling(files: &dyn ReadFiles, kernel: &str) -> Result<Option<Utf8PathBuf>, FilesError> {
+    let weak = Utf8PathBuf::from(format!("{FOLDER}/{kernel}/weak-updates"));
+    for part in files.list(&weak)? {
+        // Some packages have no folder of their own.
+        if part.contains(".ko") {
+            continue;
+        }
+        let folder = weak.join(part);
+        for name in files.list(&folder)? {
+            let link = folder.join(&name);
+            if name.starts_with("nvidia.ko") && !files.exists(&link)? {
+                return Ok(Some(link));
+            }
+        }
+    }
+    Ok(None)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -338,6 +361,20 @@ mod tests {
             found[0].starts_with("`/usr/lib/modprobe.d/00-held.conf`, line 1"),
             "{found:?}"
         );
+    }
+
+    #[test]
+    fn a_link_to_the_module_of_a_kernel_that_is_gone_is_found() {
+        let files = crate::host::fake::FakeFiles::new();
+        let link = "/lib/modules/687.15/weak-updates/nvidia-open/nvidia.ko.xz";
+        let module = "/lib/modules/687.12/extra/nvidia-open/nvidia.ko.xz";
+        files.put_link(link, module);
+        files.put_link("/lib/modules/687.15/weak-updates/nvidia.ko", "/gone");
+        files.put_link("/lib/modules/687.15/weak-updates/kvdo/kvdo.ko", "/gone");
+        let found = || dangling(&files, "687.15").expect("read");
+        assert_eq!(found().as_deref(), Some(Utf8Path::new(link)));
+        files.put(module, "");
+        assert_eq!(found(), None);
     }
 
     #[test]

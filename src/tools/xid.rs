@@ -70,6 +70,7 @@ mod tests {
             Some(XidAction::RestartMachine)
         );
         assert_eq!(of(13).map(|xid| xid.action), Some(XidAction::RestartApp));
+        assert_eq!(of(163).map(|xid| xid.action), Some(XidAction::None));
         assert_eq!(of(4711), None);
         assert!(TABLE.values().all(|xid| !xid.what.is_empty()));
     }

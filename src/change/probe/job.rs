@@ -42,7 +42,11 @@ impl ContainerRun<'_> {
     ///
     /// # Errors
     /// When a command fails.
-    pub(super) async fn run(&self, root: &Root, limit: Duration) -> Result<ContainerResult, ExecError> {
+    pub(super) async fn run(
+        &self,
+        root: &Root,
+        limit: Duration,
+    ) -> Result<ContainerResult, ExecError> {
         let cmd = Cmd::new(self.client(), self.args(root)).deadline(limit);
         let own = match (self.runtime, self.image) {
             (RuntimeKind::Docker, None) => {
