@@ -359,9 +359,9 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
              `dmesg | grep -i nvidia` has the reason"
                 .to_owned(),
         )
-    } else if means.sliced {
+    } else if evidence.sliced {
         Some(virt::GRID_DRIVER.to_owned())
-    } else if let Some(theirs) = &means.theirs {
+    } else if let Some(theirs) = &evidence.theirs {
         Some(theirs.clone())
     } else {
         fits(found)
