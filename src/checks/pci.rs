@@ -577,7 +577,7 @@ mod tests {
     fn an_image_gets_its_driver_in_its_own_way() {
         // NVIDIA/gpu-operator issue 1623.
         let facts = facts();
-        let image = Means {
+        let image = DriverEvidence {
             installs: false,
             theirs: Some("the driver is that of Container-Optimized OS".to_owned()),
             ..means(false)
@@ -723,7 +723,7 @@ mod tests {
         assert!(remedy.contains("GRID guest driver"), "{remedy}");
         // A cloud's part of a GPU may have the id of the whole one: awslabs/amazon-eks-ami issue 2443.
         facts.gpus[0].vgpu = false;
-        let sliced = Means {
+        let sliced = DriverEvidence {
             installs: false,
             sliced: true,
             ..means(false)
