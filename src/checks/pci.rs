@@ -435,7 +435,7 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepE
         }
     }
     Ok(kmod::dangling(files, &running)?.map(|link| {
-        log::Refusal::new(
+        log::Diagnosis::new(
             format!("{why}: the link `{link}` leads to one of a kernel that is not there"),
             format!(
                 "install the driver's module for {running} (a newer package of it, or DKMS, which needs the headers of \
@@ -580,7 +580,7 @@ mod tests {
         let image = DriverEvidence {
             installs: false,
             theirs: Some("the driver is that of Container-Optimized OS".to_owned()),
-            ..means(false)
+            ..evidence(false)
         };
         let remedy = bound(&[(&facts.gpus[0], None)], &image).remedy;
         assert!(remedy.is_some_and(|text| text.starts_with("the driver is that of")));
@@ -726,7 +726,7 @@ mod tests {
         let sliced = DriverEvidence {
             installs: false,
             sliced: true,
-            ..means(false)
+            ..evidence(false)
         };
         let remedy = bound(&[(&facts.gpus[0], None)], &sliced).remedy;
         assert!(remedy.is_some_and(|text| text.contains("GRID guest driver")));
