@@ -232,11 +232,17 @@ fn begun(found: &[&str]) -> Problem {
     )
 }
 
-/// The last of the kubelet's lines, which are long.
+/// Returns the kubelet's last lines, cut to a length that can be read. systemd's lines about the unit count only if there are
+/// no others: a kubelet that fails at once is started again and again, and they would push its own lines out.
 fn last_of(words: &str) -> String {
     const LINES: usize = 5;
     const LETTERS: usize = 240;
-    let lines: Vec<&str> = words.lines().collect();
+    let is_systemds =
+        |line: &&str| line.starts_with("kubelet.service: ") || line.contains(" kubelet.service - ");
+    let mut lines: Vec<&str> = words.lines().collect();
+    if !lines.iter().all(is_systemds) {
+        lines.retain(|line| !is_systemds(line));
+    }
     let last = &lines[lines.len().saturating_sub(LINES)..];
     let short = |line: &&str| match line.char_indices().nth(LETTERS) {
         Some((at, _)) => format!("{} …", &line[..at]),
@@ -256,5 +262,15 @@ mod tests {
         assert_eq!(last.lines().count(), 5);
         assert!(last.starts_with("2\n") && last.ends_with("ü …"));
         assert_eq!(last_of("one"), "one");
+    }
+
+    #[test]
+    fn what_systemd_says_about_a_kubelet_does_not_take_the_place_of_its_own_lines() {
+        let systemds = "kubelet.service: Failed with result 'exit-code'.\n\
+                        kubelet.service: Scheduled restart job, restart counter is at 1.\n\
+                        Stopped kubelet.service - kubelet: The Kubernetes Node Agent.\n\
+                        Starting kubelet.service - kubelet: The Kubernetes Node Agent...";
+        assert_eq!(last_of(&format!("its error\n{systemds}")), "its error");
+        assert_eq!(last_of(systemds), systemds);
     }
 }
