@@ -197,9 +197,7 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         }
     }
     let over = errors.iter().any(|error| error.over);
-    let all_recovered = !context.gpus.is_empty()
-        && (context.gpus.iter()).all(|gpu| context.recovered.contains(&gpu.pci_address));
-    let demand = if all_recovered {
+    let demand = if context.all_recovered() {
         None
     } else if messages.contains(&Message::RebootRequired) {
         Some(XidAction::Reboot)
@@ -398,7 +396,7 @@ fn fallen(messages: &[Message], source: &str, context: &LogContext<'_>) -> Findi
             )
         };
     }
-    if messages.contains(&Message::Lost) {
+    if messages.contains(&Message::Lost) && !context.all_recovered() {
         return Finding {
             observed: Some("`NV_ERR_GPU_IS_LOST` in the kernel's log".to_owned()),
             expected: Some("no such line".to_owned()),
@@ -788,6 +786,12 @@ impl<'f> LogContext<'f> {
                 _ => Vec::new(),
             },
         })
+    }
+
+    /// Whether the driver asks for nothing on any GPU now.
+    fn all_recovered(&self) -> bool {
+        !self.gpus.is_empty()
+            && (self.gpus.iter()).all(|gpu| self.recovered.contains(&gpu.pci_address))
     }
 
     /// Whether a GPU is at this address.

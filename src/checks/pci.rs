@@ -361,10 +361,11 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
         )
     } else if evidence.sliced {
         Some(virt::GRID_DRIVER.to_owned())
-    } else if let Some(theirs) = &evidence.theirs {
-        Some(theirs.clone())
     } else {
-        fits(found)
+        match (fits(found), &evidence.theirs) {
+            (Some(fits), Some(theirs)) => Some(format!("{fits}; {theirs}")),
+            (fits, _) => fits,
+        }
     };
     Finding {
         observed,
@@ -436,7 +437,7 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepE
     }
     Ok(kmod::dangling(files, &running)?.map(|link| {
         log::Diagnosis::new(
-            format!("{why}: the link `{link}` leads to one of a kernel that is not there"),
+            format!("{why}: the link `{link}` leads to a module that is not there (it was that of another kernel)"),
             format!(
                 "install the driver's module for {running} (a newer package of it, or DKMS, which needs the headers of \
                  this kernel), or the kernel that the link names, and boot that"
@@ -489,9 +490,8 @@ impl Check for Pci {
         // A driver whose version cannot be read counts as loaded: the version is not the subject here.
         let loaded = !matches!(subject.state.loaded_driver(), Ok(None));
         let theirs = match owner(subject.host.files(), subject.facts).map_err(StepError::from) {
-            Ok(owner) => {
-                owner.map(|owner| format!("the driver is that of {}: {}", owner.name, owner.remedy))
-            }
+            Ok(owner) => owner
+                .map(|owner| format!("{} manages the driver here: {}", owner.name, owner.remedy)),
             Err(error) if error.not_asked().is_some() => None,
             Err(error) => return Err(error),
         };
@@ -585,11 +585,13 @@ mod tests {
         let facts = facts();
         let image = DriverEvidence {
             installs: false,
-            theirs: Some("the driver is that of Container-Optimized OS".to_owned()),
+            theirs: Some("Container-Optimized OS manages the driver here".to_owned()),
             ..evidence(false)
         };
         let remedy = bound(&[(&facts.gpus[0], None)], &image).remedy;
-        assert!(remedy.is_some_and(|text| text.starts_with("the driver is that of")));
+        let remedy = remedy.unwrap();
+        assert!(remedy.contains("gpu-bootstrap compat"), "{remedy}");
+        assert!(remedy.ends_with("; Container-Optimized OS manages the driver here"));
     }
 
     #[test]

@@ -62,7 +62,7 @@ async fn detect(subject: &Subject<'_>) -> Result<VirtState, StepError> {
     })
 }
 
-/// The instance type, where its GPUs are parts of GPUs.
+/// Returns the instance type if the cloud gives it parts of GPUs.
 pub(super) fn sliced<'f>(facts: &'f Facts, matrix: &Matrix) -> Option<&'f str> {
     let provider = facts.cloud.provider.as_deref()?;
     let name = facts.cloud.instance_type.as_deref()?;

@@ -330,8 +330,23 @@ fn last_number(text: &str) -> (std::ops::Range<usize>, &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Matrix, Offer, counts_on, reports};
+    use super::{Matrix, Offer, at_work, counts_on, reports};
     use crate::{compat::matrix::KernelReport, model::gpu::Flavour};
+
+    #[test]
+    fn a_driver_that_is_loaded_on_pages_of_64_kib_is_told_its_page_faults() {
+        let matrix = Matrix::builtin().expect("a matrix");
+        let told = |kernel: &str, version: &str| {
+            let offer = Offer {
+                version: version.parse().expect("a version"),
+                flavour: Flavour::Open,
+            };
+            at_work(&matrix, &kernel.parse().expect("a kernel"), &offer).is_some()
+        };
+        assert!(told("6.8.0-1030-nvidia-64k", "595.45.04"));
+        assert!(!told("6.8.0-1030-nvidia-64k", "580.178.04"));
+        assert!(!told("6.8.0-1030-nvidia", "595.45.04"));
+    }
 
     #[test]
     fn a_report_is_about_the_kernels_of_its_series_or_of_its_release() {

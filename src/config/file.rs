@@ -278,7 +278,7 @@ pub struct ClusterConfig {
     /// `uninstall`. Only root may read it.
     pub kubeconfig_file: Option<AbsolutePath>,
     /// How long each part of joining may take, such as "5m": to find the cluster, to get a certificate, to start the
-    /// kubelet, to run your command, to become Ready.
+    /// kubelet, to run your commands, to become Ready.
     pub timeout: Option<TimeLimit>,
 }
 

@@ -182,7 +182,7 @@ fn has_runtime(text: &str) -> bool {
     toolkit::is_named_in(text)
         && containerd::parse_config(text).ok().is_none_or(|config| {
             config.version < 2
-                || config.runtimes.iter().any(|name| name != "runc")
+                || config.runtimes.iter().any(|name| name.contains("nvidia"))
                 || config
                     .programs
                     .values()
@@ -285,7 +285,7 @@ mod tests {
         // k3d-io/k3d issue 1108: lines for files of version 1.
         for (plugin, known) in [("cri", false), ("'io.containerd.grpc.v1.cri'", true)] {
             let text = format!(
-                "version = 2\n{}",
+                "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.crun]\n{}",
                 nvidia.replace("plugins.x", &format!("plugins.{plugin}"))
             );
             let found = found(|fakes| fakes.files.put(K3S, &*text));

@@ -14,7 +14,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The pattern that the journal is searched for, beside the lines of the table: the lines that [`read`] understands,
 /// and the first line of a boot. No other line is read, because what is read may end in a recording.
-const LINES: &str = "NVRM|SXid|nvidia.*(probe|firmware)|BAR [0-9].*(no space|assign)|Linux version |\\[#[0-9]+\\]|RIP: 0010:|pc : ";
+const LINES: &str = "NVRM|SXid|nvidia.*(probe|firmware)|BAR [0-9].*(no space|assign)|Linux version |: [0-9a-f]+ \\[#[0-9]+\\]|RIP: 00(10|33):|^pc : ";
 
 static TABLE: LazyLock<Vec<Line>> = LazyLock::new(|| {
     let table: Table = built_in("kernel_log").expect("the built-in table parses: a test reads it");
@@ -281,22 +281,34 @@ pub fn read<'l>(lines: impl IntoIterator<Item = &'l str>) -> Vec<Message> {
 /// of a crash that ends a task, which the kernel counts (Linux `__die_header` in arch/x86/kernel/dumpstack.c, `__die` in
 /// arch/arm64/kernel/traps.c).
 fn is_crash(line: &str) -> bool {
-    line.split_once(" [#")
-        .is_some_and(|(_, rest)| rest.starts_with(|c: char| c.is_ascii_digit()))
+    let is =
+        |text: &str, digit: fn(&u8) -> bool| !text.is_empty() && text.bytes().all(|b| digit(&b));
+    line.split_once(" [#").is_some_and(|(before, rest)| {
+        // The code of the error stands before the count.
+        let (_, code) = before.rsplit_once(": ").unwrap_or_default();
+        let (count, _) = rest.split_once(']').unwrap_or_default();
+        is(code, u8::is_ascii_hexdigit) && is(count, u8::is_ascii_digit)
+    })
 }
 
-/// The code of the kernel that ran: `RIP: 0010:uvm_thread_context_remove+0x39/0x50 [nvidia_uvm]`, and `pc : …` on aarch64.
+/// Returns the code that ran: `RIP: 0010:uvm_thread_context_remove+0x39/0x50 [nvidia_uvm]`, and `pc : …` on aarch64. With 0033 it
+/// was that of a program.
 fn place_of_code(line: &str) -> Option<&str> {
-    let place = line.split_once("RIP: 0010:");
-    let place = place.or_else(|| line.split_once("pc : "));
-    place.map(|(_, place)| place)
+    if let Some(place) = line.strip_prefix("pc : ") {
+        return Some(place);
+    }
+    (["RIP: 0010:", "RIP: 0033:", " pc : "].iter())
+        .find_map(|mark| line.split_once(mark))
+        .map(|(_, place)| place)
 }
 
-/// The module of NVIDIA's driver that a place in the code is in.
+/// Returns the module of NVIDIA's driver that a place in the code is in.
 fn module_of(place: &str) -> Option<String> {
     let (_, module) = place.split_once(" [nvidia")?;
     let (rest, _) = module.split_once(']')?;
-    Some(format!("nvidia{rest}"))
+    let is_ours = rest.is_empty()
+        || rest.starts_with('_') && rest.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+    is_ours.then(|| format!("nvidia{rest}"))
 }
 
 /// `Xid (PCI:0000:dc:00): 45, pid=1, name=python3, Ch 00000001 caused by previous Xid 149`.
@@ -602,6 +614,11 @@ mod tests {
                 vec![];
             "WARNING: CPU: 11 PID: 91377 at nvidia/nv.c:5461 nvidia_dev_put_uuid+0x1a4/0x1e0 [nvidia]\nRIP: 0010:nvidia_dev_put_uuid+0x1a4/0x1e0 [nvidia]",
                 vec![];
+            // A count without a code, a word that ends so, and the code of a program.
+            "worker [#3] started\nRIP: 0010:nvidia_dev_put_uuid+0x1a4/0x1e0 [nvidia]", vec![];
+            "Internal error: Oops: 96000004 [#1] SMP\nrpc : nv_open+0x1/0x2 [nvidia]", vec![];
+            "Oops: 0000 [#1] SMP\nRIP: 0033:0x7f80\nRIP: 0010:nvidia_dev_put_uuid+0x1a4/0x1e0 [nvidia]", vec![];
+            "Oops: 0000 [#1] SMP\nRIP: 0010:nvidiafb_probe+0x1/0x2 [nvidiafb]", vec![];
             "NVRM: nvAssertFailedNoLog: Assertion failed: (status == NV_OK) || (status == NV_ERR_GPU_IN_FULLCHIP_RESET) @ rs_client.c:844",
                 vec![];
             "NVRM: API mismatch: the client has the version 535.247.01, but",

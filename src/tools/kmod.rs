@@ -299,7 +299,7 @@ pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
     found
 }
 
-/// A link to NVIDIA's module for a kernel that leads nowhere. `weak-modules` of RHEL and its relatives links the modules of another
+/// Returns a link to NVIDIA's module that leads nowhere, in the folder of this kernel. `weak-modules` of RHEL and its relatives links the modules of another
 /// kernel into that folder, and a link may outlive that kernel (AlmaLinux/almalinux-deploy issue 271).
 ///
 /// # Errors
@@ -307,11 +307,14 @@ pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
 pub fn dangling(files: &dyn ReadFiles, kernel: &str) -> Result<Option<Utf8PathBuf>, FilesError> {
     let weak = Utf8PathBuf::from(format!("{FOLDER}/{kernel}/weak-updates"));
     for part in files.list(&weak)? {
+        let folder = weak.join(part);
         // Some packages have no folder of their own.
-        if part.contains(".ko") {
+        if files
+            .stat(&folder)?
+            .is_none_or(|about| about.kind != Kind::Folder)
+        {
             continue;
         }
-        let folder = weak.join(part);
         for name in files.list(&folder)? {
             let link = folder.join(&name);
             if name.starts_with("nvidia.ko") && !files.exists(&link)? {

@@ -237,8 +237,19 @@ fn begun(found: &[&str]) -> Problem {
 fn last_of(words: &str) -> String {
     const LINES: usize = 5;
     const LETTERS: usize = 240;
-    let is_systemds =
-        |line: &&str| line.starts_with("kubelet.service: ") || line.contains(" kubelet.service - ");
+    // `Started kubelet.service - kubelet: …`; before systemd 250 without the unit's name.
+    let is_systemds = |line: &&str| {
+        let verbs = [
+            "Starting ",
+            "Started ",
+            "Stopping ",
+            "Stopped ",
+            "Failed to start ",
+        ];
+        let rest = verbs.iter().find_map(|verb| line.strip_prefix(verb));
+        line.starts_with("kubelet.service: ")
+            || rest.is_some_and(|rest| rest.starts_with("kubelet"))
+    };
     let mut lines: Vec<&str> = words.lines().collect();
     if !lines.iter().all(is_systemds) {
         lines.retain(|line| !is_systemds(line));
@@ -267,6 +278,7 @@ mod tests {
     #[test]
     fn what_systemd_says_about_a_kubelet_does_not_take_the_place_of_its_own_lines() {
         let systemds = "kubelet.service: Failed with result 'exit-code'.\n\
+                        Started kubelet: The Kubernetes Node Agent.\n\
                         kubelet.service: Scheduled restart job, restart counter is at 1.\n\
                         Stopped kubelet.service - kubelet: The Kubernetes Node Agent.\n\
                         Starting kubelet.service - kubelet: The Kubernetes Node Agent...";
