@@ -29,7 +29,7 @@ pub fn make(image: &Path, name: &str, user_data: &str) -> Result<()> {
 }
 
 /// User-data with what a person who uses it writes into it: the text there = the text in its place,
-/// which may name known values. An empty text removes the whole line.
+/// which may name known values. An empty text removes the item of the list that the text is in.
 pub fn adapt(
     text: &str,
     values: &BTreeMap<String, String>,
@@ -41,14 +41,25 @@ pub fn adapt(
             bail!("`{from}` is not in the user-data");
         }
         adapted = match to.as_str() {
-            "" => (adapted.lines())
-                .filter(|line| !line.contains(from.as_str()))
-                .map(|line| format!("{line}\n"))
-                .collect(),
+            "" => without_item(&adapted, from)
+                .with_context(|| format!("`{from}` is in no item of a list"))?,
             to => adapted.replace(from, &fill(to, known)?),
         };
     }
     Ok(adapted)
+}
+
+/// The text without the item of a YAML list that the words are in.
+fn without_item(text: &str, words: &str) -> Option<String> {
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let lines: Vec<&str> = text.lines().collect();
+    let at = lines.iter().position(|line| line.contains(words))?;
+    let first = (0..=at).rfind(|at| lines[*at].trim_start().starts_with("- "))?;
+    let end = (first + 1..lines.len())
+        .find(|at| !lines[*at].is_empty() && indent(lines[*at]) <= indent(lines[first]));
+    let rest = &lines[end.unwrap_or(lines.len())..];
+    let kept = lines[..first].iter().chain(rest);
+    Some(kept.map(|line| format!("{line}\n")).collect())
 }
 
 /// Adds one more file to the disk.
@@ -74,9 +85,14 @@ mod tests {
         };
         let values = map(&[("@TOKEN@", "{{join-token}}"), ("@ADDRESS@", "")]);
         let known = map(&[("join-token", "abcdef.0123456789abcdef")]);
-        let text = "a: @TOKEN@\nb: @ADDRESS@ c\nd\n";
+        let text = "a: @TOKEN@\nb:\n  - |\n    for n in 1 2; do\n      get @ADDRESS@\n    done\n  # Next.\n  - [c]\n";
         let adapted = adapt(text, &values, &known).unwrap();
-        assert_eq!(adapted, "a: abcdef.0123456789abcdef\nd\n");
-        assert!(adapt("d\n", &values, &known).is_err());
+        assert_eq!(
+            adapted,
+            "a: abcdef.0123456789abcdef\nb:\n  # Next.\n  - [c]\n"
+        );
+        for text in ["d\n", "@TOKEN@\nb: @ADDRESS@\n"] {
+            assert!(adapt(text, &values, &known).is_err());
+        }
     }
 }
