@@ -26,11 +26,8 @@ fn texts_of(name: &str) -> Vec<(String, Vec<u8>)> {
 }
 
 fn read(name: &str) {
-    let (_, target) = (targets::TARGETS.iter())
-        .find(|(own, _)| *own == name)
-        .expect("a target");
     let failed: Vec<String> = (texts_of(name).into_iter())
-        .filter(|(_, text)| panic::catch_unwind(|| target(text)).is_err())
+        .filter(|(_, text)| panic::catch_unwind(|| targets::give(name, text)).is_err())
         .map(|(path, _)| path)
         .collect();
     assert!(failed.is_empty(), "{failed:#?}");

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|text: &[u8]| gpu_bootstrap_fuzz::tree(text));
+libfuzzer_sys::fuzz_target!(|text: &[u8]| gpu_bootstrap_fuzz::give("tree", text));
