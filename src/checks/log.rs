@@ -17,7 +17,7 @@ use crate::{
     state::{KernelLog, Owner, owner},
     step::StepError,
     tools::{
-        kernel_log::{self, Kind, Message, Recovery},
+        kernel_log::{self, Kind, Line, Message, Recovery},
         xid::{self, XidAction},
     },
 };
@@ -637,20 +637,32 @@ pub(super) fn not_loaded(messages: &[Message], context: &LogContext<'_>) -> Opti
         .then(|| Diagnosis::new(row.why.clone(), row.remedy.clone()))
 }
 
-/// Returns why GPUs have no driver, by the table of log lines: the module was not loaded, or it did not start a GPU.
+/// Returns why GPUs have no driver, by the table of log lines: the module was not loaded, or it did not start a GPU. The
+/// first row of the table is the cause; the others are named.
 pub(super) fn reason(messages: &[Message], context: &LogContext<'_>) -> Option<Diagnosis> {
-    kernel_log::rows(messages).find_map(|(row, places)| {
-        let believed = match row.kind {
-            Kind::Load => context.idle,
-            Kind::Start => places.is_empty() || places.iter().any(|at| context.has(*at)),
-            Kind::Bus | Kind::Iommu | Kind::Beside => false,
-        };
-        believed.then(|| Diagnosis {
-            observed: "a line that says why",
-            why: row.why.clone(),
-            remedy: row.remedy.clone(),
-        })
+    let believed = kernel_log::rows(messages).filter(|(row, places)| match row.kind {
+        Kind::Load => context.idle,
+        Kind::Start => places.is_empty() || places.iter().any(|at| context.has(*at)),
+        Kind::Bus | Kind::Iommu | Kind::Beside => false,
+    });
+    let rows: Vec<&Line> = believed.map(|(row, _)| row).collect();
+    let (first, others) = rows.split_first()?;
+    Some(Diagnosis {
+        observed: "a line that says why",
+        why: with(&first.why, others),
+        remedy: first.remedy.clone(),
     })
+}
+
+/// Returns a reason, and behind it those of other rows.
+fn with(why: &str, others: &[&Line]) -> String {
+    match others {
+        [] => why.to_owned(),
+        others => {
+            let whys: Vec<&str> = others.iter().map(|row| row.why.as_str()).collect();
+            format!("{why}; also: {}", whys.join("; "))
+        }
+    }
 }
 
 fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding {
@@ -731,11 +743,12 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             )
         };
     }
-    let beside = kernel_log::rows(messages).find(|(row, _)| row.kind == Kind::Beside);
-    if let Some((row, _)) = beside {
+    let beside = kernel_log::rows(messages).filter(|(row, _)| row.kind == Kind::Beside);
+    let beside: Vec<&Line> = beside.map(|(row, _)| row).collect();
+    if let Some((first, others)) = beside.split_first() {
         return Finding {
             status: Verdict::Warn,
-            ..failed("a line that says so", row.why.clone(), &row.remedy)
+            ..failed("a line that says so", with(&first.why, others), &first.remedy)
         };
     }
     say(
@@ -1234,6 +1247,31 @@ mod tests {
             // A GPU that works is not judged by what was before.
             assert_eq!(said(line).remove(3).status, Verdict::Pass, "{line}");
         }
+    }
+
+    #[test]
+    fn of_two_lines_of_the_table_the_first_row_is_the_cause_and_the_other_is_named() {
+        let started = said(
+            "NVRM: kgspBootstrap_GH100: GSP-FMC reported an error while attempting to boot GSP: 0xb\n\
+             NVRM: GPU 0000:18:00.0: GPU does not have the necessary power cables connected.\n\
+             NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x24:0x1c:1436)\n",
+        )
+        .remove(3);
+        assert_eq!(
+            started.why,
+            "the driver could not start the GPU at 0000:18:00.0: its power cables are not connected; also: its \
+             system processor (GSP) did not start"
+        );
+        assert!(started.remedy.unwrap().contains("power cables"));
+        let beside = said(
+            "INFO: task nvidia-smi:4711 blocked for more than 122 seconds.\n\
+             nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)\n",
+        )
+        .remove(3);
+        assert_eq!(beside.status, Verdict::Warn);
+        let (first, second) = beside.why.split_once("; also: ").unwrap();
+        assert!(first.contains("GPUDirect RDMA"), "{first}");
+        assert!(second.contains("the driver hung"), "{second}");
     }
 
     #[test]
