@@ -8,6 +8,7 @@ use super::{health, words};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::GpuFact,
+    host::Nvml,
     model::{
         findings::Remedy,
         gpu::{Flavour, SupportedFlavours},
@@ -47,6 +48,8 @@ pub(super) struct LogContext<'f> {
     owner: Option<Owner>,
     /// GPUs for which the driver now reports that it asks for nothing (`gpu.recovery-action`).
     recovered: Vec<PciAddress>,
+    /// Whether NVML answers now, or hangs; `None` if it cannot be asked.
+    answers: Option<bool>,
 }
 
 fn decide(log: &KernelLog, context: &LogContext<'_>) -> Vec<Finding> {
@@ -665,6 +668,17 @@ fn with(why: &str, others: &[&Line]) -> String {
     }
 }
 
+/// Returns what shows that the driver, which hung by a row of the table, still does; `None` if nothing does. A hang of
+/// which the log has one line may have ended; so has one after which NVML answers.
+fn still_hangs(row: &Line, messages: &[Message], context: &LogContext<'_>) -> Option<String> {
+    match (context.answers, kernel_log::count(messages, row)) {
+        _ if !row.hang => None,
+        (Some(false), _) => Some("NVML hangs now, too".to_owned()),
+        (None, lines @ 2..) => Some(format!("the log says so {lines} times")),
+        (Some(true), _) | (None, _) => None,
+    }
+}
+
 fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding {
     let say = |status, why: String| Finding::new(INIT, status, why);
     let failed = |observed: &str, why: String, remedy: &str| Finding {
@@ -744,11 +758,17 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         };
     }
     let beside = kernel_log::rows(messages).filter(|(row, _)| row.kind == Kind::Beside);
-    let beside: Vec<&Line> = beside.map(|(row, _)| row).collect();
+    let mut beside: Vec<&Line> = beside.map(|(row, _)| row).collect();
+    beside.sort_by_key(|row| still_hangs(row, messages, context).is_none());
     if let Some((first, others)) = beside.split_first() {
+        let why = with(&first.why, others);
+        let (status, why) = match still_hangs(first, messages, context) {
+            Some(sign) => (Verdict::Fail, format!("{why}; {sign}")),
+            None => (Verdict::Warn, why),
+        };
         return Finding {
-            status: Verdict::Warn,
-            ..failed("a line that says so", with(&first.why, others), &first.remedy)
+            status,
+            ..failed("a line that says so", why, &first.remedy)
         };
     }
     say(
@@ -775,6 +795,7 @@ impl Check for Log {
                 idle: false,
                 owner: None,
                 recovered: Vec::new(),
+                answers: None,
             },
         };
         Ok(decide(log, &context))
@@ -789,6 +810,10 @@ impl<'f> LogContext<'f> {
             || found.module_version.is_some()
             || found.package_version.is_some()
             || found.library_version.is_some();
+        let nvml = match subject.state.loaded_driver() {
+            Ok(Some(_)) => Some(subject.state.nvml().await),
+            _ => None,
+        };
         Ok(Self {
             gpus: &subject.facts.gpus,
             installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
@@ -796,9 +821,11 @@ impl<'f> LogContext<'f> {
                 && subject.facts.container().is_none(),
             idle: there && matches!(subject.state.loaded_driver(), Ok(None)),
             owner,
-            recovered: match subject.state.loaded_driver() {
-                Ok(Some(_)) => health::recovered(subject.state.nvml().await),
-                _ => Vec::new(),
+            recovered: nvml.map_or_else(Vec::new, health::recovered),
+            answers: match nvml {
+                Some(Nvml::Ready(_)) => Some(true),
+                Some(Nvml::Hung { .. }) => Some(false),
+                _ => None,
             },
         })
     }
@@ -849,6 +876,7 @@ mod tests {
             idle: false,
             owner: None,
             recovered: Vec::new(),
+            answers: None,
         }
     }
 
@@ -1246,6 +1274,34 @@ mod tests {
             );
             // A GPU that works is not judged by what was before.
             assert_eq!(said(line).remove(3).status, Verdict::Pass, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_hang_fails_where_nvml_hangs_too_or_where_the_log_repeats_it() {
+        let facts = fixtures::facts();
+        let task = "INFO: task nvidia-smi:4711 blocked for more than 122 seconds.\n";
+        let lockup = "watchdog: BUG: soft lockup - CPU#20 stuck for 26s! [UVM GPU1 BH:6142]\n";
+        let peers = "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)\n";
+        for (text, answers, verdict, words) in rows! {
+            task.to_owned(), None, Verdict::Warn, "hung, or hangs";
+            task.to_owned(), Some(false), Verdict::Fail, "NVML hangs now, too";
+            task.repeat(2), None, Verdict::Fail, "the log says so 2 times";
+            task.repeat(2), Some(true), Verdict::Warn, "hung, or hangs";
+            lockup.to_owned(), None, Verdict::Warn, "it hung, or hangs";
+            lockup.repeat(3), None, Verdict::Fail, "the log says so 3 times";
+            // What is no hang fails neither way, and comes behind one that fails.
+            peers.repeat(2), None, Verdict::Warn, "GPUDirect RDMA";
+            peers.to_owned(), Some(false), Verdict::Warn, "GPUDirect RDMA";
+            format!("{peers}{lockup}"), Some(false), Verdict::Fail, "busy for long: it hung, or hangs; also: ";
+        } {
+            let context = LogContext {
+                answers,
+                ..context(&facts.gpus)
+            };
+            let finding = said_on(&context, &text).remove(3);
+            assert_eq!(finding.status, verdict, "{}", finding.why);
+            assert!(finding.why.contains(words), "{}", finding.why);
         }
     }
 
