@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use super::{health, words};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
+    compat::{kernel, matrix::Shows, ruling::Offer},
     facts::GpuFact,
     host::Nvml,
     model::{
@@ -50,6 +51,8 @@ pub(super) struct LogContext<'f> {
     recovered: Vec<PciAddress>,
     /// Whether NVML answers now, or hangs; `None` if it cannot be asked.
     answers: Option<bool>,
+    /// Errors by which known faults of the loaded driver on this kernel show, each with what was reported.
+    known: Vec<(&'f Shows, String)>,
 }
 
 fn decide(log: &KernelLog, context: &LogContext<'_>) -> Vec<Finding> {
@@ -291,8 +294,20 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         ),
         XidAction::RestartMachine => (Verdict::Fail, words::POWER),
     };
+    // A fault of this driver on this kernel explains the error better than the program does that met it.
+    let is_worst =
+        |code: u32| (errors.iter()).any(|error| error.code == code && error.action == worst);
+    let known = (context.known.iter())
+        .find(|(shows, _)| worst == XidAction::RestartApp && is_worst(shows.xid));
+    let (class, remedy) = match known {
+        Some((shows, report)) => {
+            told.push(report.clone());
+            (Remedy::Update, shows.remedy.as_str())
+        }
+        None => (class(worst), remedy),
+    };
     Finding {
-        remedy_class: Some(class(worst)),
+        remedy_class: Some(class),
         observed: Some(match codes.is_empty() {
             true => line.to_owned(),
             false => format!("Xid {}", codes.join(", ")),
@@ -796,6 +811,7 @@ impl Check for Log {
                 owner: None,
                 recovered: Vec::new(),
                 answers: None,
+                known: Vec::new(),
             },
         };
         Ok(decide(log, &context))
@@ -827,6 +843,21 @@ impl<'f> LogContext<'f> {
                 Some(Nvml::Hung { .. }) => Some(false),
                 _ => None,
             },
+            known: match (
+                &subject.facts.kernel.running,
+                subject.state.loaded_driver(),
+                subject.state.loaded_flavour(),
+            ) {
+                (Some(kernel), Ok(Some(version)), Ok(Some(flavour))) => kernel::shown_by_errors(
+                    subject.matrix,
+                    kernel,
+                    &Offer {
+                        version: version.clone(),
+                        flavour,
+                    },
+                ),
+                _ => Vec::new(),
+            },
         })
     }
 
@@ -841,7 +872,9 @@ mod tests {
     use super::{LogContext, decide, reason};
     use crate::{
         check::{Finding, Verdict},
+        compat::matrix::Shows,
         facts::GpuFact,
+        model::findings::Remedy,
         state::KernelLog,
         steps::fixtures,
         tools::kernel_log::{self, Message},
@@ -877,6 +910,7 @@ mod tests {
             owner: None,
             recovered: Vec::new(),
             answers: None,
+            known: Vec::new(),
         }
     }
 
@@ -930,6 +964,32 @@ mod tests {
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
             assert_eq!(finding.remedy.is_some(), verdict != Verdict::Pass);
+        }
+    }
+
+    #[test]
+    fn a_known_fault_of_the_driver_on_this_kernel_goes_before_the_application() {
+        let shows = Shows {
+            xid: 31,
+            remedy: "install another driver".to_owned(),
+        };
+        let with = |codes: &[u32]| {
+            let context = LogContext {
+                known: vec![(&shows, "reported of 595.84".to_owned())],
+                ..context(&[])
+            };
+            on(&context, codes.iter().map(|code| xid(*code)).collect()).remove(0)
+        };
+        let fault = with(&[31, 43]);
+        assert_eq!(fault.status, Verdict::Warn);
+        assert_eq!(fault.class(), Some(Remedy::Update));
+        assert_eq!(fault.remedy.as_deref(), Some("install another driver"));
+        assert!(fault.why.ends_with("; reported of 595.84"), "{}", fault.why);
+        // It explains no other error.
+        for codes in [&[119][..], &[31, 119]] {
+            let other = with(codes);
+            assert_eq!(other.status, Verdict::Fail);
+            assert_ne!(other.remedy.as_deref(), Some("install another driver"));
         }
     }
 
