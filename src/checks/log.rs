@@ -1444,6 +1444,7 @@ mod tests {
             name: "NVIDIA's GPU Operator",
             evidence: String::new(),
             fabric_manager: false,
+            container_runtime: false,
             why: "",
             remedy: "",
         };
