@@ -349,6 +349,7 @@ mod tests {
             name: "an image of OSTree",
             evidence: String::new(),
             fabric_manager: false,
+            container_runtime: false,
             why: "",
             remedy: "update to another image",
         });
@@ -370,6 +371,7 @@ mod tests {
             name: "NVIDIA's GPU Operator",
             evidence: String::new(),
             fabric_manager: false,
+            container_runtime: false,
             why: "",
             remedy: "",
         });

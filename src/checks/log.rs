@@ -7,7 +7,9 @@ use async_trait::async_trait;
 use super::{health, words};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
+    compat::{kernel, matrix::Shows, ruling::Offer},
     facts::GpuFact,
+    host::Nvml,
     model::{
         findings::Remedy,
         gpu::{Flavour, SupportedFlavours},
@@ -17,7 +19,7 @@ use crate::{
     state::{KernelLog, Owner, owner},
     step::StepError,
     tools::{
-        kernel_log::{self, Kind, Message, Recovery},
+        kernel_log::{self, Kind, Line, Message, Recovery},
         xid::{self, XidAction},
     },
 };
@@ -47,6 +49,10 @@ pub(super) struct LogContext<'f> {
     owner: Option<Owner>,
     /// GPUs for which the driver now reports that it asks for nothing (`gpu.recovery-action`).
     recovered: Vec<PciAddress>,
+    /// Whether NVML answers now, or hangs; `None` if it cannot be asked.
+    answers: Option<bool>,
+    /// Errors by which known faults of the loaded driver on this kernel show, each with what was reported.
+    known: Vec<(&'f Shows, String)>,
 }
 
 fn decide(log: &KernelLog, context: &LogContext<'_>) -> Vec<Finding> {
@@ -286,8 +292,20 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         ),
         XidAction::RestartMachine => (Verdict::Fail, words::POWER),
     };
+    // A fault of this driver on this kernel explains the error better than the program does that met it.
+    let is_worst =
+        |code: u32| (errors.iter()).any(|error| error.code == code && error.action == worst);
+    let known = (context.known.iter())
+        .find(|(shows, _)| worst == XidAction::RestartApp && is_worst(shows.xid));
+    let (class, remedy) = match known {
+        Some((shows, report)) => {
+            told.push(report.clone());
+            (Remedy::Update, shows.remedy.as_str())
+        }
+        None => (class(worst), remedy),
+    };
     Finding {
-        remedy_class: Some(class(worst)),
+        remedy_class: Some(class),
         observed: Some(match codes.is_empty() {
             true => line.to_owned(),
             false => format!("Xid {}", codes.join(", ")),
@@ -635,20 +653,43 @@ pub(super) fn not_loaded(messages: &[Message], context: &LogContext<'_>) -> Opti
         .then(|| Diagnosis::new(row.why.clone(), row.remedy.clone()))
 }
 
-/// Returns why GPUs have no driver, by the table of log lines: the module was not loaded, or it did not start a GPU.
+/// Returns why GPUs have no driver, by the table of log lines: the module was not loaded, or it did not start a GPU. The
+/// first row of the table is the cause; the others are named.
 pub(super) fn reason(messages: &[Message], context: &LogContext<'_>) -> Option<Diagnosis> {
-    kernel_log::rows(messages).find_map(|(row, places)| {
-        let believed = match row.kind {
-            Kind::Load => context.idle,
-            Kind::Start => places.is_empty() || places.iter().any(|at| context.has(*at)),
-            Kind::Bus | Kind::Iommu | Kind::Beside => false,
-        };
-        believed.then(|| Diagnosis {
-            observed: "a line that says why",
-            why: row.why.clone(),
-            remedy: row.remedy.clone(),
-        })
+    let believed = kernel_log::rows(messages).filter(|(row, places)| match row.kind {
+        Kind::Load => context.idle,
+        Kind::Start => places.is_empty() || places.iter().any(|at| context.has(*at)),
+        Kind::Bus | Kind::Iommu | Kind::Beside => false,
+    });
+    let rows: Vec<&Line> = believed.map(|(row, _)| row).collect();
+    let (first, others) = rows.split_first()?;
+    Some(Diagnosis {
+        observed: "a line that says why",
+        why: with(&first.why, others),
+        remedy: first.remedy.clone(),
     })
+}
+
+/// Returns a reason, and behind it those of other rows.
+fn with(why: &str, others: &[&Line]) -> String {
+    match others {
+        [] => why.to_owned(),
+        others => {
+            let whys: Vec<&str> = others.iter().map(|row| row.why.as_str()).collect();
+            format!("{why}; also: {}", whys.join("; "))
+        }
+    }
+}
+
+/// Returns what shows that the driver, which hung by a row of the table, still does; `None` if nothing does. A hang of
+/// which the log has one line may have ended; so has one after which NVML answers.
+fn still_hangs(row: &Line, messages: &[Message], context: &LogContext<'_>) -> Option<String> {
+    match (context.answers, kernel_log::count(messages, row)) {
+        _ if !row.hang => None,
+        (Some(false), _) => Some("NVML hangs now, too".to_owned()),
+        (None, lines @ 2..) => Some(format!("the log says so {lines} times")),
+        (Some(true), _) | (None, _) => None,
+    }
 }
 
 fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding {
@@ -729,11 +770,18 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             )
         };
     }
-    let beside = kernel_log::rows(messages).find(|(row, _)| row.kind == Kind::Beside);
-    if let Some((row, _)) = beside {
+    let beside = kernel_log::rows(messages).filter(|(row, _)| row.kind == Kind::Beside);
+    let mut beside: Vec<&Line> = beside.map(|(row, _)| row).collect();
+    beside.sort_by_key(|row| still_hangs(row, messages, context).is_none());
+    if let Some((first, others)) = beside.split_first() {
+        let why = with(&first.why, others);
+        let (status, why) = match still_hangs(first, messages, context) {
+            Some(sign) => (Verdict::Fail, format!("{why}; {sign}")),
+            None => (Verdict::Warn, why),
+        };
         return Finding {
-            status: Verdict::Warn,
-            ..failed("a line that says so", row.why.clone(), &row.remedy)
+            status,
+            ..failed("a line that says so", why, &first.remedy)
         };
     }
     say(
@@ -760,6 +808,8 @@ impl Check for Log {
                 idle: false,
                 owner: None,
                 recovered: Vec::new(),
+                answers: None,
+                known: Vec::new(),
             },
         };
         Ok(decide(log, &context))
@@ -774,6 +824,10 @@ impl<'f> LogContext<'f> {
             || found.module_version.is_some()
             || found.package_version.is_some()
             || found.library_version.is_some();
+        let nvml = match subject.state.loaded_driver() {
+            Ok(Some(_)) => Some(subject.state.nvml().await),
+            _ => None,
+        };
         Ok(Self {
             gpus: &subject.facts.gpus,
             installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
@@ -781,8 +835,25 @@ impl<'f> LogContext<'f> {
                 && subject.facts.container().is_none(),
             idle: there && matches!(subject.state.loaded_driver(), Ok(None)),
             owner,
-            recovered: match subject.state.loaded_driver() {
-                Ok(Some(_)) => health::recovered(subject.state.nvml().await),
+            recovered: nvml.map_or_else(Vec::new, health::recovered),
+            answers: match nvml {
+                Some(Nvml::Ready(_)) => Some(true),
+                Some(Nvml::Hung { .. }) => Some(false),
+                _ => None,
+            },
+            known: match (
+                &subject.facts.kernel.running,
+                subject.state.loaded_driver(),
+                subject.state.loaded_flavour(),
+            ) {
+                (Some(kernel), Ok(Some(version)), Ok(Some(flavour))) => kernel::shown_by_errors(
+                    subject.matrix,
+                    kernel,
+                    &Offer {
+                        version: version.clone(),
+                        flavour,
+                    },
+                ),
                 _ => Vec::new(),
             },
         })
@@ -805,7 +876,9 @@ mod tests {
     use super::{LogContext, decide, reason};
     use crate::{
         check::{Finding, Verdict},
+        compat::matrix::Shows,
         facts::GpuFact,
+        model::findings::Remedy,
         state::KernelLog,
         steps::fixtures,
         tools::kernel_log::{self, Message},
@@ -840,6 +913,8 @@ mod tests {
             idle: false,
             owner: None,
             recovered: Vec::new(),
+            answers: None,
+            known: Vec::new(),
         }
     }
 
@@ -893,6 +968,32 @@ mod tests {
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
             assert_eq!(finding.remedy.is_some(), verdict != Verdict::Pass);
+        }
+    }
+
+    #[test]
+    fn a_known_fault_of_the_driver_on_this_kernel_goes_before_the_application() {
+        let shows = Shows {
+            xid: 31,
+            remedy: "install another driver".to_owned(),
+        };
+        let with = |codes: &[u32]| {
+            let context = LogContext {
+                known: vec![(&shows, "reported of 595.84".to_owned())],
+                ..context(&[])
+            };
+            on(&context, codes.iter().map(|code| xid(*code)).collect()).remove(0)
+        };
+        let fault = with(&[31, 43]);
+        assert_eq!(fault.status, Verdict::Warn);
+        assert_eq!(fault.class(), Some(Remedy::Update));
+        assert_eq!(fault.remedy.as_deref(), Some("install another driver"));
+        assert!(fault.why.ends_with("; reported of 595.84"), "{}", fault.why);
+        // It explains no other error.
+        for codes in [&[119][..], &[31, 119]] {
+            let other = with(codes);
+            assert_eq!(other.status, Verdict::Fail);
+            assert_ne!(other.remedy.as_deref(), Some("install another driver"));
         }
     }
 
@@ -1241,6 +1342,59 @@ mod tests {
     }
 
     #[test]
+    fn a_hang_fails_where_nvml_hangs_too_or_where_the_log_repeats_it() {
+        let facts = fixtures::facts();
+        let task = "INFO: task nvidia-smi:4711 blocked for more than 122 seconds.\n";
+        let lockup = "watchdog: BUG: soft lockup - CPU#20 stuck for 26s! [UVM GPU1 BH:6142]\n";
+        let peers = "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)\n";
+        for (text, answers, verdict, words) in rows! {
+            task.to_owned(), None, Verdict::Warn, "hung, or hangs";
+            task.to_owned(), Some(false), Verdict::Fail, "NVML hangs now, too";
+            task.repeat(2), None, Verdict::Fail, "the log says so 2 times";
+            task.repeat(2), Some(true), Verdict::Warn, "hung, or hangs";
+            lockup.to_owned(), None, Verdict::Warn, "it hung, or hangs";
+            lockup.repeat(3), None, Verdict::Fail, "the log says so 3 times";
+            // What is no hang fails neither way, and comes behind one that fails.
+            peers.repeat(2), None, Verdict::Warn, "GPUDirect RDMA";
+            peers.to_owned(), Some(false), Verdict::Warn, "GPUDirect RDMA";
+            format!("{peers}{lockup}"), Some(false), Verdict::Fail, "busy for long: it hung, or hangs; also: ";
+        } {
+            let context = LogContext {
+                answers,
+                ..context(&facts.gpus)
+            };
+            let finding = said_on(&context, &text).remove(3);
+            assert_eq!(finding.status, verdict, "{}", finding.why);
+            assert!(finding.why.contains(words), "{}", finding.why);
+        }
+    }
+
+    #[test]
+    fn of_two_lines_of_the_table_the_first_row_is_the_cause_and_the_other_is_named() {
+        let started = said(
+            "NVRM: kgspBootstrap_GH100: GSP-FMC reported an error while attempting to boot GSP: 0xb\n\
+             NVRM: GPU 0000:18:00.0: GPU does not have the necessary power cables connected.\n\
+             NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x24:0x1c:1436)\n",
+        )
+        .remove(3);
+        assert_eq!(
+            started.why,
+            "the driver could not start the GPU at 0000:18:00.0: its power cables are not connected; also: its \
+             system processor (GSP) did not start"
+        );
+        assert!(started.remedy.unwrap().contains("power cables"));
+        let beside = said(
+            "INFO: task nvidia-smi:4711 blocked for more than 122 seconds.\n\
+             nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)\n",
+        )
+        .remove(3);
+        assert_eq!(beside.status, Verdict::Warn);
+        let (first, second) = beside.why.split_once("; also: ").unwrap();
+        assert!(first.contains("GPUDirect RDMA"), "{first}");
+        assert!(second.contains("the driver hung"), "{second}");
+    }
+
+    #[test]
     fn modules_that_the_kernel_refused_count_where_none_is_loaded() {
         let facts = fixtures::facts();
         let rejected = kernel_log::read(["Loading of module with unavailable key is rejected"]);
@@ -1294,6 +1448,7 @@ mod tests {
             name: "NVIDIA's GPU Operator",
             evidence: String::new(),
             fabric_manager: false,
+            container_runtime: false,
             why: "",
             remedy: "",
         };

@@ -246,7 +246,23 @@ fn foreign(entries: &[SourceEntry], os: &Os) -> Option<(String, String)> {
     })
 }
 
-/// What keeps the package manager from reading its sources, and which of them are those of another release.
+/// The first source of the container toolkit that has another address now.
+fn moved(entries: &[SourceEntry]) -> Option<(String, String)> {
+    (entries.iter().filter(|entry| entry.enabled)).find_map(|entry| {
+        let SourceEntry { file, written, .. } = entry;
+        let now = entry.moved_to()?;
+        Some((
+            format!(
+                "`{file}` names {written}: NVIDIA has no packages of the container toolkit for single distributions \
+                 any more"
+            ),
+            format!("name `{now}` in `{file}`"),
+        ))
+    })
+}
+
+/// What keeps the package manager from reading its sources, and which of them are those of another release, or have
+/// another address now.
 fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding, StepError> {
     let say = |status, why: String| Finding::new(SOURCES, status, why);
     let mut used = Vec::new();
@@ -265,8 +281,16 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
         let backend = manager.backend();
         let mut flaws = backend.source_flaws(files)?;
         flaws.sort_by_key(|flaw| flaw.impact);
+        let entries = backend.entries(files)?;
+        let moved = moved(&entries);
         if let Some(first) = flaws.first() {
-            let whys: Vec<&str> = flaws.iter().map(|flaw| flaw.why.as_str()).collect();
+            let mut whys: Vec<&str> = flaws.iter().map(|flaw| flaw.why.as_str()).collect();
+            let mut remedy = first.remedy.clone();
+            // A new key alone does not help a source that is gone.
+            if let Some((why, instead)) = moved.as_ref().filter(|_| first.impact != Impact::All) {
+                whys.push(why);
+                remedy = format!("{instead}; then {remedy}");
+            }
             let (status, impact) = match first.impact {
                 Impact::All => (Verdict::Fail, "installs and updates nothing"),
                 Impact::Source => (
@@ -283,15 +307,14 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
                 Impact::File => (Verdict::Warn, "passes over a list of repositories"),
             };
             return Ok(Finding {
-                remedy: Some(first.remedy.clone()),
+                remedy: Some(remedy),
                 ..say(
                     status,
                     format!("{} {impact}: {}", backend.name(), whys.join("; ")),
                 )
             });
         }
-        let entries = backend.entries(files)?;
-        if let Some((why, remedy)) = os.and_then(|os| foreign(&entries, os)) {
+        if let Some((why, remedy)) = os.and_then(|os| foreign(&entries, os)).or(moved) {
             return Ok(Finding {
                 remedy: Some(remedy),
                 ..say(Verdict::Warn, why)
@@ -482,6 +505,65 @@ mod tests {
         let files = FakeFiles::new();
         files.put("/etc/yum.repos.d/cuda.repo", "<!DOCTYPE html>\n");
         assert_eq!(sources(&files, None, false).unwrap().status, Verdict::Warn);
+    }
+
+    #[test]
+    fn an_old_address_of_the_toolkit_is_told_with_the_one_of_today() {
+        let list = "/etc/apt/sources.list.d/toolkit.list";
+        let of = |path: &str, text: &str| {
+            let files = FakeFiles::new();
+            files.put(path, text);
+            // A key is known to be missing where the folder has others.
+            files.put("/usr/share/keyrings/other.gpg", "\u{1}");
+            sources(&files, None, false).unwrap()
+        };
+        for (path, is_old) in rows! {
+            "libnvidia-container/stable/ubuntu18.04", true;
+            "libnvidia-container/stable/debian11", true;
+            "libnvidia-container/experimental/ubuntu22.04", true;
+            "nvidia-docker/ubuntu20.04", true;
+            "libnvidia-container/stable/deb", false;
+            "libnvidia-container/experimental/deb", false;
+        } {
+            let finding = of(
+                list,
+                &format!("deb https://nvidia.github.io/{path}/$(ARCH) /\n"),
+            );
+            assert_eq!(
+                finding.status == Verdict::Warn,
+                is_old,
+                "{path}: {}",
+                finding.why
+            );
+            assert_eq!(finding.why.contains(path), is_old, "{}", finding.why);
+            let now = "`https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)`";
+            assert_eq!(
+                finding.remedy.is_some_and(|text| text.contains(now)),
+                is_old,
+                "{path}"
+            );
+        }
+        let repository = "[t]\nname=t\nbaseurl=https://nvidia.github.io/libnvidia-container/stable/centos8/$basearch\n\
+                          gpgcheck=0\nrepo_gpgcheck=1\n";
+        let finding = of("/etc/yum.repos.d/toolkit.repo", repository);
+        assert_eq!(finding.status, Verdict::Warn, "{}", finding.why);
+        assert!(finding.remedy.unwrap().contains("stable/rpm/$basearch"));
+        // NVIDIA/nvidia-container-toolkit issue 207: its key is missing, too.
+        let keyless = of(
+            list,
+            "deb [signed-by=/usr/share/keyrings/toolkit.gpg] https://nvidia.github.io/libnvidia-container/stable/ubuntu18.04/$(ARCH) /\n",
+        );
+        assert!(keyless.why.contains("is not there; "), "{}", keyless.why);
+        assert!(
+            keyless.why.contains("for single distributions"),
+            "{}",
+            keyless.why
+        );
+        let remedy = keyless.remedy.unwrap();
+        assert!(
+            remedy.contains("stable/deb") && remedy.contains("; then write the repository's key"),
+            "{remedy}"
+        );
     }
 
     #[test]

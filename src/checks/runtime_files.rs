@@ -8,7 +8,7 @@ use crate::{
     check::{Check, Finding, Subject, Verdict},
     host::{Kind, ReadFiles},
     model::id::Id,
-    state::{Effective, StateError, has_library},
+    state::{Effective, StateError, has_library, owner},
     step::StepError,
     tools::{
         cdi,
@@ -175,6 +175,13 @@ async fn docker(subject: &Subject<'_>) -> Result<Finding, StepError> {
     let flags = docker::unit_flags(files, docker::UNIT)?;
     let text = files.read_text(path)?;
     if text.is_none() && flags.iter().all(|flag| flag.key != "runtimes") {
+        // A tree may lack the file.
+        if installed
+            && subject.state.is_of_this_machine()
+            && let Some(finding) = lacks_runtime(subject)?
+        {
+            return Ok(finding);
+        }
         let why = match installed {
             true => "it has none",
             false => "Docker is not installed",
@@ -279,6 +286,13 @@ async fn docker(subject: &Subject<'_>) -> Result<Finding, StepError> {
             });
         }
     }
+    let is_nvidia = |program: &String| toolkit::comes_with(program, toolkit::RUNTIME);
+    if installed
+        && !runtimes.values().flatten().any(is_nvidia)
+        && let Some(finding) = lacks_runtime(subject)?
+    {
+        return Ok(finding);
+    }
     Ok(say(
         &DOCKER,
         Verdict::Pass,
@@ -287,6 +301,37 @@ async fn docker(subject: &Subject<'_>) -> Result<Finding, StepError> {
             false => "it has none, and the runtimes of its command line are there",
         },
     ))
+}
+
+/// What is told of a Docker without NVIDIA's runtime on a system where containers reach the GPU by that or by CDI alone:
+/// NVIDIA-AI-IOT/live-vlm-webui issue 28, dusty-nv/jetson-containers issue 1460.
+fn lacks_runtime(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
+    let files = subject.host.files();
+    let Some(owner) = owner(files, subject.facts)?.filter(|owner| owner.container_runtime) else {
+        return Ok(None);
+    };
+    for folder in cdi::FOLDERS {
+        let names = files.list(Utf8Path::new(folder))?;
+        if names.iter().any(|name| cdi::is_read(Utf8Path::new(name))) {
+            return Ok(None);
+        }
+    }
+    Ok(Some(Finding {
+        remedy: Some(
+            "install `nvidia-container-toolkit`, then run `nvidia-ctk runtime configure --runtime=docker`, and run \
+             `systemctl restart docker`"
+                .to_owned(),
+        ),
+        ..say(
+            &DOCKER,
+            Verdict::Warn,
+            format!(
+                "Docker has no runtime `nvidia`, by which containers reach the GPU on a system of {} (`unknown or \
+                 invalid runtime name: nvidia`)",
+                owner.name
+            ),
+        )
+    }))
 }
 
 /// Whether a program that a configuration names is not on this machine. A tree without programs does not tell.

@@ -5,7 +5,7 @@
 
 use std::cmp::Reverse;
 
-use crate::compat::matrix::{Confidence, KernelFix, Matrix};
+use crate::compat::matrix::{Confidence, KernelFix, KernelReport, Matrix, Shows};
 use crate::compat::ruling::{Judgement, Offer, Rule, Ruling, say};
 use crate::model::version::{DriverVersion, KernelVersion};
 
@@ -267,40 +267,52 @@ fn oldest(
     }
 }
 
+/// The errors by which reports about an offer at work on a kernel show, each with what was reported.
+#[must_use]
+pub fn shown_by_errors<'m>(
+    matrix: &'m Matrix,
+    kernel: &KernelVersion,
+    offer: &Offer,
+) -> Vec<(&'m Shows, String)> {
+    (matrix.kernel_reports.iter())
+        .filter_map(|row| Some((row.shows.as_ref()?, reported(row, kernel, offer)?)))
+        .collect()
+}
+
 fn reports(matrix: &Matrix, kernel: &KernelVersion, offer: &Offer, said: &mut Vec<Ruling>) {
-    let version = &offer.version;
     for row in &matrix.kernel_reports {
-        let named = row.kernel.as_ref().map_or("", KernelVersion::as_str);
-        // Two numbers name a series; anything longer is the beginning of a release.
-        let is_series = named.bytes().all(|b| b.is_ascii_digit() || b == b'.')
-            && named.matches('.').count() == 1;
-        let meant = match &row.kernel {
-            Some(row) if is_series => kernel.series() == row.series(),
-            _ => {
-                kernel.as_str().starts_with(named)
-                    || row.or_later && counts_on(named, kernel.as_str())
-            }
-        } && (row.ending.as_deref())
-            .is_none_or(|ending| kernel.as_str().ends_with(ending));
-        let within = row
-            .first_driver
-            .as_ref()
-            .is_none_or(|first| version >= first)
-            && *version <= row.last_driver
-            && (row.modules).is_none_or(|modules| modules.include(offer.flavour));
-        if meant && within {
-            let later = if row.or_later {
-                format!(" (of {} and later)", named.trim_end_matches('-'))
-            } else {
-                String::new()
-            };
-            let text = format!(
-                "reported of {version} on Linux {kernel}{later}: {}",
-                row.report
-            );
+        if let Some(text) = reported(row, kernel, offer) {
             said.push(say(Rule::Kernel, Judgement::Against, text, &row.citations));
         }
     }
+}
+
+/// What a row reports of an offer on a kernel; `None` if it is about others.
+fn reported(row: &KernelReport, kernel: &KernelVersion, offer: &Offer) -> Option<String> {
+    let version = &offer.version;
+    let named = row.kernel.as_ref().map_or("", KernelVersion::as_str);
+    // Two numbers name a series; anything longer is the beginning of a release.
+    let is_series =
+        named.bytes().all(|b| b.is_ascii_digit() || b == b'.') && named.matches('.').count() == 1;
+    let meant = match &row.kernel {
+        Some(row) if is_series => kernel.series() == row.series(),
+        _ => {
+            kernel.as_str().starts_with(named) || row.or_later && counts_on(named, kernel.as_str())
+        }
+    } && (row.ending.as_deref()).is_none_or(|ending| kernel.as_str().ends_with(ending));
+    let within = (row.first_driver.as_ref()).is_none_or(|first| version >= first)
+        && *version <= row.last_driver
+        && (row.modules).is_none_or(|modules| modules.include(offer.flavour));
+    let later = match row.or_later {
+        true => format!(" (of {} and later)", named.trim_end_matches('-')),
+        false => String::new(),
+    };
+    (meant && within).then(|| {
+        format!(
+            "reported of {version} on Linux {kernel}{later}: {}",
+            row.report
+        )
+    })
 }
 
 /// Whether a release follows another one in the same numbering: `6.1.0-57-amd64` follows
@@ -330,8 +342,8 @@ fn last_number(text: &str) -> (std::ops::Range<usize>, &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Matrix, Offer, at_work, counts_on, reports};
-    use crate::{compat::matrix::KernelReport, model::gpu::Flavour};
+    use super::{KernelReport, Matrix, Offer, at_work, counts_on, reports, shown_by_errors};
+    use crate::model::gpu::Flavour;
 
     #[test]
     fn a_driver_that_is_loaded_on_pages_of_64_kib_is_told_its_page_faults() {
@@ -378,6 +390,25 @@ mod tests {
             let kernel = kernel.parse().expect("a kernel");
             reports(&matrix, &kernel, &offer, &mut said);
             assert_eq!(!said.is_empty(), concerned, "{named:?} {kernel}");
+        }
+    }
+
+    #[test]
+    fn page_faults_of_a_kernel_with_large_pages_are_known() {
+        let matrix = Matrix::builtin().expect("a matrix");
+        for (version, kernel, known) in rows! {
+            "595.84", "6.12.0-211.el10_2.aarch64+64k", true;
+            "590.44.01", "6.8.0-1030-nvidia-64k", true;
+            "580.159.03", "6.8.0-1030-nvidia-64k", false;
+            "595.84", "6.8.0-1030-nvidia", false;
+        } {
+            let offer = Offer {
+                version: version.parse().expect("a version"),
+                flavour: Flavour::Open,
+            };
+            let shown = shown_by_errors(&matrix, &kernel.parse().expect("a kernel"), &offer);
+            assert_eq!(shown.len(), usize::from(known), "{version} {kernel}");
+            assert!(shown.iter().all(|(shows, _)| shows.xid == 31), "{version}");
         }
     }
 

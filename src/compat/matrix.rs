@@ -475,7 +475,19 @@ row! {
         modules: Option<SupportedFlavours>,
         /// What was reported.
         report: String,
+        /// The error of the driver by which it shows.
+        shows: Option<Shows>,
     }
+}
+
+/// An error of the driver by which a fault of a driver on a kernel shows.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shows {
+    /// Its number.
+    pub xid: u32,
+    /// What helps.
+    pub remedy: String,
 }
 
 row! {

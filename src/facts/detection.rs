@@ -63,6 +63,9 @@ pub(crate) struct OwnerRow {
     /// Packages and units of the host do not tell of the fabric manager: it comes with the driver.
     #[serde(default)]
     pub fabric_manager: bool,
+    /// Its containers reach the GPU by NVIDIA's container runtime, or by CDI.
+    #[serde(default)]
+    pub container_runtime: bool,
     pub why: String,
     pub remedy: String,
 }

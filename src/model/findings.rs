@@ -129,6 +129,9 @@ pub struct Row {
     /// A failure keeps this program from doing what the settings want; the machine may work without.
     #[serde(default)]
     pub wish: bool,
+    /// A warning is about a GPU, a link or the driver at work, and not about a version, a source or a setting.
+    #[serde(default)]
+    pub health: bool,
 }
 
 #[derive(Deserialize)]
@@ -167,6 +170,12 @@ pub fn is_wish(id: &Id) -> bool {
     row(id).is_some_and(|row| row.wish)
 }
 
+/// Whether a warning of this name is about the machine's health, and not about what this program would like.
+#[must_use]
+pub fn is_health(id: &Id) -> bool {
+    row(id).is_some_and(|row| row.health)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -191,6 +200,7 @@ mod tests {
             }
             let source = row.source.as_deref().unwrap_or("https://");
             assert!(source.starts_with("https://"), "{id}");
+            assert!(!row.health || row.warns.is_some() && !row.wish, "{id}");
             // Only an old GPU has no remedy.
             let has_remedy = row.remedy != Remedy::None || row.fails.is_none();
             assert!(has_remedy || id == "drv.gpu.supported", "{id}");

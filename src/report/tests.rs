@@ -15,6 +15,7 @@ use crate::{
     exit::Exit,
     journal::JournalError,
     model::{
+        findings::Remedy,
         id::Id,
         secret::{Hiding, Secret, Secrets},
     },
@@ -172,6 +173,32 @@ fn drift_is_a_list_with_one_command() {
 }
 
 #[test]
+fn a_warning_of_the_machine_s_health_stands_before_drift() {
+    let mut warned = drifted();
+    warned
+        .findings
+        .push(finding("log.rm-init", Verdict::Warn, "the driver hung"));
+    assert_eq!(
+        text(|to| human::check(to, &warned, HERE, Style::default())),
+        "possible fault: the driver hung\n\
+         \n\
+         warn     A look (log.rm-init)\n\
+         \n\
+         2 things would change:\n\
+         \n  \
+         - A look (packages)\n    \
+         x is not installed\n    \
+         also affected: A look\n\
+         \n\
+         To make these changes:\n\
+         \n    \
+         gpu-bootstrap install\n\
+         \n\
+         1 fail, 1 warn, 1 unknown (`-v` shows all)\n"
+    );
+}
+
+#[test]
 fn a_part_of_the_findings_is_no_verdict_about_the_node() {
     let mut report = report(Mode::Check, Exit::Ok, Vec::new());
     report.findings = vec![finding("a", Verdict::Pass, "fine")];
@@ -214,6 +241,34 @@ fn the_first_line_is_the_verdict() {
                 finding("b", Verdict::Fail, "no driver bound to 2 of 8 GPUs"),
                 finding("c", Verdict::Fail, "another"),
             ];
+        "possible fault: the driver hung", Exit::Drift,
+            vec![
+                finding("drv.version.security", Verdict::Warn, "it lacks fixes"),
+                finding("log.rm-init", Verdict::Warn, "the driver hung"),
+                finding("driver.packages", Verdict::Fail, "another driver is installed"),
+            ];
+        "possible fault: the driver hung", Exit::Drift,
+            vec![
+                finding("log.rm-init", Verdict::Warn, "the driver hung"),
+                finding("config.resolvable", Verdict::Fail, "arch is not supported"),
+            ];
+        "not ready: no driver bound to 2 of 8 GPUs", Exit::Drift,
+            vec![
+                finding("log.rm-init", Verdict::Warn, "the driver hung"),
+                finding("b", Verdict::Fail, "no driver bound to 2 of 8 GPUs"),
+            ];
+        // A warning about a version, and one that asks for nothing, lead over nothing.
+        "not as wanted: another driver is installed", Exit::Drift,
+            vec![
+                finding("drv.version.security", Verdict::Warn, "it lacks fixes"),
+                Finding {
+                    remedy_class: Some(Remedy::None),
+                    ..finding("log.xid", Verdict::Warn, "an error that is over")
+                },
+                finding("driver.packages", Verdict::Fail, "another driver is installed"),
+            ];
+        "ready, with 1 warning", Exit::Ok,
+            vec![pass(), finding("log.rm-init", Verdict::Warn, "the driver hung")];
         "nothing is to be prepared: no NVIDIA GPU is on the PCI bus", Exit::Ok,
             vec![
                 pass(),

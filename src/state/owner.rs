@@ -17,6 +17,8 @@ pub struct Owner {
     pub evidence: String,
     /// Packages and units of the host do not tell of the fabric manager: it comes with the driver.
     pub fabric_manager: bool,
+    /// Its containers reach the GPU by NVIDIA's container runtime, or by CDI.
+    pub container_runtime: bool,
     /// What this program has no part in.
     pub why: &'static str,
     /// What changes the driver there.
@@ -66,6 +68,7 @@ pub fn owner(files: &dyn ReadFiles, facts: &Facts) -> Result<Option<Owner>, Stat
             name: &row.name,
             evidence,
             fabric_manager: row.fabric_manager,
+            container_runtime: row.container_runtime,
             why: &row.why,
             remedy: &row.remedy,
         }));

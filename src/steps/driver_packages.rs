@@ -611,6 +611,7 @@ mod tests {
             name: "NVIDIA's DGX OS",
             evidence: "7.5.0".to_owned(),
             fabric_manager: false,
+            container_runtime: false,
             why: "one set",
             remedy: "upgrade the set",
         };

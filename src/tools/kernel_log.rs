@@ -44,6 +44,9 @@ pub struct Line {
     lines: Vec<Vec<String>>,
     /// What it is about.
     pub kind: Kind,
+    /// The driver hung.
+    #[serde(default)]
+    pub hang: bool,
     /// The reason; `{}` stands for the device.
     pub why: String,
     /// What helps.
@@ -75,6 +78,14 @@ pub fn rows(messages: &[Message]) -> impl Iterator<Item = (&'static Line, Vec<Pc
         let places: Vec<Option<PciAddress>> = messages.iter().filter_map(of_it).collect();
         (!places.is_empty()).then(|| (row, places.into_iter().flatten().collect()))
     })
+}
+
+/// Returns how many of these messages are of a row of the table.
+#[must_use]
+pub fn count(messages: &[Message], row: &Line) -> usize {
+    (messages.iter())
+        .filter(|message| matches!(message, Message::Line { row: other, .. } if std::ptr::eq(row, *other)))
+        .count()
 }
 
 /// Returns the pattern that finds the lines of the table in the journal.

@@ -8,7 +8,7 @@ use crate::{
     engine::RunReport,
     event::Outcome,
     exit::Exit,
-    model::findings,
+    model::findings::{self, Remedy},
     report::{
         Style,
         document::Verdicts,
@@ -32,9 +32,22 @@ const RESOLVABLE: &str = "config.resolvable";
 /// The finding that says whose driver the machine has.
 const OWNER: &str = "os.managed";
 
+fn is_resolvable(finding: &Finding) -> bool {
+    finding.id.as_str() == RESOLVABLE
+}
+
+/// Whether it warns of the health of the machine, and asks for something.
+fn is_of_health(finding: &Finding) -> bool {
+    finding.status == Verdict::Warn
+        && findings::is_health(&finding.id)
+        && finding.class() != Some(Remedy::None)
+}
+
 /// The findings by what a reader does about them.
 #[derive(Default)]
 struct Sorted<'r> {
+    /// A warning of the machine's health beside which nothing fails but what this program would like.
+    warning: Option<&'r Finding>,
     /// Problems that `install` does not repair by itself.
     broken: Vec<&'r Finding>,
     /// Differences from the desired state, which `install` removes.
@@ -43,7 +56,7 @@ struct Sorted<'r> {
     folded: Vec<&'r Finding>,
     /// Steps of an image that its first boot finishes.
     at_boot: Vec<&'r Finding>,
-    /// Warnings, and what could not be determined.
+    /// Other warnings, and what could not be determined.
     doubts: Vec<&'r Finding>,
     /// No problem, or not relevant.
     rest: Vec<&'r Finding>,
@@ -71,6 +84,13 @@ impl<'r> Sorted<'r> {
             };
             list.push(finding);
         }
+        // The faults of the machine stand before the wishes.
+        let only_wishes = match sorted.broken.first() {
+            Some(root) => findings::is_wish(&root.id),
+            None => sorted.changes > 0 || sorted.doubts.iter().any(|one| is_resolvable(one)),
+        };
+        let first = sorted.doubts.iter().position(|one| is_of_health(one));
+        sorted.warning = (first.filter(|_| only_wishes)).map(|at| sorted.doubts.remove(at));
         sorted
     }
 
@@ -108,7 +128,10 @@ fn headline<'r>(
         tells: None,
     };
     let unknown = |finding: &&&Finding| finding.status == Verdict::Unknown;
-    let nothing = |finding: &&&Finding| finding.id.as_str() == RESOLVABLE;
+    let nothing = |finding: &&&Finding| is_resolvable(finding);
+    if let Some(warning) = sorted.warning {
+        return because(Ink::Doubt, "possible fault: ", warning);
+    }
     if let Some(root) = sorted.broken.first() {
         return match root.id.as_str() {
             RESOLVABLE => because(Ink::Bad, "no fault found, but not prepared: ", root),
@@ -257,7 +280,8 @@ fn problems(
     (headline, examined): (&Headline<'_>, Examined),
     style: Style,
 ) -> io::Result<()> {
-    for finding in sorted.broken.iter().chain(&sorted.doubts) {
+    let first = sorted.warning.iter();
+    for finding in first.chain(&sorted.broken).chain(&sorted.doubts) {
         writeln!(to)?;
         let show = Shown {
             why: !is_told(headline, finding),
@@ -269,7 +293,7 @@ fn problems(
         listed(to, &head, &sorted.under(finding), style)?;
     }
     if !sorted.drift.is_empty() {
-        if !sorted.broken.is_empty() {
+        if sorted.warning.is_some() || !sorted.broken.is_empty() {
             let text = format!("{} would change:", things(sorted.changes));
             writeln!(to, "\n{}", style.paint(Ink::Doubt, &text))?;
         }

@@ -479,6 +479,22 @@ impl SourceEntry {
             && architectures.iter().all(has)
     }
 
+    /// Returns the address that NVIDIA gives for the container toolkit, if this is an older one: one for a distribution,
+    /// of which some are gone, or one of the packages before the toolkit (NVIDIA/nvidia-container-toolkit issues 89, 489
+    /// and 565, pull request 459).
+    #[must_use]
+    pub fn moved_to(&self) -> Option<&'static str> {
+        let (_, path) = self.uri.split_once("://nvidia.github.io/")?;
+        let is_old = match path.split_once('/')? {
+            ("libnvidia-container", rest) => !matches!(rest.split('/').nth(1), Some("deb" | "rpm")),
+            (package, _) => matches!(package, "nvidia-container-runtime" | "nvidia-docker"),
+        };
+        is_old.then_some(match self.file.extension() {
+            Some("repo") => "https://nvidia.github.io/libnvidia-container/stable/rpm/$basearch",
+            _ => "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)",
+        })
+    }
+
     /// Returns a URL in canonical form, to compare it with others. URLs of files and discs get the form that they
     /// have in messages of apt.
     #[must_use]
