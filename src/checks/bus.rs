@@ -20,7 +20,7 @@ const AER: Id = Id::new("pci.aer");
 const GONE: &str = "0xff";
 
 /// See the module.
-pub struct Bus;
+pub struct BusCheck;
 
 /// What reading the configuration space of a GPU gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -200,7 +200,7 @@ fn links(found: &[(&GpuFact, Uncorrected)], unread: Option<&StepError>) -> Findi
 }
 
 #[async_trait]
-impl Check for Bus {
+impl Check for BusCheck {
     fn ids(&self) -> &[Id] {
         const { &[REVFF, AER] }
     }

@@ -42,7 +42,7 @@ const ALLOCATABLE: Id = Id::new("k8s.allocatable");
 const LINK: &str = "https://github.com/NVIDIA/k8s-device-plugin";
 
 /// See the module.
-pub struct Cluster;
+pub struct ClusterCheck;
 
 struct NodeState {
     /// Only root may read the kubelet's credentials.
@@ -328,7 +328,7 @@ fn decide(state: &NodeState) -> Finding {
 }
 
 #[async_trait]
-impl Check for Cluster {
+impl Check for ClusterCheck {
     fn ids(&self) -> &[Id] {
         const { &[READY, TAINTS, VERSIONS, OPERATOR, ALLOCATABLE] }
     }

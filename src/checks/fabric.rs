@@ -24,7 +24,7 @@ const SUBNET: Id = Id::new("nvl.nvlsm");
 const STATE: Id = Id::new("nvl.fabric.state");
 
 /// See the module.
-pub struct Fabric;
+pub struct FabricCheck;
 
 /// The switches that a machine has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -557,7 +557,7 @@ fn told(gpu: &GpuFabric) -> String {
 }
 
 #[async_trait]
-impl Check for Fabric {
+impl Check for FabricCheck {
     fn ids(&self) -> &[Id] {
         const { &[UNIT, VERSION, SUBNET, STATE] }
     }

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// See the module.
-pub struct Health;
+pub struct HealthCheck;
 
 /// Whether the machine has NVSwitches. Then all links of a GPU lead to them, and all must work.
 type HasSwitches = bool;
@@ -595,7 +595,7 @@ fn skipped(why: &str) -> Vec<Finding> {
 }
 
 #[async_trait]
-impl Check for Health {
+impl Check for HealthCheck {
     fn ids(&self) -> &[Id] {
         static IDS: LazyLock<Vec<Id>> =
             LazyLock::new(|| ROWS.iter().map(|row| row.id.clone()).collect());

@@ -35,7 +35,7 @@ const FOLDER: &str = "/etc/containerd";
 const PATH: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
 
 /// See the module.
-pub struct RuntimeFiles;
+pub struct RuntimeFilesCheck;
 
 fn say(id: &Id, status: Verdict, why: impl Into<String>) -> Finding {
     Finding::new(id.clone(), status, why)
@@ -574,7 +574,7 @@ async fn podman_reads_none(subject: &Subject<'_>) -> Result<Option<Finding>, Ste
 }
 
 #[async_trait]
-impl Check for RuntimeFiles {
+impl Check for RuntimeFilesCheck {
     fn ids(&self) -> &[Id] {
         const { &[CONTAINERD, DOCKER, CRIO, TOOLKIT] }
     }
