@@ -17,7 +17,7 @@ fn is_of(id: &Id, row: &Row) -> bool {
     stands_for(id.as_str(), row.id.as_str())
 }
 
-pub(super) fn run(world: &mut World<'_>, args: &args::Explain) -> Result<Exit, Failure> {
+pub(super) fn run(world: &mut World<'_>, args: &args::ExplainArgs) -> Result<Exit, Failure> {
     let asked = |row: &Row| args.ids.is_empty() || args.ids.iter().any(|id| is_of(id, row));
     for id in &args.ids {
         if !findings::rows().iter().any(|row| is_of(id, row)) {
@@ -29,13 +29,13 @@ pub(super) fn run(world: &mut World<'_>, args: &args::Explain) -> Result<Exit, F
     let rows: Vec<&Row> = findings::rows().iter().filter(|row| asked(row)).collect();
     let style = world.out_style();
     match args.output.format {
-        args::Format::Json => print::json(&mut world.out, &rows)?,
-        args::Format::Human if args.ids.is_empty() => {
+        args::OutputFormat::Json => print::json(&mut world.out, &rows)?,
+        args::OutputFormat::Human if args.ids.is_empty() => {
             print::show(&mut world.out, |to| {
                 report::human::findings(to, &rows, style)
             })?;
         }
-        args::Format::Human => {
+        args::OutputFormat::Human => {
             print::show(&mut world.out, |to| {
                 report::human::explain(to, &rows, style)
             })?;

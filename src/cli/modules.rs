@@ -52,7 +52,7 @@ const UPLOAD_TIME_LIMIT: Duration = Duration::from_secs(600);
 /// The largest signature that is read, in bytes: one of minisign has some 300.
 const SIGNATURE_LIMIT: u64 = 16 << 10;
 
-pub(super) async fn run(world: &mut World<'_>, args: &args::Modules) -> Result<Exit, Failure> {
+pub(super) async fn run(world: &mut World<'_>, args: &args::ModulesArgs) -> Result<Exit, Failure> {
     match &args.command {
         args::ModulesCommand::List(output) => list(world, output),
         args::ModulesCommand::Export(args) => export(world, args).await,
@@ -167,11 +167,11 @@ fn unreadable(error: FilesError) -> Failure {
     )
 }
 
-fn list(world: &mut World<'_>, output: &args::Output) -> Result<Exit, Failure> {
+fn list(world: &mut World<'_>, output: &args::OutputArgs) -> Result<Exit, Failure> {
     let found = built(&*world.host.files).map_err(unreadable)?;
     match output.format {
-        args::Format::Json => print::json(&mut world.out, &found)?,
-        args::Format::Human => print::show(&mut world.out, |to| {
+        args::OutputFormat::Json => print::json(&mut world.out, &found)?,
+        args::OutputFormat::Human => print::show(&mut world.out, |to| {
             if found.is_empty() {
                 writeln!(
                     to,
@@ -197,7 +197,7 @@ fn list(world: &mut World<'_>, output: &args::Output) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-async fn export(world: &mut World<'_>, args: &args::Export) -> Result<Exit, Failure> {
+async fn export(world: &mut World<'_>, args: &args::ExportArgs) -> Result<Exit, Failure> {
     prepare::root(world, "export modules")?;
     let failed = |message: String, error: FilesError| {
         let (reason, hint) = (
@@ -455,7 +455,7 @@ fn compiler(files: &dyn ReadFiles, kernel: &str) -> Result<Option<String>, Files
     Ok(None)
 }
 
-async fn take(world: &mut World<'_>, args: &args::Take) -> Result<Exit, Failure> {
+async fn take(world: &mut World<'_>, args: &args::TakeArgs) -> Result<Exit, Failure> {
     prepare::root(world, "take modules")?;
     through_proxy(world);
     let facts = gather(world.host.reader(), None, machine::scope(None));
@@ -484,7 +484,7 @@ async fn take(world: &mut World<'_>, args: &args::Take) -> Result<Exit, Failure>
 /// log: where they come from, or why no source was used.
 async fn taken(
     host: &Host,
-    args: &args::Take,
+    args: &args::TakeArgs,
     purpose: Purpose,
     time_limit: Duration,
 ) -> (bool, String) {
@@ -546,7 +546,7 @@ struct Requirements {
 }
 
 impl Requirements {
-    async fn of(host: &Host, args: &args::Take, purpose: Purpose) -> Result<Self, FilesError> {
+    async fn of(host: &Host, args: &args::TakeArgs, purpose: Purpose) -> Result<Self, FilesError> {
         let release = args.kernel.as_str();
         Ok(Self {
             compiler: compiler(&*host.files, release)?,
@@ -660,7 +660,7 @@ async fn fetch(host: &Host, place: &str, limit: u64, unsigned: bool) -> Result<V
 }
 
 /// Writes the modules where a build would have made them.
-fn put(files: &dyn Files, places: &[args::Place], modules: &Modules) -> Result<(), String> {
+fn put(files: &dyn Files, places: &[args::TakenModule], modules: &Modules) -> Result<(), String> {
     for place in places {
         let content = modules
             .get(&place.module)
@@ -830,7 +830,7 @@ mod tests {
             .fetch_from(&host, SOURCE)
             .await
             .expect("taken");
-        let place: args::Place = "nvidia-current=/build/nvidia.ko".parse().expect("a place");
+        let place: args::TakenModule = "nvidia-current=/build/nvidia.ko".parse().expect("a place");
         put(&*host.files, &[place], &taken.modules).expect("written");
         assert_eq!(
             host.files.read("/build/nvidia.ko".into()).expect("read"),
@@ -885,8 +885,8 @@ mod tests {
         assert!(why(&[], SOURCE).await.contains("another `kfree`"));
     }
 
-    fn asked(sources: &[&str]) -> args::Take {
-        args::Take {
+    fn asked(sources: &[&str]) -> args::TakeArgs {
+        args::TakeArgs {
             driver: "535.261.03".parse().expect("a version"),
             kernel: KERNEL.parse().expect("a kernel"),
             flavour: Flavour::Proprietary,

@@ -65,8 +65,8 @@ pub(super) struct Target {
 /// # Errors
 /// When a relative path cannot be made absolute.
 pub(super) fn request(
-    target: &args::Target,
-    image: &args::Image,
+    target: &args::TargetArgs,
+    image: &args::ImageArgs,
     reboot: bool,
     lock_timeout: Option<Duration>,
 ) -> Result<Request, Failure> {

@@ -8,7 +8,7 @@ use camino::Utf8Path;
 
 use super::{
     Failure,
-    args::{Format, Output},
+    args::{OutputArgs, OutputFormat},
     machine, matrix, print,
     world::World,
 };
@@ -31,11 +31,11 @@ use crate::{
     },
 };
 
-pub(super) async fn run(world: &mut World<'_>, output: Output) -> Result<Exit, Failure> {
+pub(super) async fn run(world: &mut World<'_>, output: OutputArgs) -> Result<Exit, Failure> {
     let document = document(world).await?;
     match output.format {
-        Format::Json => print::json(&mut world.out, &document)?,
-        Format::Human => {
+        OutputFormat::Json => print::json(&mut world.out, &document)?,
+        OutputFormat::Human => {
             let style = world.out_style();
             print::show(&mut world.out, |to| human::probe(to, &document, style))?;
         }

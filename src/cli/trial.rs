@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{
     Failure,
-    args::{self, Format},
+    args::{self, OutputFormat},
     compat, machine, matrix, prepare, print,
     world::World,
 };
@@ -41,7 +41,11 @@ const USUAL_ARCH: &str = "x86_64";
 /// What reading a file of that machine would answer.
 const NO_MACHINE: &str = "no machine was looked at";
 
-pub(super) fn run(world: &mut World<'_>, args: &args::Plan, system: &str) -> Result<Exit, Failure> {
+pub(super) fn run(
+    world: &mut World<'_>,
+    args: &args::PlanArgs,
+    system: &str,
+) -> Result<Exit, Failure> {
     let matrix = matrix(world)?;
     let os = compat::os_named(system)?;
     let machines = machines(&matrix, &args.trial, &os)?;
@@ -67,8 +71,8 @@ pub(super) fn run(world: &mut World<'_>, args: &args::Plan, system: &str) -> Res
     prepare::warn(world, &resolution.warnings);
     let document = Document::of(&machine, &resolution, &args.trial);
     match args.output.format {
-        Format::Json => print::json(&mut world.out, &document)?,
-        Format::Human => print::text(&mut world.out, &document.human())?,
+        OutputFormat::Json => print::json(&mut world.out, &document)?,
+        OutputFormat::Human => print::text(&mut world.out, &document.human())?,
     }
     Ok(Exit::Ok)
 }
@@ -93,7 +97,7 @@ pub(super) fn with_settings(text: &str) -> Host {
 
 /// A machine of which only the system is known.
 pub(super) fn without_gpu(matrix: &Matrix, os: &Os) -> Facts {
-    facts(matrix, os, USUAL_ARCH, &args::Trial::default(), None)
+    facts(matrix, os, USUAL_ARCH, &args::TrialArgs::default(), None)
 }
 
 /// A machine that is tried.
@@ -104,7 +108,7 @@ struct Machine {
 }
 
 /// The machines that were named: several where the name of the GPU has several meanings.
-fn machines(matrix: &Matrix, asked: &args::Trial, os: &Os) -> Result<Vec<Machine>, Failure> {
+fn machines(matrix: &Matrix, asked: &args::TrialArgs, os: &Os) -> Result<Vec<Machine>, Failure> {
     let Some(name) = &asked.gpu else {
         let arch = arch(asked, None)?;
         return Ok(vec![Machine {
@@ -128,7 +132,7 @@ fn machines(matrix: &Matrix, asked: &args::Trial, os: &Os) -> Result<Vec<Machine
     meanings.into_iter().map(machine).collect()
 }
 
-fn arch<'a>(asked: &'a args::Trial, row: Option<&'a InstanceType>) -> Result<&'a str, Failure> {
+fn arch<'a>(asked: &'a args::TrialArgs, row: Option<&'a InstanceType>) -> Result<&'a str, Failure> {
     match (asked.arch.as_deref(), row) {
         (Some(arch), Some(row)) if arch != row.arch => Err(Failure::new(
             Exit::Usage,
@@ -147,7 +151,7 @@ fn facts(
     matrix: &Matrix,
     os: &Os,
     arch: &str,
-    asked: &args::Trial,
+    asked: &args::TrialArgs,
     meant: Option<&Meaning<'_>>,
 ) -> Facts {
     let nothing = Tree::new(NO_MACHINE).host();
@@ -202,7 +206,7 @@ fn gpu_fact(matrix: &Matrix, gpu: &GpuIdentity, at: u8) -> GpuFact {
 /// The one answer for all machines that a name can mean.
 fn alike(
     tried: Vec<(Machine, Result<Resolution, ResolveError>)>,
-    asked: &args::Trial,
+    asked: &args::TrialArgs,
 ) -> Result<(Machine, Resolution), Failure> {
     let mut answers: Vec<(Machine, Resolution)> = Vec::new();
     let mut refused = Vec::new();
@@ -344,7 +348,7 @@ struct Group<'r> {
 }
 
 impl<'r> Document<'r> {
-    fn of(machine: &'r Machine, resolution: &'r Resolution, asked: &args::Trial) -> Self {
+    fn of(machine: &'r Machine, resolution: &'r Resolution, asked: &args::TrialArgs) -> Self {
         let (facts, desired) = (&machine.facts, &resolution.desired);
         let os = facts.os.as_ref();
         let version = os.and_then(|os| os.version_id.as_deref()).unwrap_or("");
@@ -481,7 +485,7 @@ fn shown(wish: &PackageWish) -> String {
 }
 
 /// What only the machine could tell.
-fn unknown(facts: &Facts, asked: &args::Trial) -> Vec<Unknown> {
+fn unknown(facts: &Facts, asked: &args::TrialArgs) -> Vec<Unknown> {
     let mut all = Vec::new();
     let mut add = |fact: &str, why: &str| {
         all.push(Unknown {
