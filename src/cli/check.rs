@@ -32,7 +32,7 @@ use crate::{
     model::{id::Id, text::without_controls},
     report::{
         Style,
-        document::{self, Machine},
+        document::{self, MachineSummary},
         error, formats,
         human::{self, Examined},
     },
@@ -278,7 +278,7 @@ async fn look(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Fai
                 }
                 CheckFormat::Html => formats::html(to, &report, &ground.facts),
                 CheckFormat::Markdown => {
-                    formats::markdown(to, &report, &Machine::of(&ground.facts))
+                    formats::markdown(to, &report, &MachineSummary::of(&ground.facts))
                 }
                 _ => human::check(to, &report, examined, style),
             })?;

@@ -12,8 +12,8 @@ use crate::{
     compat::{
         matrix::Support,
         question::{
-            Answer, BranchAnswer, Compatibility, DriverOrBranch, Machine, MeaningAnswer, Question,
-            answer,
+            Answer, BranchAnswer, Compatibility, DriverOrBranch, MachineGpus, MeaningAnswer,
+            Question, answer,
         },
     },
     config::profile::{DriverRow, Profile},
@@ -32,7 +32,7 @@ pub(super) fn run(world: &mut World<'_>, args: &CompatArgs) -> Result<Exit, Fail
         Some(file) => {
             let host = machine::from_lspci(world, file)?;
             let facts = machine::facts(&host, &matrix, machine::TEXT_ONLY);
-            Some(Machine {
+            Some(MachineGpus {
                 gpus: facts.gpus.iter().map(GpuFact::identity).collect(),
                 nvswitch: !facts.nvswitches.is_empty(),
             })

@@ -39,7 +39,9 @@ use crate::{
         dkms, kmod,
         module_file::{flavour_of_license, modinfo},
         oci::{self, Address},
-        prebuilt::{self, Kernel, LIMIT, Modules, PrivateKey, Purpose, SAYS, SIGNATURE, TOOK},
+        prebuilt::{
+            self, BuildTarget, KernelInterface, LIMIT, Modules, PrivateKey, SAYS, SIGNATURE, TOOK,
+        },
     },
 };
 
@@ -320,7 +322,7 @@ pub(super) async fn publish(
     let Some(one) = all.into_iter().find(compiled) else {
         return Ok(None);
     };
-    let purpose = Purpose {
+    let purpose = BuildTarget {
         distribution: os.id.clone(),
         kernel: kernel.clone(),
         architecture: one.architecture.clone(),
@@ -391,7 +393,7 @@ async fn pack(host: &Host, one: &Built, distribution: &str) -> Result<(String, V
         .values()
         .filter_map(|content| modinfo(content, "license"))
         .find_map(flavour_of_license);
-    let purpose = Purpose {
+    let purpose = BuildTarget {
         distribution: distribution.to_owned(),
         kernel: one.kernel.clone(),
         architecture: one.architecture.clone(),
@@ -461,7 +463,7 @@ async fn take(world: &mut World<'_>, args: &args::TakeArgs) -> Result<Exit, Fail
     let facts = gather(world.host.reader(), None, machine::scope(None));
     let (took, said) = match facts.os.zip(facts.kernel.arch) {
         Some((os, architecture)) => {
-            let purpose = Purpose {
+            let purpose = BuildTarget {
                 distribution: os.id,
                 kernel: args.kernel.clone(),
                 architecture,
@@ -485,7 +487,7 @@ async fn take(world: &mut World<'_>, args: &args::TakeArgs) -> Result<Exit, Fail
 async fn taken(
     host: &Host,
     args: &args::TakeArgs,
-    purpose: Purpose,
+    purpose: BuildTarget,
     time_limit: Duration,
 ) -> (bool, String) {
     let archive = purpose.archive();
@@ -537,16 +539,20 @@ struct Taken {
 
 /// What the modules of a source must fit.
 struct Requirements {
-    purpose: Purpose,
+    purpose: BuildTarget,
     compiler: Option<String>,
-    kernel: Kernel,
+    kernel: KernelInterface,
     names: Vec<String>,
     /// Empty: archives need no signature.
     keys: Vec<String>,
 }
 
 impl Requirements {
-    async fn of(host: &Host, args: &args::TakeArgs, purpose: Purpose) -> Result<Self, FilesError> {
+    async fn of(
+        host: &Host,
+        args: &args::TakeArgs,
+        purpose: BuildTarget,
+    ) -> Result<Self, FilesError> {
         let release = args.kernel.as_str();
         Ok(Self {
             compiler: compiler(&*host.files, release)?,
@@ -597,7 +603,7 @@ enum Source<'h> {
     /// A folder or a web server.
     Place(&'h Host, String),
     /// A tag of a registry, with its files.
-    Tag(Registry<'h>, Vec<oci::Layer>),
+    Tag(Registry<'h>, Vec<oci::ArtifactLayer>),
 }
 
 impl<'h> Source<'h> {
@@ -675,12 +681,12 @@ fn put(files: &dyn Files, places: &[args::TakenModule], modules: &Modules) -> Re
 }
 
 /// Reads what a kernel accepts.
-async fn kernel(host: &Host, release: &str) -> Result<Kernel, FilesError> {
+async fn kernel(host: &Host, release: &str) -> Result<KernelInterface, FilesError> {
     let headers = kmod::folder_of(release).join("build");
     let read = |name: &str| host.files.read_lossy(&headers.join(name));
     let symbols = read("Module.symvers")?;
     let own = read("include/generated/utsrelease.h")?;
-    Ok(Kernel {
+    Ok(KernelInterface {
         release: (own.as_deref().and_then(prebuilt::release))
             .unwrap_or(release)
             .to_owned(),
@@ -789,7 +795,7 @@ mod tests {
 
     async fn requirements(host: &Host, keys: &[&str]) -> Requirements {
         Requirements {
-            purpose: Purpose {
+            purpose: BuildTarget {
                 distribution: "debian".to_owned(),
                 kernel: KERNEL.parse().expect("a kernel"),
                 architecture: "x86_64".to_owned(),
@@ -1114,7 +1120,10 @@ mod tests {
             async fn get(&self, _: &str, _: u64) -> Result<Vec<u8>, HttpError> {
                 std::future::pending().await
             }
-            async fn ask(&self, _: &crate::host::Ask) -> Result<crate::host::Answer, HttpError> {
+            async fn ask(
+                &self,
+                _: &crate::host::HttpRequest,
+            ) -> Result<crate::host::HttpResponse, HttpError> {
                 std::future::pending().await
             }
         }

@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Failure, World, args, machine, matrix};
 use crate::{
-    change::{Applier, packages::Wanted},
+    change::{Applier, packages::WantedPackages},
     compat::matrix::Matrix,
     config::{
         desired::{ConditionWish, Guard, PackagePolicy},
@@ -508,7 +508,7 @@ impl Target {
             .hiding(world.secrets.clone());
         let applier = applier.holding(engine::holds(&self.ground.host));
         tools_of(
-            applier.wanting(Wanted::of(desired)),
+            applier.wanting(WantedPackages::of(desired)),
             &self.ground.host,
             options,
             (events, cancel),

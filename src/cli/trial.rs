@@ -69,7 +69,7 @@ pub(super) fn run(
     }
     let (machine, resolution) = alike(tried, &args.trial)?;
     prepare::warn(world, &resolution.warnings);
-    let document = Document::of(&machine, &resolution, &args.trial);
+    let document = TrialDocument::of(&machine, &resolution, &args.trial);
     match args.output.format {
         OutputFormat::Json => print::json(&mut world.out, &document)?,
         OutputFormat::Human => print::text(&mut world.out, &document.human())?,
@@ -101,17 +101,21 @@ pub(super) fn without_gpu(matrix: &Matrix, os: &Os) -> Facts {
 }
 
 /// A machine that is tried.
-struct Machine {
+struct TrialMachine {
     /// For people: `p5.48xlarge (8 × H100 SXM5 80GB)`; `None` for one without a GPU.
     label: Option<String>,
     facts: Facts,
 }
 
 /// The machines that were named: several where the name of the GPU has several meanings.
-fn machines(matrix: &Matrix, asked: &args::TrialArgs, os: &Os) -> Result<Vec<Machine>, Failure> {
+fn machines(
+    matrix: &Matrix,
+    asked: &args::TrialArgs,
+    os: &Os,
+) -> Result<Vec<TrialMachine>, Failure> {
     let Some(name) = &asked.gpu else {
         let arch = arch(asked, None)?;
-        return Ok(vec![Machine {
+        return Ok(vec![TrialMachine {
             label: None,
             facts: facts(matrix, os, arch, asked, None),
         }]);
@@ -124,7 +128,7 @@ fn machines(matrix: &Matrix, asked: &args::TrialArgs, os: &Os) -> Result<Vec<Mac
     })?;
     let machine = |meaning: Meaning<'_>| {
         let arch = arch(asked, meaning.instance)?;
-        Ok(Machine {
+        Ok(TrialMachine {
             facts: facts(matrix, os, arch, asked, Some(&meaning)),
             label: Some(meaning.label),
         })
@@ -205,10 +209,10 @@ fn gpu_fact(matrix: &Matrix, gpu: &GpuIdentity, at: u8) -> GpuFact {
 
 /// The one answer for all machines that a name can mean.
 fn alike(
-    tried: Vec<(Machine, Result<Resolution, ResolveError>)>,
+    tried: Vec<(TrialMachine, Result<Resolution, ResolveError>)>,
     asked: &args::TrialArgs,
-) -> Result<(Machine, Resolution), Failure> {
-    let mut answers: Vec<(Machine, Resolution)> = Vec::new();
+) -> Result<(TrialMachine, Resolution), Failure> {
+    let mut answers: Vec<(TrialMachine, Resolution)> = Vec::new();
     let mut refused = Vec::new();
     for (machine, found) in tried {
         match found {
@@ -297,13 +301,13 @@ fn title(driver: &DriverWish) -> String {
 /// The answer. Its keys are a contract: they are added, never removed.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Document<'r> {
+struct TrialDocument<'r> {
     schema: u32,
     tool: Tool,
-    machine: Tried<'r>,
-    driver: Option<Driver<'r>>,
+    machine: TriedMachine<'r>,
+    driver: Option<TrialDriver<'r>>,
     repositories: Vec<&'r str>,
-    packages: Vec<Group<'r>>,
+    packages: Vec<PackageGroup<'r>>,
     join: Option<&'r str>,
     reasons: &'r [String],
     warnings: &'r [String],
@@ -312,7 +316,7 @@ struct Document<'r> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Tried<'r> {
+struct TriedMachine<'r> {
     os: String,
     arch: Option<&'r str>,
     kernel: Option<String>,
@@ -323,39 +327,39 @@ struct Tried<'r> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Driver<'r> {
+struct TrialDriver<'r> {
     branch: Branch,
     version: Option<String>,
     flavour: String,
     source: &'r str,
     reasons: &'r [String],
     /// The ways to the modules, preferred first: which one is open is known only on the machine.
-    ways: Vec<Way>,
+    ways: Vec<TrialWay>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Way {
+struct TrialWay {
     compiled: bool,
     packages: Vec<PackageWish>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Group<'r> {
+struct PackageGroup<'r> {
     r#for: &'r str,
     packages: &'r [PackageWish],
 }
 
-impl<'r> Document<'r> {
-    fn of(machine: &'r Machine, resolution: &'r Resolution, asked: &args::TrialArgs) -> Self {
+impl<'r> TrialDocument<'r> {
+    fn of(machine: &'r TrialMachine, resolution: &'r Resolution, asked: &args::TrialArgs) -> Self {
         let (facts, desired) = (&machine.facts, &resolution.desired);
         let os = facts.os.as_ref();
         let version = os.and_then(|os| os.version_id.as_deref()).unwrap_or("");
         Self {
             schema: SCHEMA,
             tool: TOOL,
-            machine: Tried {
+            machine: TriedMachine {
                 os: format!("{} {version}", os.map_or("", |os| os.id.as_str())),
                 arch: facts.kernel.arch.as_deref(),
                 kernel: facts.kernel.running.as_ref().map(ToString::to_string),
@@ -365,7 +369,7 @@ impl<'r> Document<'r> {
             },
             driver: (desired.driver.as_ref()).map(|driver| {
                 let kernels = facts.kernel.running.as_slice();
-                Driver::of(driver, desired.kernel.as_ref(), kernels)
+                TrialDriver::of(driver, desired.kernel.as_ref(), kernels)
             }),
             repositories: (desired.repositories.iter())
                 .map(|repository| repository.name.as_str())
@@ -432,12 +436,12 @@ impl<'r> Document<'r> {
     }
 }
 
-impl<'r> Driver<'r> {
+impl<'r> TrialDriver<'r> {
     fn of(driver: &'r DriverWish, kernel: Option<&KernelWish>, kernels: &[KernelVersion]) -> Self {
         let way = |wish: &KernelWish, way: &ModuleWay| {
             let templates: Vec<PackageWish> =
                 way.packages.iter().chain(&way.headers).cloned().collect();
-            Way {
+            TrialWay {
                 compiled: way.dkms.is_some(),
                 packages: match kernels {
                     [] => templates.iter().map(kernel::for_any_kernel).collect(),
@@ -459,7 +463,7 @@ impl<'r> Driver<'r> {
 }
 
 /// The packages beside those of the driver, which its ways name.
-fn groups(desired: &Desired) -> Vec<Group<'_>> {
+fn groups(desired: &Desired) -> Vec<PackageGroup<'_>> {
     let named = |(purpose, packages)| {
         let r#for = match purpose {
             Purpose::Headers | Purpose::Driver => return None,
@@ -468,7 +472,7 @@ fn groups(desired: &Desired) -> Vec<Group<'_>> {
             Purpose::Cluster => "cluster",
             Purpose::Holds => "holds",
         };
-        Some(Group { r#for, packages })
+        Some(PackageGroup { r#for, packages })
     };
     desired
         .package_groups()
