@@ -577,8 +577,8 @@ pub fn texts(bytes: &[u8]) {
 }
 
 /// What an archive of modules is asked for.
-fn purpose() -> prebuilt::Purpose {
-    prebuilt::Purpose {
+fn purpose() -> prebuilt::BuildTarget {
+    prebuilt::BuildTarget {
         distribution: "debian".to_owned(),
         kernel: "6.1.0-44-amd64".parse().expect("a kernel"),
         architecture: "x86_64".to_owned(),
@@ -689,7 +689,7 @@ fn runtimes(text: &str) {
         let files = [file.clone()];
         let _ = containerd::faults::faults(&files, &files, version);
         let _ = containerd::faults::programs(&files, version);
-        let wanted = layout::Runtime {
+        let wanted = layout::ContainerdRuntime {
             name: "nvidia",
             program: "/usr/bin/nvidia-container-runtime",
             kept: false,
@@ -700,7 +700,7 @@ fn runtimes(text: &str) {
         };
         let _ = layout::settings(&files, version, &wanted);
     }
-    let file = crio::ConfigFile {
+    let file = crio::CrioFile {
         path: "/etc/crio/crio.conf".into(),
         text: text.to_owned(),
     };
@@ -708,7 +708,7 @@ fn runtimes(text: &str) {
     let _ = crio::programs(&files);
     let _ = crio::faults(&files, |_| true);
     if let Ok(now) = crio::parse(text) {
-        let wanted = crio::Runtime {
+        let wanted = crio::CrioRuntime {
             name: "nvidia",
             program: "/usr/bin/nvidia-container-runtime",
             kept: false,
@@ -721,7 +721,7 @@ fn runtimes(text: &str) {
 /// A file of a daemon that gets keys: docker's and containerd's are set, and the result is a file again that says them.
 fn documents(text: &str) {
     if let Ok(mut document) = Document::parse(Format::Json, text) {
-        let runtime = docker::Runtime {
+        let runtime = docker::DockerRuntime {
             name: "nvidia",
             program: "/usr/bin/nvidia-container-runtime",
             kept: false,

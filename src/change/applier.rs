@@ -19,7 +19,7 @@ use super::{
     backup::Backups,
     file,
     labels::written,
-    packages::{Holds, Lists, Wanted, Withdrawn},
+    packages::{Lists, OwnHolds, WantedPackages, Withdrawn},
     probe::Proving,
     verbs::Verbs,
 };
@@ -42,14 +42,14 @@ pub struct Applier {
     pub(super) state: Utf8PathBuf,
     pub(super) backups: Backups,
     pub(super) lists: Arc<Lists>,
-    pub(super) holds: Arc<Holds>,
+    pub(super) holds: Arc<OwnHolds>,
     /// The daemons whose files name the toolkit's runtime although this run has tried to take it out: its package stays.
     pub(super) need_toolkit: Arc<Mutex<BTreeSet<Daemon>>>,
     /// A module that packages have left to a change that follows: until then no timer starts a package manager, whose scripts
     /// could start another DKMS. It has no lock.
     pub(super) module_is_due: Arc<AtomicBool>,
     /// What the run wants; `None` if any source may be needed.
-    pub(super) wanted: Option<Arc<Wanted>>,
+    pub(super) wanted: Option<Arc<WantedPackages>>,
     pub(super) stop: CancellationToken,
     /// What the run hides: secrets that a change reads are added.
     pub(super) secrets: Secrets,
@@ -77,7 +77,7 @@ impl Applier {
 
     /// What the run wants of the package lists: a source of which it needs nothing may fail.
     #[must_use]
-    pub fn wanting(mut self, wanted: Wanted) -> Self {
+    pub fn wanting(mut self, wanted: WantedPackages) -> Self {
         self.wanted = Some(Arc::new(wanted));
         self
     }

@@ -4,7 +4,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Applier, Edit, FileAfter, FileBefore, Problem, Reverted, Saved, Sink, Undo, edits};
 use crate::{
-    host::{Kind, Stat, digest::sha256, files::leftovers},
+    host::{FileKind, Stat, digest::sha256, files::leftovers},
     model::document::{Document, DocumentError, Format},
 };
 
@@ -264,7 +264,7 @@ impl Applier {
             return Ok(());
         }
         let content = match self.host.files.stat(&file.path)? {
-            Some(stat) if stat.kind == Kind::File => self.host.files.read(&file.path)?,
+            Some(stat) if stat.kind == FileKind::File => self.host.files.read(&file.path)?,
             _ => None,
         };
         if content.is_some_and(|content| content.iter().all(|byte| *byte == 0)) {
@@ -287,12 +287,12 @@ impl Applier {
             return Ok(None);
         };
         let (sha256, link) = match &stat.kind {
-            Kind::File => {
+            FileKind::File => {
                 let content = files.read(path)?.unwrap_or_default();
                 (self.backups.save(&content)?, None)
             }
-            Kind::Link(target) => (sha256(target.as_str().as_bytes()), Some(target.clone())),
-            Kind::Folder | Kind::CharDevice(..) | Kind::Other => {
+            FileKind::Link(target) => (sha256(target.as_str().as_bytes()), Some(target.clone())),
+            FileKind::Folder | FileKind::CharDevice(..) | FileKind::Other => {
                 return Err(Problem::unreadable(
                     format!("back up `{path}`"),
                     "it is neither a file nor a link",
@@ -313,16 +313,18 @@ impl Applier {
         let stat = files.stat(path)?;
         let after = match stat.as_ref().map(|stat| &stat.kind) {
             None => FileAfter::Absent,
-            Some(Kind::Link(target)) => FileAfter::Link {
+            Some(FileKind::Link(target)) => FileAfter::Link {
                 target: target.clone(),
             },
-            Some(Kind::File) => match files.read(path)? {
+            Some(FileKind::File) => match files.read(path)? {
                 Some(content) => FileAfter::File {
                     sha256: sha256(&content),
                 },
                 None => FileAfter::Absent,
             },
-            Some(Kind::Folder | Kind::CharDevice(..) | Kind::Other) => FileAfter::Unknown,
+            Some(FileKind::Folder | FileKind::CharDevice(..) | FileKind::Other) => {
+                FileAfter::Unknown
+            }
         };
         Ok(FileNow { stat, after })
     }

@@ -5,7 +5,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{Afterwards, Applier, Problem, Reverted, Sink, Undo, kernel_parameters::needed_by};
 use crate::{
     error::one_line,
-    host::{Cmd, ExecError, FilesError, Kind},
+    host::{Cmd, ExecError, FileKind, FilesError},
     tools::{dkms, faults, initramfs, kmod, packages::Fault, prebuilt},
 };
 
@@ -177,7 +177,7 @@ impl Applier {
             let mut found = Vec::new();
             for name in files.list(path)? {
                 let inner = path.join(name);
-                if (files.stat(&inner)?).is_some_and(|stat| stat.kind == Kind::Folder) {
+                if (files.stat(&inner)?).is_some_and(|stat| stat.kind == FileKind::Folder) {
                     found.push(inner);
                 }
             }
@@ -232,7 +232,7 @@ impl Applier {
     }
 
     /// The builds of a module that DKMS knows.
-    async fn builds(&self, module: &str) -> Result<Vec<dkms::Status>, Problem> {
+    async fn builds(&self, module: &str) -> Result<Vec<dkms::DkmsStatus>, Problem> {
         let query = dkms::status(module);
         let output = self
             .host
@@ -268,7 +268,7 @@ impl Applier {
     /// for DKMS take the module out of DKMS when a package is installed once more.
     fn versions_to_build(
         &self,
-        builds: &[dkms::Status],
+        builds: &[dkms::DkmsStatus],
         module: &str,
     ) -> Result<Vec<String>, Problem> {
         if let Some(status) = builds.first() {
@@ -291,7 +291,7 @@ impl Applier {
 
     /// Whether a power cut or a kill has taken away what DKMS has built for a kernel: DKMS does not sync it,
     /// its status shows the names only, and it calls a module installed before `depmod` has listed it.
-    fn is_torn(&self, status: &dkms::Status, kernel: &str) -> Result<bool, Problem> {
+    fn is_torn(&self, status: &dkms::DkmsStatus, kernel: &str) -> Result<bool, Problem> {
         let files = &*self.host.files;
         let list = files.read_text(&kmod::list_of(kernel))?.unwrap_or_default();
         let of_kernel = dkms::folder_of(&status.module, &status.version, kernel);
@@ -341,7 +341,7 @@ impl Applier {
             return Err(error(Some(no_single_version(module, &versions))));
         };
         // With the folder that a killed build has left, DKMS neither goes on nor begins again (`prepare_build` of `dkms.in`).
-        let is_known = |status: &dkms::Status| status.kernel.as_deref() == Some(kernel);
+        let is_known = |status: &dkms::DkmsStatus| status.kernel.as_deref() == Some(kernel);
         if !builds.iter().any(is_known) {
             self.remove_tree(&dkms::folder_of(module, version, kernel))?;
         }
@@ -381,13 +381,13 @@ impl Applier {
     fn remove_tree(&self, folder: &Utf8Path) -> Result<(), FilesError> {
         let files = &self.host.files;
         let stat = files.stat(folder)?;
-        if stat.is_none_or(|stat| stat.kind != Kind::Folder) {
+        if stat.is_none_or(|stat| stat.kind != FileKind::Folder) {
             return Ok(());
         }
         for name in files.list(folder)? {
             let path = folder.join(name);
             match files.stat(&path)?.map(|stat| stat.kind) {
-                Some(Kind::Folder) => self.remove_tree(&path)?,
+                Some(FileKind::Folder) => self.remove_tree(&path)?,
                 _ => files.remove(&path)?,
             }
         }
@@ -445,6 +445,6 @@ fn open_handles(others: u64) -> String {
     format!("{others} open file(s) or device(s)")
 }
 
-fn is_installed(status: &dkms::Status, kernel: &str) -> bool {
+fn is_installed(status: &dkms::DkmsStatus, kernel: &str) -> bool {
     status.kernel.as_deref() == Some(kernel) && status.state.starts_with("installed")
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use camino::Utf8PathBuf;
 
 use super::{Applier, FileAfter, Problem, Sink, Undo};
-use crate::host::{Cmd, Kind};
+use crate::host::{Cmd, FileKind};
 
 /// The time limit of a tool: `nvidia-ctk` and the like need seconds, but hang on a faulty GPU.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -65,7 +65,7 @@ impl Applier {
                 continue;
             };
             if let Some(stat) = files.stat(&path)?
-                && stat.kind == Kind::File
+                && stat.kind == FileKind::File
             {
                 files.append(&path, b"", stat.mode)?;
             }

@@ -20,11 +20,11 @@ const AER: Id = Id::new("pci.aer");
 const GONE: &str = "0xff";
 
 /// See the module.
-pub struct Bus;
+pub struct BusCheck;
 
 /// What reading the configuration space of a GPU gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Answer {
+enum ConfigurationSpace {
     /// It has its ids there.
     Alive,
     /// All ones: nothing is at the other end of the link.
@@ -35,7 +35,7 @@ enum Answer {
     Unreadable(String),
 }
 
-fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<(&'f GpuFact, Answer)>, StepError> {
+fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<(&'f GpuFact, ConfigurationSpace)>, StepError> {
     let mut found = Vec::new();
     for gpu in &subject.facts.gpus {
         // A virtual machine may reset the GPU that it has at any moment.
@@ -46,31 +46,31 @@ fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<(&'f GpuFact, Answer)>, StepE
         let folder = Utf8PathBuf::from(format!("{DEVICES}/{}", gpu.pci_address));
         let mut answered = answer(files.read(&folder.join("config")));
         // The kernel read the revision when it found the device; a recorded tree may have nothing else.
-        if answered == Answer::Absent
+        if answered == ConfigurationSpace::Absent
             && files
                 .read_text(&folder.join("revision"))?
                 .is_some_and(|text| text.trim() == GONE)
         {
-            answered = Answer::Gone;
+            answered = ConfigurationSpace::Gone;
         }
         found.push((gpu, answered));
     }
     Ok(found)
 }
 
-fn answer(read: Result<Option<Vec<u8>>, FilesError>) -> Answer {
+fn answer(read: Result<Option<Vec<u8>>, FilesError>) -> ConfigurationSpace {
     match read {
         Ok(Some(bytes)) => match bytes.get(..4) {
-            Some([0xff, 0xff, 0xff, 0xff]) => Answer::Gone,
-            Some(_) => Answer::Alive,
-            None => Answer::Absent,
+            Some([0xff, 0xff, 0xff, 0xff]) => ConfigurationSpace::Gone,
+            Some(_) => ConfigurationSpace::Alive,
+            None => ConfigurationSpace::Absent,
         },
-        Ok(None) => Answer::Absent,
-        Err(error) => Answer::Unreadable(format!("failed to {}", one_line(&error))),
+        Ok(None) => ConfigurationSpace::Absent,
+        Err(error) => ConfigurationSpace::Unreadable(format!("failed to {}", one_line(&error))),
     }
 }
 
-fn decide(found: &[(&GpuFact, Answer)], virtualization: Option<&str>) -> Finding {
+fn decide(found: &[(&GpuFact, ConfigurationSpace)], virtualization: Option<&str>) -> Finding {
     let say = |status, why: String| Finding::new(REVFF, status, why);
     if found.is_empty() {
         return say(
@@ -81,12 +81,12 @@ fn decide(found: &[(&GpuFact, Answer)], virtualization: Option<&str>) -> Finding
             ),
         );
     }
-    let with = |wanted: &Answer| -> Vec<&GpuFact> {
+    let with = |wanted: &ConfigurationSpace| -> Vec<&GpuFact> {
         (found.iter().filter(|(_, answer)| answer == wanted))
             .map(|(gpu, _)| *gpu)
             .collect()
     };
-    let gone = with(&Answer::Gone);
+    let gone = with(&ConfigurationSpace::Gone);
     if !gone.is_empty() {
         let remedy = match virtualization {
             Some("none") => {
@@ -113,13 +113,13 @@ fn decide(found: &[(&GpuFact, Answer)], virtualization: Option<&str>) -> Finding
         };
     }
     let unreadable = found.iter().find_map(|(_, answer)| match answer {
-        Answer::Unreadable(why) => Some(why),
+        ConfigurationSpace::Unreadable(why) => Some(why),
         _ => None,
     });
     if let Some(why) = unreadable {
         return say(Verdict::Unknown, why.clone());
     }
-    let alive = with(&Answer::Alive).len();
+    let alive = with(&ConfigurationSpace::Alive).len();
     if alive < found.len() {
         return say(
             Verdict::Skip,
@@ -200,7 +200,7 @@ fn links(found: &[(&GpuFact, Uncorrected)], unread: Option<&StepError>) -> Findi
 }
 
 #[async_trait]
-impl Check for Bus {
+impl Check for BusCheck {
     fn ids(&self) -> &[Id] {
         const { &[REVFF, AER] }
     }
@@ -223,7 +223,7 @@ impl Check for Bus {
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, Uncorrected, answer, decide, links, uncorrected};
+    use super::{ConfigurationSpace, Uncorrected, answer, decide, links, uncorrected};
     use crate::{check::Verdict, host::fake::FakeFiles, steps::fixtures::facts};
 
     #[test]
@@ -269,19 +269,19 @@ mod tests {
 
     #[test]
     fn a_configuration_space_of_all_ones_is_a_gpu_off_the_bus() {
-        assert_eq!(answer(Ok(Some(vec![0xff; 64]))), Answer::Gone);
+        assert_eq!(answer(Ok(Some(vec![0xff; 64]))), ConfigurationSpace::Gone);
         assert_eq!(
             answer(Ok(Some(vec![0xde, 0x10, 0x30, 0x23, 0xff]))),
-            Answer::Alive
+            ConfigurationSpace::Alive
         );
-        assert_eq!(answer(Ok(Some(vec![]))), Answer::Absent);
-        assert_eq!(answer(Ok(None)), Answer::Absent);
+        assert_eq!(answer(Ok(Some(vec![]))), ConfigurationSpace::Absent);
+        assert_eq!(answer(Ok(None)), ConfigurationSpace::Absent);
         let facts = facts();
-        let with = |one: Answer, other: Answer| {
+        let with = |one: ConfigurationSpace, other: ConfigurationSpace| {
             let found = [(&facts.gpus[0], one), (&facts.gpus[1], other)];
             decide(&found, Some("none"))
         };
-        let fallen = with(Answer::Alive, Answer::Gone);
+        let fallen = with(ConfigurationSpace::Alive, ConfigurationSpace::Gone);
         assert_eq!(fallen.status, Verdict::Fail);
         assert_eq!(
             fallen.why,
@@ -293,9 +293,9 @@ mod tests {
                 .is_some_and(|text| text.contains("off and on"))
         );
         for (one, other, verdict) in rows! {
-            Answer::Alive, Answer::Alive, Verdict::Pass;
-            Answer::Absent, Answer::Absent, Verdict::Skip;
-            Answer::Alive, Answer::Unreadable("no".into()), Verdict::Unknown;
+            ConfigurationSpace::Alive, ConfigurationSpace::Alive, Verdict::Pass;
+            ConfigurationSpace::Absent, ConfigurationSpace::Absent, Verdict::Skip;
+            ConfigurationSpace::Alive, ConfigurationSpace::Unreadable("no".into()), Verdict::Unknown;
         } {
             assert_eq!(with(one, other).status, verdict);
         }

@@ -42,9 +42,9 @@ const ALLOCATABLE: Id = Id::new("k8s.allocatable");
 const LINK: &str = "https://github.com/NVIDIA/k8s-device-plugin";
 
 /// See the module.
-pub struct Cluster;
+pub struct ClusterCheck;
 
-struct NodeState {
+struct ClusterState {
     /// Only root may read the kubelet's credentials.
     is_denied: bool,
     /// The node's name, and what the cluster says about it; `None` if the machine is a node of no cluster.
@@ -59,8 +59,8 @@ struct NodeState {
     network_lacks: Vec<String>,
 }
 
-async fn detect(subject: &Subject<'_>) -> Result<NodeState, StepError> {
-    let nothing = |is_denied| NodeState {
+async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
+    let nothing = |is_denied| ClusterState {
         is_denied,
         node: None,
         gpus: None,
@@ -92,7 +92,7 @@ async fn detect(subject: &Subject<'_>) -> Result<NodeState, StepError> {
     };
     let answers = matches!(node, Some((_, Registered::Node(_))));
     let files = subject.host.files();
-    Ok(NodeState {
+    Ok(ClusterState {
         is_denied: false,
         node,
         gpus,
@@ -137,7 +137,7 @@ fn network_lacks(files: &dyn ReadFiles) -> Result<Vec<String>, StepError> {
 }
 
 /// The node; otherwise why nothing can be said about it.
-fn known(state: &NodeState) -> Result<(&str, &Node), (Verdict, String)> {
+fn known(state: &ClusterState) -> Result<(&str, &Node), (Verdict, String)> {
     if state.is_denied {
         let why = "only root may read the kubelet's credentials";
         return Err((Verdict::Skip, why.to_owned()));
@@ -157,7 +157,7 @@ fn known(state: &NodeState) -> Result<(&str, &Node), (Verdict, String)> {
 }
 
 /// Whether the node is Ready; the network of pods is what a new node most often lacks.
-fn ready(state: &NodeState) -> Finding {
+fn ready(state: &ClusterState) -> Finding {
     let say = |status, why: String| Finding::new(READY, status, why);
     let (name, node) = match known(state) {
         Ok(known) => known,
@@ -189,7 +189,7 @@ fn ready(state: &NodeState) -> Finding {
 }
 
 /// Whether the node has the taints with which it has registered. Without them pods that need no GPU fill it.
-fn taints(state: &NodeState, wanted: &[Taint]) -> Finding {
+fn taints(state: &ClusterState, wanted: &[Taint]) -> Finding {
     let say = |status, why: String| Finding::new(TAINTS, status, why);
     let (name, node) = match known(state) {
         Ok(known) => known,
@@ -225,7 +225,7 @@ fn taints(state: &NodeState, wanted: &[Taint]) -> Finding {
 }
 
 /// Whether the kubelet goes with API server, container runtime and kernel.
-fn versions(state: &NodeState) -> Finding {
+fn versions(state: &ClusterState) -> Finding {
     let say = |status, why: String| Finding::new(VERSIONS, status, why);
     let node = match known(state) {
         Ok((_, node)) => node,
@@ -281,7 +281,7 @@ fn versions(state: &NodeState) -> Finding {
     )
 }
 
-fn decide(state: &NodeState) -> Finding {
+fn decide(state: &ClusterState) -> Finding {
     let say = |status, why: String| Finding::new(ALLOCATABLE, status, why);
     let (name, node) = match known(state) {
         Ok(known) => known,
@@ -328,7 +328,7 @@ fn decide(state: &NodeState) -> Finding {
 }
 
 #[async_trait]
-impl Check for Cluster {
+impl Check for ClusterCheck {
     fn ids(&self) -> &[Id] {
         const { &[READY, TAINTS, VERSIONS, OPERATOR, ALLOCATABLE] }
     }
@@ -349,7 +349,7 @@ impl Check for Cluster {
 
 #[cfg(test)]
 mod tests {
-    use super::{NodeState, brings_network, decide, network_lacks, ready, taints, versions};
+    use super::{ClusterState, brings_network, decide, network_lacks, ready, taints, versions};
     use crate::{
         check::Verdict,
         host::fake::FakeFiles,
@@ -358,8 +358,8 @@ mod tests {
         tools::kubernetes::kubectl::Node,
     };
 
-    fn state(says: Registered, gpus: Option<usize>) -> NodeState {
-        NodeState {
+    fn state(says: Registered, gpus: Option<usize>) -> ClusterState {
+        ClusterState {
             is_denied: false,
             node: Some(("gpu-1".parse().expect("a name"), says)),
             gpus,
@@ -377,7 +377,7 @@ mod tests {
             why: Some("KubeletNotReady: cni plugin not initialized".to_owned()),
             ..Node::default()
         }));
-        let found = ready(&NodeState {
+        let found = ready(&ClusterState {
             network_lacks: network_lacks(&files).expect("files"),
             ..state(not_ready.clone(), None)
         });
@@ -460,7 +460,7 @@ mod tests {
                 runtime: Some(runtime.to_owned()),
                 ..Node::default()
             }));
-            versions(&NodeState {
+            versions(&ClusterState {
                 cgroup_v1,
                 server: Some("v1.36.0".to_owned()),
                 ..state(node, None)
@@ -507,7 +507,7 @@ mod tests {
             assert!(found.why.contains(part), "{}", found.why);
         }
         for (is_denied, part) in [(false, "no cluster"), (true, "only root")] {
-            let alone = decide(&NodeState {
+            let alone = decide(&ClusterState {
                 is_denied,
                 node: None,
                 ..state(Registered::Unknown, Some(8))

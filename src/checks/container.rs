@@ -13,7 +13,7 @@ use crate::{
 const CONTAINER: Id = Id::new("virt.container");
 
 /// See the module.
-pub struct Container;
+pub struct ContainerCheck;
 
 fn decide(facts: &Facts) -> Finding {
     let finding = |status, why: String, remedy: Option<&str>| Finding {
@@ -38,7 +38,7 @@ fn decide(facts: &Facts) -> Finding {
 }
 
 #[async_trait]
-impl Check for Container {
+impl Check for ContainerCheck {
     fn ids(&self) -> &[Id] {
         const { &[CONTAINER] }
     }

@@ -16,7 +16,7 @@ const V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 const LINK: &str = "https://kubernetes.io/docs/setup/production-environment/container-runtimes/";
 
 /// See the module.
-pub struct Containerd;
+pub struct ContainerdCheck;
 
 #[derive(Debug, Clone)]
 struct CgroupState {
@@ -116,7 +116,7 @@ fn decide(state: &CgroupState) -> Finding {
 }
 
 #[async_trait]
-impl Check for Containerd {
+impl Check for ContainerdCheck {
     fn ids(&self) -> &[Id] {
         const { &[CGROUP] }
     }

@@ -16,7 +16,7 @@ use crate::{
 const CUDA: Id = Id::new("drv.version.cuda");
 
 /// See the module.
-pub struct Cuda;
+pub struct CudaCheck;
 
 /// Packages of NVIDIA's repositories: the compiler of a toolkit, and the libraries of cuDNN.
 const NAMES: [&str; 3] = ["cuda-nvcc-*", "libcudnn?", "libcudnn?-cuda-*"];
@@ -125,7 +125,7 @@ fn decide(
 }
 
 #[async_trait]
-impl Check for Cuda {
+impl Check for CudaCheck {
     fn ids(&self) -> &[Id] {
         const { &[CUDA] }
     }

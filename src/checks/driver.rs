@@ -35,7 +35,7 @@ const TRIANGLE: Id = Id::new("drv.version.triangle");
 const OPTIONS: Id = Id::new("drv.module.options");
 
 /// See the module.
-pub struct Driver;
+pub struct DriverCheck;
 
 /// The best driver for the GPUs, or why there is none.
 type Best = Result<Pick, Box<NoDriver>>;
@@ -568,7 +568,7 @@ fn options(set: &[(String, ModuleSetting)], flavour: Option<Flavour>) -> Finding
 }
 
 #[async_trait]
-impl Check for Driver {
+impl Check for DriverCheck {
     fn ids(&self) -> &[Id] {
         const { &[SUPPORTED, MATRIX, SECURITY, FLAVOUR, TRIANGLE, OPTIONS] }
     }

@@ -7,7 +7,7 @@ use camino::Utf8Path;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::{
-        matrix::{Fabric as Needs, Matrix},
+        matrix::{Fabric, Matrix},
         switches::{Evidence, switches},
     },
     facts::Facts,
@@ -24,7 +24,7 @@ const SUBNET: Id = Id::new("nvl.nvlsm");
 const STATE: Id = Id::new("nvl.fabric.state");
 
 /// See the module.
-pub struct Fabric;
+pub struct FabricCheck;
 
 /// The switches that a machine has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +74,7 @@ struct FabricState {
 fn switches_of(matrix: &Matrix, facts: &Facts) -> Switches {
     match switches(matrix, facts) {
         None => Switches::None,
-        Some((Needs::FmNvlsm, evidence)) => Switches::Managed(evidence),
+        Some((Fabric::FmNvlsm, evidence)) => Switches::Managed(evidence),
         Some((_, evidence)) => Switches::Pci(facts.nvswitches.len(), evidence),
     }
 }
@@ -128,7 +128,7 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
         unit: Ok(None),
         files: in_files(subject.host.files())?,
         rack: (subject.facts.gpus.iter())
-            .any(|gpu| subject.matrix.board(&gpu.identity()).fabric() == Needs::Imex),
+            .any(|gpu| subject.matrix.board(&gpu.identity()).fabric() == Fabric::Imex),
         driver: state.loaded_driver()?.cloned(),
         gpus: Ok(Vec::new()),
     };
@@ -557,7 +557,7 @@ fn told(gpu: &GpuFabric) -> String {
 }
 
 #[async_trait]
-impl Check for Fabric {
+impl Check for FabricCheck {
     fn ids(&self) -> &[Id] {
         const { &[UNIT, VERSION, SUBNET, STATE] }
     }

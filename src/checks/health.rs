@@ -20,46 +20,46 @@ use crate::{
 };
 
 /// See the module.
-pub struct Health;
+pub struct HealthCheck;
 
 /// Whether the machine has NVSwitches. Then all links of a GPU lead to them, and all must work.
 type HasSwitches = bool;
 
 /// A finding: what is judged of each GPU.
-struct Row {
+struct HealthRow {
     id: Id,
     /// Judges a GPU; `None` if NVML does not tell.
-    judge: fn(&GpuHealth, HasSwitches) -> Option<Judgement>,
+    judge: fn(&GpuHealth, HasSwitches) -> Option<HealthJudgement>,
     /// Why NVML may give no value.
     silent: &'static str,
 }
 
 /// What a row says of one GPU.
 #[derive(Debug, PartialEq, Eq)]
-struct Judgement {
+struct HealthJudgement {
     status: Verdict,
     told: String,
     remedy: Option<(Remedy, &'static str)>,
 }
 
-fn pass(told: impl Into<String>) -> Option<Judgement> {
-    Some(Judgement {
+fn pass(told: impl Into<String>) -> Option<HealthJudgement> {
+    Some(HealthJudgement {
         status: Verdict::Pass,
         told: told.into(),
         remedy: None,
     })
 }
 
-fn warn(told: impl Into<String>, class: Remedy, remedy: &'static str) -> Option<Judgement> {
-    Some(Judgement {
+fn warn(told: impl Into<String>, class: Remedy, remedy: &'static str) -> Option<HealthJudgement> {
+    Some(HealthJudgement {
         status: Verdict::Warn,
         told: told.into(),
         remedy: Some((class, remedy)),
     })
 }
 
-fn fail(told: impl Into<String>, class: Remedy, remedy: &'static str) -> Option<Judgement> {
-    Some(Judgement {
+fn fail(told: impl Into<String>, class: Remedy, remedy: &'static str) -> Option<HealthJudgement> {
+    Some(HealthJudgement {
         status: Verdict::Fail,
         told: told.into(),
         remedy: Some((class, remedy)),
@@ -79,90 +79,90 @@ const LANES: &str = "compare with a sound machine of this type: if that has more
 const NO_ECC: &str = "the GPUs do not tell: they have no ECC, it is off, they have MIG devices, or the driver is too old";
 
 /// What is judged, the deepest cause first.
-const ROWS: [Row; 16] = [
-    Row {
+const ROWS: [HealthRow; 16] = [
+    HealthRow {
         id: Id::new("gpu.recovery-action"),
         judge: recovery_action,
         silent: "the driver tells it from branch 565 on, and not to virtual GPUs",
     },
-    Row {
+    HealthRow {
         id: Id::new("mem.remap.failed"),
         judge: remap_failed,
         silent: NO_ECC,
     },
-    Row {
+    HealthRow {
         id: Id::new("mem.sram.threshold"),
         judge: sram_threshold,
         silent: NO_ECC,
     },
-    Row {
+    HealthRow {
         id: Id::new("mem.ecc.uncorr"),
         judge: uncorrected,
         silent: NO_ECC,
     },
-    Row {
+    HealthRow {
         id: Id::new("mem.remap.pending"),
         judge: remap_pending,
         silent: NO_ECC,
     },
-    Row {
+    HealthRow {
         id: Id::new("mem.remap.count"),
         judge: remap_count,
         silent: NO_ECC,
     },
-    Row {
+    HealthRow {
         id: Id::new("mem.retired"),
         judge: retired,
         silent: "the GPUs do not tell: from Ampere on they remap rows in place, and others may have no ECC",
     },
-    Row {
+    HealthRow {
         id: Id::new("mem.ecc.corr"),
         judge: corrected,
         silent: NO_ECC,
     },
-    Row {
+    HealthRow {
         id: Id::new("mem.ecc.mode"),
         judge: ecc_mode,
         silent: "the GPUs have no ECC",
     },
-    Row {
+    HealthRow {
         id: Id::new("gpu.inforom"),
         judge: inforom,
         silent: "the GPUs do not tell",
     },
-    Row {
+    HealthRow {
         id: Id::new("gpu.temp"),
         judge: temperature,
         silent: "the GPUs do not tell",
     },
-    Row {
+    HealthRow {
         id: Id::new("gpu.throttle"),
         judge: throttle,
         silent: "the GPUs do not tell",
     },
-    Row {
+    HealthRow {
         id: Id::new("gpu.power"),
         judge: power,
         silent: "the GPUs do not tell",
     },
-    Row {
+    HealthRow {
         id: Id::new("pci.link.width"),
         judge: width,
         silent: "the driver does not tell, as in some virtual machines",
     },
-    Row {
+    HealthRow {
         id: Id::new("pci.link.gen"),
         judge: generation,
         silent: "it is known only while a GPU works: an idle one slows its link down",
     },
-    Row {
+    HealthRow {
         id: Id::new("nvl.links"),
         judge: nvlink,
         silent: "the GPUs have no NVLink, or are in MIG mode",
     },
 ];
 
-fn recovery_action(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+fn recovery_action(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     let number = gpu.recovery_action?;
     let Some(action) = Recovery::of(number) else {
         return warn(
@@ -194,7 +194,7 @@ fn recovery_action(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     }
 }
 
-fn remap_failed(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+fn remap_failed(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     match gpu.remapped_rows? {
         RemappedRows { failed: true, .. } => fail(
             "a row of memory could not be replaced by a spare one",
@@ -205,7 +205,7 @@ fn remap_failed(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     }
 }
 
-fn sram_threshold(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+fn sram_threshold(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     if gpu.sram_threshold_exceeded? {
         fail(
             "more uncorrected errors than NVIDIA allows",
@@ -217,7 +217,7 @@ fn sram_threshold(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     }
 }
 
-fn uncorrected(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+fn uncorrected(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     let ecc = gpu.ecc?;
     let before = ecc.lifetime_uncorrected.saturating_sub(ecc.uncorrected);
     match (ecc.uncorrected, gpu.recovery_action) {
@@ -238,7 +238,7 @@ fn uncorrected(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     }
 }
 
-fn remap_pending(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+fn remap_pending(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     match gpu.remapped_rows? {
         // By NVIDIA, running and new work is not affected.
         RemappedRows { pending: true, .. } => warn(
@@ -253,7 +253,7 @@ fn remap_pending(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
 /// The number of rows that a GPU can replace.
 const MOST_ROWS: u32 = 512;
 
-fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     let rows = gpu.remapped_rows?;
     if rows.uncorrectable >= MOST_ROWS {
         return fail(
@@ -282,7 +282,7 @@ fn remap_count(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
 const MOST_PAGES: u32 = 63;
 const MANY_PAGES: u32 = 15;
 
-fn retired(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+fn retired(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     let pages = gpu.retired_pages?;
     match pages.count {
         MOST_PAGES.. => fail(
@@ -312,7 +312,7 @@ fn retired(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
 /// are no fault.
 const MANY_CORRECTED: u64 = 20_000_000;
 
-fn corrected(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+fn corrected(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     match gpu.ecc?.corrected {
         count @ MANY_CORRECTED.. => warn(
             format!("{count} since the driver was loaded"),
@@ -324,7 +324,7 @@ fn corrected(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     }
 }
 
-fn ecc_mode(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+fn ecc_mode(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     let mode = gpu.ecc_mode?;
     let word = |on| if on { "on" } else { "off" };
     if mode.current == mode.pending {
@@ -342,7 +342,7 @@ fn ecc_mode(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     }
 }
 
-fn inforom(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+fn inforom(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     if gpu.inforom_valid? {
         pass("valid")
     } else {
@@ -358,7 +358,7 @@ fn inforom(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
 /// A GPU is too hot if it is fewer degrees than this below the slowdown by the hardware.
 const MARGIN: i32 = 5;
 
-fn temperature(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+fn temperature(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     let degrees = gpu.temperature?;
     if let (Some(memory), Some(max)) = (degrees.memory, degrees.memory_max)
         && memory > max
@@ -387,7 +387,7 @@ fn temperature(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     }
 }
 
-fn throttle(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+fn throttle(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     /// The bits of `nvmlClocksEventReason…` that a healthy machine does not show. Left out are idleness, settings,
     /// the power cap, and the driver's own slowdown near its limits (0x20), which dense boards show at full load.
     const REASONS: [(u64, &str, &str); 3] = [
@@ -411,7 +411,7 @@ fn throttle(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     }
 }
 
-fn power(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+fn power(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     let limit = gpu.power?;
     let watts = |milliwatts: u32| milliwatts / 1000;
     if limit.enforced < limit.default {
@@ -433,7 +433,7 @@ fn power(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
 /// The bit of `nvmlClocksEventReason…` that an idle GPU shows.
 const IDLE: u64 = 0x1;
 
-fn width(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+fn width(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     let link = gpu.pcie.filter(|link| link.width > 0)?;
     let told = format!("{} of {} lanes", link.width, link.max_width);
     if link.width < link.max_width {
@@ -444,7 +444,7 @@ fn width(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     }
 }
 
-fn generation(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
+fn generation(gpu: &GpuHealth, _: HasSwitches) -> Option<HealthJudgement> {
     let link = gpu.pcie.filter(|link| link.generation > 0)?;
     let told = format!("{} of {}", link.generation, link.max_generation);
     if link.generation >= link.max_generation {
@@ -455,7 +455,7 @@ fn generation(gpu: &GpuHealth, _: HasSwitches) -> Option<Judgement> {
     warn(told, Remedy::CheckMechanics, SEAT)
 }
 
-fn nvlink(gpu: &GpuHealth, switches: HasSwitches) -> Option<Judgement> {
+fn nvlink(gpu: &GpuHealth, switches: HasSwitches) -> Option<HealthJudgement> {
     let links = gpu.nvlink?;
     let told = format!("{} of {} links work", links.active, links.count);
     // Without switches, unused links are no fault: bridges are optional, and a host may keep the links of a GPU that
@@ -489,9 +489,9 @@ pub(super) fn recovered(nvml: &Nvml) -> Vec<PciAddress> {
 }
 
 /// Returns the finding of a row, over all GPUs that answer.
-fn finding(row: &Row, gpus: &[&NvmlDevice], all: usize, switches: HasSwitches) -> Finding {
+fn finding(row: &HealthRow, gpus: &[&NvmlDevice], all: usize, switches: HasSwitches) -> Finding {
     let say = |status, why: String| Finding::new(row.id.clone(), status, why);
-    let judged: Vec<(&NvmlDevice, Judgement)> = (gpus.iter())
+    let judged: Vec<(&NvmlDevice, HealthJudgement)> = (gpus.iter())
         .filter_map(|gpu| Some((*gpu, (row.judge)(gpu.health.as_ref()?, switches)?)))
         .collect();
     // `Verdict` is ordered from good to bad.
@@ -499,7 +499,7 @@ fn finding(row: &Row, gpus: &[&NvmlDevice], all: usize, switches: HasSwitches) -
     let Some(worst) = worst else {
         return say(Verdict::Skip, row.silent.to_owned());
     };
-    let of_them: Vec<&(&NvmlDevice, Judgement)> = (judged.iter())
+    let of_them: Vec<&(&NvmlDevice, HealthJudgement)> = (judged.iter())
         .filter(|(_, one)| worst == Verdict::Pass || one.status != Verdict::Pass)
         .collect();
     let mut texts: Vec<(&str, Vec<String>)> = Vec::new();
@@ -582,7 +582,7 @@ fn out_of_reach(owner: &str, in_container: bool) -> Vec<Finding> {
     let remedy = in_container.then(|| {
         format!("run `chroot {DRIVER_CONTAINER} nvidia-smi --query`, which asks it there")
     });
-    let one = |row: &Row| Finding {
+    let one = |row: &HealthRow| Finding {
         remedy: remedy.clone(),
         ..Finding::new(row.id.clone(), Verdict::Unknown, why.clone())
     };
@@ -590,12 +590,12 @@ fn out_of_reach(owner: &str, in_container: bool) -> Vec<Finding> {
 }
 
 fn skipped(why: &str) -> Vec<Finding> {
-    let one = |row: &Row| Finding::new(row.id.clone(), Verdict::Skip, why);
+    let one = |row: &HealthRow| Finding::new(row.id.clone(), Verdict::Skip, why);
     ROWS.iter().map(one).collect()
 }
 
 #[async_trait]
-impl Check for Health {
+impl Check for HealthCheck {
     fn ids(&self) -> &[Id] {
         static IDS: LazyLock<Vec<Id>> =
             LazyLock::new(|| ROWS.iter().map(|row| row.id.clone()).collect());

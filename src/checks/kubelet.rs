@@ -16,7 +16,7 @@ use crate::{
 const RUNTIME: Id = Id::new("rt.kubelet.runtime");
 
 /// See the module.
-pub struct Kubelet;
+pub struct KubeletCheck;
 
 fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desired>) -> Finding {
     let say = |status, why: String| Finding::new(RUNTIME, status, why);
@@ -153,7 +153,7 @@ fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool
 }
 
 #[async_trait]
-impl Check for Kubelet {
+impl Check for KubeletCheck {
     fn ids(&self) -> &[Id] {
         const { &[RUNTIME] }
     }

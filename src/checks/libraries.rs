@@ -26,7 +26,7 @@ const ALTERNATIVES: [&str; 2] = [
 const TELLS: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib64", "/etc/ld.so.cache"];
 
 /// See the module.
-pub struct Libraries;
+pub struct LibrariesCheck;
 
 #[derive(Debug, Clone, Default)]
 struct LibrariesState {
@@ -235,7 +235,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
 }
 
 #[async_trait]
-impl Check for Libraries {
+impl Check for LibrariesCheck {
     fn ids(&self) -> &[Id] {
         const { &[LIBRARIES] }
     }

@@ -32,7 +32,7 @@ const SXID: Id = Id::new("log.sxid");
 const CATALOGUE: &str = "https://docs.nvidia.com/deploy/xid-errors/index.html";
 
 /// See the module.
-pub struct Log;
+pub struct LogCheck;
 
 /// What is known about the machine, for judging lines of the log.
 #[derive(Debug, Clone)]
@@ -791,7 +791,7 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
 }
 
 #[async_trait]
-impl Check for Log {
+impl Check for LogCheck {
     fn ids(&self) -> &[Id] {
         const { &[XID, SXID, FELL, INIT] }
     }

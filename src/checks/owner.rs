@@ -12,10 +12,10 @@ use crate::{
 const OWNER: Id = Id::new("os.managed");
 
 /// See the module.
-pub struct Owner;
+pub struct OwnerCheck;
 
 #[async_trait]
-impl Check for Owner {
+impl Check for OwnerCheck {
     fn ids(&self) -> &[Id] {
         const { &[OWNER] }
     }

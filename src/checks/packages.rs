@@ -21,7 +21,7 @@ const SECURITY: Id = Id::new("rt.pkg.security");
 const SOURCES: Id = Id::new("os.pkg.sources");
 
 /// See the module.
-pub struct Packages;
+pub struct PackagesCheck;
 
 #[derive(Debug, Clone)]
 struct PackagesState {
@@ -418,7 +418,7 @@ async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepErro
 }
 
 #[async_trait]
-impl Check for Packages {
+impl Check for PackagesCheck {
     fn ids(&self) -> &[Id] {
         const { &[CONSISTENCY, SECURITY, SOURCES] }
     }

@@ -30,7 +30,7 @@ const DRIVER: &str = "nvidia";
 const VENDORS: [(u16, &str); 3] = [(0x1002, "AMD"), (0x8086, "Intel"), (0x1da3, "Habana")];
 
 /// See the module.
-pub struct Pci;
+pub struct PciCheck;
 
 /// What decides about missing GPUs.
 #[derive(Debug, Clone, Copy, Default)]
@@ -473,7 +473,7 @@ fn has_module(subject: &Subject<'_>) -> Result<bool, StepError> {
 }
 
 #[async_trait]
-impl Check for Pci {
+impl Check for PciCheck {
     fn ids(&self) -> &[Id] {
         const { &[PRESENT, IDENTITY, BOUND] }
     }

@@ -17,7 +17,7 @@ const PINS: Id = Id::new("os.pkg.pins");
 const KERNELS: Id = Id::new("drv.module.kernels");
 
 /// See the module.
-pub struct Pins;
+pub struct PinsCheck;
 
 /// What an upgrade would do with the packages that are to stay.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -188,7 +188,7 @@ fn kernels(state: &PinsState) -> Finding {
 }
 
 #[async_trait]
-impl Check for Pins {
+impl Check for PinsCheck {
     fn ids(&self) -> &[Id] {
         const { &[PINS, KERNELS] }
     }

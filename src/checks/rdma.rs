@@ -20,7 +20,7 @@ const PORTS: Id = Id::new("rdma.ports");
 const ADAPTERS: &str = "/sys/class/infiniband";
 
 /// See the module.
-pub struct Rdma;
+pub struct RdmaCheck;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Port {
@@ -132,7 +132,7 @@ fn decide(ports: &[Port]) -> Finding {
 }
 
 #[async_trait]
-impl Check for Rdma {
+impl Check for RdmaCheck {
     fn ids(&self) -> &[Id] {
         const { &[PORTS] }
     }

@@ -6,14 +6,14 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    host::{Kind, ReadFiles},
+    host::{FileKind, ReadFiles},
     model::id::Id,
     state::{Effective, StateError, has_library, owner},
     step::StepError,
     tools::{
         cdi,
         containerd::{
-            faults::{Fault, Program, faults, programs},
+            faults::{ConfigFault, Program, faults, programs},
             layout::ConfigFile,
         },
         crio, docker, podman, toolkit,
@@ -35,7 +35,7 @@ const FOLDER: &str = "/etc/containerd";
 const PATH: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
 
 /// See the module.
-pub struct RuntimeFiles;
+pub struct RuntimeFilesCheck;
 
 fn say(id: &Id, status: Verdict, why: impl Into<String>) -> Finding {
     Finding::new(id.clone(), status, why)
@@ -49,7 +49,7 @@ fn strays(subject: &Subject<'_>, read: &[ConfigFile]) -> Result<Vec<ConfigFile>,
         let folder = Utf8Path::new(FOLDER).join(folder);
         if files
             .stat(&folder)?
-            .is_none_or(|stat| stat.kind != Kind::Folder)
+            .is_none_or(|stat| stat.kind != FileKind::Folder)
         {
             continue;
         }
@@ -67,7 +67,9 @@ fn strays(subject: &Subject<'_>, read: &[ConfigFile]) -> Result<Vec<ConfigFile>,
 }
 
 /// The faults of containerd's files; `None` if it is not installed.
-pub(super) async fn of_containerd(subject: &Subject<'_>) -> Result<Option<Vec<Fault>>, StepError> {
+pub(super) async fn of_containerd(
+    subject: &Subject<'_>,
+) -> Result<Option<Vec<ConfigFault>>, StepError> {
     let state = subject.state;
     let found = state.found_runtimes().await;
     if !found.iter().any(|runtime| runtime.name == "containerd") {
@@ -104,7 +106,7 @@ pub(super) async fn of_containerd(subject: &Subject<'_>) -> Result<Option<Vec<Fa
                 true => "and is the default one: no pod starts",
                 false => "so no container of it starts",
             };
-            found.push(Fault {
+            found.push(ConfigFault {
                 why: format!(
                     "runtime `{runtime}` of containerd names `{program}` (`{path}`), which is not there, {follows}"
                 ),
@@ -393,10 +395,10 @@ async fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
         let path = folder.join(name);
         let is_file = files
             .stat(&path)?
-            .is_some_and(|stat| stat.kind == Kind::File);
+            .is_some_and(|stat| stat.kind == FileKind::File);
         if let Some(text) = files.read(&path)?.filter(|_| is_file) {
             let text = String::from_utf8_lossy(&text).into_owned();
-            unread.push(crio::ConfigFile { path, text });
+            unread.push(crio::CrioFile { path, text });
         }
     }
     if found.is_empty() && unread.is_empty() {
@@ -410,7 +412,7 @@ async fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
         for (name, program) in crio::programs(&found) {
             let counts = toolkit::comes_with(&program, toolkit::RUNTIME);
             if counts && is_missing(files, &program)? {
-                faults.push(crio::Fault {
+                faults.push(crio::CrioFault {
                     why: format!(
                         "runtime `{name}` of CRI-O names `{program}`, which is not there: no container of it starts"
                     ),
@@ -619,7 +621,7 @@ async fn podman_reads_none(subject: &Subject<'_>) -> Result<Option<Finding>, Ste
 }
 
 #[async_trait]
-impl Check for RuntimeFiles {
+impl Check for RuntimeFilesCheck {
     fn ids(&self) -> &[Id] {
         const { &[CONTAINERD, DOCKER, CRIO, TOOLKIT] }
     }

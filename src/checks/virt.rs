@@ -29,7 +29,7 @@ pub(super) const GRID_DRIVER: &str =
     "install the GRID guest driver that matches the hypervisor's vGPU release";
 
 /// See the module.
-pub struct Virt;
+pub struct VirtCheck;
 
 #[derive(Debug, Clone, Default)]
 struct VirtState {
@@ -171,7 +171,7 @@ fn wsl(facts: &Facts, state: &VirtState) -> Finding {
 }
 
 #[async_trait]
-impl Check for Virt {
+impl Check for VirtCheck {
     fn ids(&self) -> &[Id] {
         const { &[GUEST, HOST, WSL] }
     }

@@ -36,31 +36,31 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Check the machine and report what is wrong; change nothing
-    Check(Check),
+    Check(CheckArgs),
     /// Show what `install` would change, with diffs; change nothing
-    Plan(Plan),
+    Plan(PlanArgs),
     /// Install and configure what the configuration describes
-    Install(Install),
+    Install(InstallArgs),
     /// Undo all changes of `install`
-    Uninstall(Uninstall),
+    Uninstall(UninstallArgs),
     /// Show the current run, the last run and an awaited reboot
-    Status(Status),
+    Status(StatusArgs),
     /// Show what was detected
-    Facts(Facts),
+    Facts(FactsArgs),
     /// Show what a finding of `check` looks at, when it fails, and what mends it
-    Explain(Explain),
+    Explain(ExplainArgs),
     /// Show which driver supports which GPU, CUDA version and kernel
-    Compat(Compat),
+    Compat(CompatArgs),
     /// Print all settings, as a file of settings in which each is a comment
-    Config(Config),
+    Config(ConfigArgs),
     /// Compute on every GPU, on the host or in a container; change nothing
-    Probe(Output),
+    Probe(OutputArgs),
     /// Print user data for a kind of node, with checked values
-    UserData(UserData),
+    UserData(UserDataArgs),
     /// List and export kernel modules that DKMS has compiled, for machines with the same kernel
-    Modules(Modules),
+    Modules(ModulesArgs),
     /// Print the completions of a shell, for its folder of completions
-    Completions(Completions),
+    Completions(CompletionsArgs),
     /// Put the runtime back into a file of containerd's that others have written anew, before containerd starts
     #[command(hide = true)]
     ContainerdRuntime,
@@ -80,7 +80,7 @@ pub enum Command {
 
 /// The format of a document.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum OutputFormat {
     /// For people
     #[default]
     Human,
@@ -124,15 +124,15 @@ pub enum FailOn {
 
 /// The output options.
 #[derive(Debug, Clone, Copy, Args)]
-pub struct Output {
+pub struct OutputArgs {
     /// Output format
     #[arg(long, value_enum, default_value_t)]
-    pub format: Format,
+    pub format: OutputFormat,
 }
 
 /// How much is shown to people.
 #[derive(Debug, Clone, Copy, Args)]
-pub struct Detail {
+pub struct DetailArgs {
     /// Show everything, not only what changed, fails or needs a decision
     #[arg(short, long)]
     pub verbose: bool,
@@ -140,7 +140,7 @@ pub struct Detail {
 
 /// The options that select the configuration.
 #[derive(Debug, Clone, Default, Args)]
-pub struct Target {
+pub struct TargetArgs {
     /// Name or path of a profile [default: by operating system]
     #[arg(long, value_name = "P")]
     pub profile: Option<String>,
@@ -154,7 +154,7 @@ pub struct Target {
 
 /// The options of the image mode.
 #[derive(Debug, Clone, Default, Args)]
-pub struct Image {
+pub struct ImageArgs {
     /// Prepare an image: steps that need a live GPU wait for the first boot
     #[arg(long)]
     pub image: bool,
@@ -165,10 +165,10 @@ pub struct Image {
 
 /// `check`.
 #[derive(Debug, Args)]
-pub struct Check {
+pub struct CheckArgs {
     /// The configuration
     #[command(flatten)]
-    pub target: Target,
+    pub target: TargetArgs,
     /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub format: CheckFormat,
@@ -184,7 +184,7 @@ pub struct Check {
     pub as_installed: bool,
     /// How much is shown
     #[command(flatten)]
-    pub detail: Detail,
+    pub detail: DetailArgs,
     /// Report only these findings
     #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
     pub only: Vec<Id>,
@@ -221,7 +221,7 @@ pub struct Check {
 
 /// A machine that is not there yet.
 #[derive(Debug, Clone, Default, Args)]
-pub struct Trial {
+pub struct TrialArgs {
     /// Try the settings for this system, for example `ubuntu-24.04`, without a machine: only those of
     /// --config and --set count. Exits with 0 if they fit
     #[arg(long, value_name = "ID-VERSION", conflicts_with = "image")]
@@ -239,39 +239,39 @@ pub struct Trial {
 
 /// `plan`.
 #[derive(Debug, Args)]
-pub struct Plan {
+pub struct PlanArgs {
     /// The configuration
     #[command(flatten)]
-    pub target: Target,
+    pub target: TargetArgs,
     /// A machine that is not there yet
     #[command(flatten)]
-    pub trial: Trial,
+    pub trial: TrialArgs,
     /// The image mode
     #[command(flatten)]
-    pub image: Image,
+    pub image: ImageArgs,
     /// The output
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputArgs,
     /// How much is shown
     #[command(flatten)]
-    pub detail: Detail,
+    pub detail: DetailArgs,
 }
 
 /// `install`.
 #[derive(Debug, Args)]
-pub struct Install {
+pub struct InstallArgs {
     /// The configuration
     #[command(flatten)]
-    pub target: Target,
+    pub target: TargetArgs,
     /// The image mode
     #[command(flatten)]
-    pub image: Image,
+    pub image: ImageArgs,
     /// The output
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputArgs,
     /// How much is shown
     #[command(flatten)]
-    pub detail: Detail,
+    pub detail: DetailArgs,
     /// Reboot if required, and continue automatically
     #[arg(long)]
     pub reboot: bool,
@@ -296,7 +296,7 @@ pub struct Install {
 
 /// `status`.
 #[derive(Debug, Args)]
-pub struct Status {
+pub struct StatusArgs {
     /// Wait until the run under way has ended or a reboot is awaited, and end with the run's exit
     /// status; with 0 if the machine reboots by itself, with 9 if the run takes longer [default: 3h]
     #[arg(
@@ -316,23 +316,23 @@ pub struct Status {
     pub timeline: bool,
     /// The output
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputArgs,
 }
 
 /// `explain`.
 #[derive(Debug, Args)]
-pub struct Explain {
+pub struct ExplainArgs {
     /// Findings, as `driver.libraries`; `driver` stands for all that begin with `driver.` [default: a list of all]
     #[arg(value_name = "ID", value_parser = id)]
     pub ids: Vec<Id>,
     /// The output
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputArgs,
 }
 
 /// `config`.
 #[derive(Debug, Args)]
-pub struct Config {
+pub struct ConfigArgs {
     /// With what each is for, and what counts without it
     #[arg(long, required = true)]
     pub defaults: bool,
@@ -340,13 +340,13 @@ pub struct Config {
 
 /// `uninstall`.
 #[derive(Debug, Args)]
-pub struct Uninstall {
+pub struct UninstallArgs {
     /// The output
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputArgs,
     /// How much is shown
     #[command(flatten)]
-    pub detail: Detail,
+    pub detail: DetailArgs,
 }
 
 /// What a machine becomes by its user data.
@@ -378,7 +378,7 @@ pub enum UserDataForm {
 
 /// `user-data`.
 #[derive(Debug, Args)]
-pub struct UserData {
+pub struct UserDataArgs {
     /// What the machine becomes
     #[arg(value_enum)]
     pub form: UserDataForm,
@@ -401,7 +401,7 @@ pub struct UserData {
 /// `modules`.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
-pub struct Modules {
+pub struct ModulesArgs {
     /// What to do
     #[command(subcommand)]
     pub command: ModulesCommand,
@@ -411,17 +411,17 @@ pub struct Modules {
 #[derive(Debug, Subcommand)]
 pub enum ModulesCommand {
     /// Show which modules of NVIDIA's driver DKMS has built here, and where they came from
-    List(Output),
+    List(OutputArgs),
     /// Pack them for other machines: an archive for each kernel (as root)
-    Export(Export),
+    Export(ExportArgs),
     /// Bring the modules of a build from `driver.prebuilt.sources`, for DKMS
     #[command(hide = true)]
-    Take(Take),
+    Take(TakeArgs),
 }
 
 /// `modules export`.
 #[derive(Debug, Args)]
-pub struct Export {
+pub struct ExportArgs {
     /// Folder for the archives, or repository of a registry
     #[arg(
         long,
@@ -460,7 +460,7 @@ impl FromStr for ExportTo {
 
 /// `modules take`.
 #[derive(Debug, Args)]
-pub struct Take {
+pub struct TakeArgs {
     /// The driver's version
     #[arg(long)]
     pub driver: DriverVersion,
@@ -478,19 +478,19 @@ pub struct Take {
     pub public_key: Vec<String>,
     /// Each module, and the file that a build makes
     #[arg(value_name = "NAME=FILE", required = true)]
-    pub places: Vec<Place>,
+    pub places: Vec<TakenModule>,
 }
 
 /// A module to take, and the file that a build would make of it.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct TakenModule {
     /// Its name without `.ko`.
     pub module: String,
     /// In the folder of the build.
     pub file: Utf8PathBuf,
 }
 
-impl FromStr for Place {
+impl FromStr for TakenModule {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -504,7 +504,7 @@ impl FromStr for Place {
 
 /// `completions`.
 #[derive(Debug, Args)]
-pub struct Completions {
+pub struct CompletionsArgs {
     /// The shell
     #[arg(value_enum)]
     pub shell: Shell,
@@ -512,10 +512,10 @@ pub struct Completions {
 
 /// `facts`.
 #[derive(Debug, Args)]
-pub struct Facts {
+pub struct FactsArgs {
     /// The output
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputArgs,
     /// Read a mounted image, or the `files` of a recording, instead; nothing in it is executed
     #[arg(long, value_name = "DIR")]
     pub root: Option<Utf8PathBuf>,
@@ -526,7 +526,7 @@ pub struct Facts {
 
 /// `compat`.
 #[derive(Debug, Args)]
-pub struct Compat {
+pub struct CompatArgs {
     /// GPU, for example `L4`, `10de:27b8`, or the instance type `p5.48xlarge`
     #[arg(long, value_name = "NAME|PCI-ID|INSTANCE-TYPE")]
     pub gpu: Option<String>,
@@ -553,7 +553,7 @@ pub struct Compat {
     pub verbose: bool,
     /// The output
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputArgs,
 }
 
 #[expect(

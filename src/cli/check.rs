@@ -32,7 +32,7 @@ use crate::{
     model::{id::Id, text::without_controls},
     report::{
         Style,
-        document::{self, Machine},
+        document::{self, MachineSummary},
         error, formats,
         human::{self, Examined},
     },
@@ -44,7 +44,7 @@ use crate::{
 /// Exists where a kernel runs, and in the recording of a machine.
 const RUNNING_KERNEL: &str = "/proc/sys/kernel/osrelease";
 
-pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exit, Failure> {
+pub(super) async fn run(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Failure> {
     match look(world, args).await {
         Err(failure) => told_to_plugin(world, args.format, failure),
         answer => answer,
@@ -71,7 +71,7 @@ fn told_to_plugin(
     Ok(exit)
 }
 
-async fn look(world: &mut World<'_>, args: &args::Check) -> Result<Exit, Failure> {
+async fn look(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Failure> {
     let mut host = match &args.lspci {
         Some(file) => machine::from_lspci(world, file)?,
         None => machine::host(world, args.root.as_deref())?,
@@ -89,7 +89,7 @@ async fn look(world: &mut World<'_>, args: &args::Check) -> Result<Exit, Failure
     };
     let mut request = match args.as_installed {
         true => engine::request(&host)?.unwrap_or_default(),
-        false => prepare::request(&args.target, &args::Image::default(), false, None)?,
+        false => prepare::request(&args.target, &args::ImageArgs::default(), false, None)?,
     };
     let mut named = world.host.clone();
     let mut warnings = Vec::new();
@@ -278,7 +278,7 @@ async fn look(world: &mut World<'_>, args: &args::Check) -> Result<Exit, Failure
                 }
                 CheckFormat::Html => formats::html(to, &report, &ground.facts),
                 CheckFormat::Markdown => {
-                    formats::markdown(to, &report, &Machine::of(&ground.facts))
+                    formats::markdown(to, &report, &MachineSummary::of(&ground.facts))
                 }
                 _ => human::check(to, &report, examined, style),
             })?;

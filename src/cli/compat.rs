@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fmt::Write as _};
 
 use super::{
     Failure,
-    args::{Compat, Format},
+    args::{CompatArgs, OutputFormat},
     machine, matrix, prepare, print,
     world::World,
 };
@@ -12,8 +12,8 @@ use crate::{
     compat::{
         matrix::Support,
         question::{
-            Answer, BranchAnswer, Compatibility, DriverOrBranch, Machine, MeaningAnswer, Question,
-            answer,
+            Answer, BranchAnswer, Compatibility, DriverOrBranch, MachineGpus, MeaningAnswer,
+            Question, answer,
         },
     },
     config::profile::{DriverRow, Profile},
@@ -26,13 +26,13 @@ use crate::{
     },
 };
 
-pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure> {
+pub(super) fn run(world: &mut World<'_>, args: &CompatArgs) -> Result<Exit, Failure> {
     let matrix = matrix(world)?;
     let machine = match &args.lspci {
         Some(file) => {
             let host = machine::from_lspci(world, file)?;
             let facts = machine::facts(&host, &matrix, machine::TEXT_ONLY);
-            Some(Machine {
+            Some(MachineGpus {
                 gpus: facts.gpus.iter().map(GpuFact::identity).collect(),
                 nvswitch: !facts.nvswitches.is_empty(),
             })
@@ -94,8 +94,8 @@ pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure>
         prepare::warn(world, &lacks.into_iter().collect::<Vec<_>>());
     }
     match args.output.format {
-        Format::Json => print::json(&mut world.out, &answer)?,
-        Format::Human => print::text(&mut world.out, &human(&answer, args.verbose))?,
+        OutputFormat::Json => print::json(&mut world.out, &answer)?,
+        OutputFormat::Human => print::text(&mut world.out, &human(&answer, args.verbose))?,
     }
     Ok(if answer.is_compatible() {
         Exit::Ok

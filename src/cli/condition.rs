@@ -11,7 +11,7 @@ use crate::{
     state::{State, StateError},
     tools::kubernetes::{
         condition,
-        kubectl::{self, Answer},
+        kubectl::{self, NodeAnswer},
     },
 };
 
@@ -88,15 +88,15 @@ pub(super) async fn tell(
         attempt += 1;
         let answer = kubectl::asked(host.reader(), kubectl, kubeconfig, &name).await;
         let node = match answer.map_err(unwritten)? {
-            Answer::Node(node) => node,
-            Answer::Unknown => {
+            NodeAnswer::Node(node) => node,
+            NodeAnswer::Unknown => {
                 let why = format!("the cluster does not know node `{name}`");
                 return Err(failed(
                     &why,
                     "name the node as the cluster does: `cluster.node-name`",
                 ));
             }
-            Answer::Silent(why) => {
+            NodeAnswer::Silent(why) => {
                 return Err(failed(
                     &why,
                     "see whether the kubelet reaches its API server",

@@ -17,7 +17,7 @@ use crate::{
     tools::{
         containerd::{
             self,
-            layout::{ConfigFile, Runtime, Version, settings},
+            layout::{ConfigFile, ContainerdRuntime, Version, settings},
         },
         toolkit,
     },
@@ -61,7 +61,7 @@ async fn put_back(host: &Host, wanted: &RuntimeSettings) -> Result<(), String> {
         path: path.to_owned(),
         text: text.clone(),
     };
-    let runtime = Runtime {
+    let runtime = ContainerdRuntime {
         name: &wanted.runtime,
         program: toolkit::RUNTIME,
         kept: false,

@@ -5,7 +5,7 @@ use crate::{
     engine::no_finding,
     exit::Exit,
     model::{
-        findings::{self, Row},
+        findings::{self, FindingRow},
         id::{Id, stands_for},
         text,
     },
@@ -13,12 +13,12 @@ use crate::{
 };
 
 /// Whether a name is that of a finding, or its part before a dot.
-fn is_of(id: &Id, row: &Row) -> bool {
+fn is_of(id: &Id, row: &FindingRow) -> bool {
     stands_for(id.as_str(), row.id.as_str())
 }
 
-pub(super) fn run(world: &mut World<'_>, args: &args::Explain) -> Result<Exit, Failure> {
-    let asked = |row: &Row| args.ids.is_empty() || args.ids.iter().any(|id| is_of(id, row));
+pub(super) fn run(world: &mut World<'_>, args: &args::ExplainArgs) -> Result<Exit, Failure> {
+    let asked = |row: &FindingRow| args.ids.is_empty() || args.ids.iter().any(|id| is_of(id, row));
     for id in &args.ids {
         if !findings::rows().iter().any(|row| is_of(id, row)) {
             let names = findings::rows().iter().map(|row| row.id.as_str());
@@ -26,16 +26,16 @@ pub(super) fn run(world: &mut World<'_>, args: &args::Explain) -> Result<Exit, F
             return Err(no_finding(id.as_str(), nearest).into());
         }
     }
-    let rows: Vec<&Row> = findings::rows().iter().filter(|row| asked(row)).collect();
+    let rows: Vec<&FindingRow> = findings::rows().iter().filter(|row| asked(row)).collect();
     let style = world.out_style();
     match args.output.format {
-        args::Format::Json => print::json(&mut world.out, &rows)?,
-        args::Format::Human if args.ids.is_empty() => {
+        args::OutputFormat::Json => print::json(&mut world.out, &rows)?,
+        args::OutputFormat::Human if args.ids.is_empty() => {
             print::show(&mut world.out, |to| {
                 report::human::findings(to, &rows, style)
             })?;
         }
-        args::Format::Human => {
+        args::OutputFormat::Human => {
             print::show(&mut world.out, |to| {
                 report::human::explain(to, &rows, style)
             })?;

@@ -12,7 +12,7 @@ use crate::{
     state::State,
 };
 
-pub(super) async fn run(world: &mut World<'_>, args: &args::Facts) -> Result<Exit, Failure> {
+pub(super) async fn run(world: &mut World<'_>, args: &args::FactsArgs) -> Result<Exit, Failure> {
     let matrix = matrix(world)?;
     let (host, scope) = match &args.lspci {
         Some(file) => (machine::from_lspci(world, file)?, machine::TEXT_ONLY),
@@ -25,8 +25,8 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Facts) -> Result<Exi
     let state = State::new(host, scope, Arc::clone(&facts));
     let document = document::facts(&facts, state.snapshot().await);
     match args.output.format {
-        args::Format::Json => print::json(&mut world.out, &document)?,
-        args::Format::Human => print::text(&mut world.out, &human(&document))?,
+        args::OutputFormat::Json => print::json(&mut world.out, &document)?,
+        args::OutputFormat::Human => print::text(&mut world.out, &human(&document))?,
     }
     Ok(Exit::Ok)
 }

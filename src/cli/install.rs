@@ -34,7 +34,7 @@ const READER_DEADLINE: Duration = Duration::from_secs(10);
 /// The pause between two attempts to open it.
 const READER_PAUSE: Duration = Duration::from_millis(50);
 
-pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<Exit, Failure> {
+pub(super) async fn run(world: &mut World<'_>, args: &args::InstallArgs) -> Result<Exit, Failure> {
     prepare::root(world, "install")?;
     if args.unattended {
         return unattended(world, args).await;
@@ -146,7 +146,7 @@ async fn go_back(world: &mut World<'_>, target: &mut prepare::Target) -> Result<
 const UNATTENDED_WAIT: Duration = Duration::from_secs(3 * 3600);
 
 /// Starts a unit that installs, and waits until it has ended.
-async fn unattended(world: &mut World<'_>, args: &args::Install) -> Result<Exit, Failure> {
+async fn unattended(world: &mut World<'_>, args: &args::InstallArgs) -> Result<Exit, Failure> {
     if let Some(setting) = layers::assignments(world.vars.clone()).first() {
         let name = setting.split('=').next().unwrap_or_default();
         return Err(Failure::new(
@@ -171,7 +171,7 @@ async fn unattended(world: &mut World<'_>, args: &args::Install) -> Result<Exit,
     if !engine::start_unattended(&world.host, &command).await? {
         say(world, "a run is under way; this command waits for it");
     }
-    let wait = args::Status {
+    let wait = args::StatusArgs {
         wait: Some(UNATTENDED_WAIT),
         timing: false,
         timeline: false,
@@ -181,7 +181,7 @@ async fn unattended(world: &mut World<'_>, args: &args::Install) -> Result<Exit,
 }
 
 /// The command of the unit.
-fn command(world: &World<'_>, args: &args::Install, request: &Request) -> Vec<String> {
+fn command(world: &World<'_>, args: &args::InstallArgs, request: &Request) -> Vec<String> {
     let mut words = vec![
         world.exe.to_string(),
         "install".to_owned(),
@@ -203,7 +203,7 @@ fn command(world: &World<'_>, args: &args::Install, request: &Request) -> Vec<St
 /// One run of the engine; it ends with its report, or does not begin.
 async fn attempt(
     world: &mut World<'_>,
-    args: &args::Install,
+    args: &args::InstallArgs,
     target: &prepare::Target,
     deadline: Option<Duration>,
     signals: &mut Option<Cancel>,
@@ -278,7 +278,7 @@ pub(super) fn cancel() -> Result<Cancel, Failure> {
 pub(super) fn subscribers(
     world: &World<'_>,
     events: Option<&str>,
-    detail: args::Detail,
+    detail: args::DetailArgs,
 ) -> Result<Vec<Box<dyn Subscriber>>, Failure> {
     let mut list: Vec<Box<dyn Subscriber>> = Vec::new();
     let style = world.err_style().verbose(detail.verbose);
@@ -382,14 +382,16 @@ fn open_events(place: &Path) -> std::io::Result<File> {
 /// Prints what a run did. It is done, so that its exit status counts, whoever reads this or not.
 pub(super) fn tell(
     world: &mut World<'_>,
-    format: args::Format,
-    detail: args::Detail,
+    format: args::OutputFormat,
+    detail: args::DetailArgs,
     report: &RunReport,
 ) {
     let style = world.out_style().verbose(detail.verbose);
     let told = match format {
-        args::Format::Json => print::json(&mut world.out, &document::run(report, None)),
-        args::Format::Human => print::show(&mut world.out, |to| human::run(to, report, style)),
+        args::OutputFormat::Json => print::json(&mut world.out, &document::run(report, None)),
+        args::OutputFormat::Human => {
+            print::show(&mut world.out, |to| human::run(to, report, style))
+        }
     };
     if let Err(failure) = told {
         let error = failure.report();

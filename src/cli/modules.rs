@@ -39,7 +39,9 @@ use crate::{
         dkms, kmod,
         module_file::{flavour_of_license, modinfo},
         oci::{self, Address},
-        prebuilt::{self, Kernel, LIMIT, Modules, PrivateKey, Purpose, SAYS, SIGNATURE, TOOK},
+        prebuilt::{
+            self, BuildTarget, KernelInterface, LIMIT, Modules, PrivateKey, SAYS, SIGNATURE, TOOK,
+        },
     },
 };
 
@@ -52,7 +54,7 @@ const UPLOAD_TIME_LIMIT: Duration = Duration::from_secs(600);
 /// The largest signature that is read, in bytes: one of minisign has some 300.
 const SIGNATURE_LIMIT: u64 = 16 << 10;
 
-pub(super) async fn run(world: &mut World<'_>, args: &args::Modules) -> Result<Exit, Failure> {
+pub(super) async fn run(world: &mut World<'_>, args: &args::ModulesArgs) -> Result<Exit, Failure> {
     match &args.command {
         args::ModulesCommand::List(output) => list(world, output),
         args::ModulesCommand::Export(args) => export(world, args).await,
@@ -167,11 +169,11 @@ fn unreadable(error: FilesError) -> Failure {
     )
 }
 
-fn list(world: &mut World<'_>, output: &args::Output) -> Result<Exit, Failure> {
+fn list(world: &mut World<'_>, output: &args::OutputArgs) -> Result<Exit, Failure> {
     let found = built(&*world.host.files).map_err(unreadable)?;
     match output.format {
-        args::Format::Json => print::json(&mut world.out, &found)?,
-        args::Format::Human => print::show(&mut world.out, |to| {
+        args::OutputFormat::Json => print::json(&mut world.out, &found)?,
+        args::OutputFormat::Human => print::show(&mut world.out, |to| {
             if found.is_empty() {
                 writeln!(
                     to,
@@ -197,7 +199,7 @@ fn list(world: &mut World<'_>, output: &args::Output) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-async fn export(world: &mut World<'_>, args: &args::Export) -> Result<Exit, Failure> {
+async fn export(world: &mut World<'_>, args: &args::ExportArgs) -> Result<Exit, Failure> {
     prepare::root(world, "export modules")?;
     let failed = |message: String, error: FilesError| {
         let (reason, hint) = (
@@ -320,7 +322,7 @@ pub(super) async fn publish(
     let Some(one) = all.into_iter().find(compiled) else {
         return Ok(None);
     };
-    let purpose = Purpose {
+    let purpose = BuildTarget {
         distribution: os.id.clone(),
         kernel: kernel.clone(),
         architecture: one.architecture.clone(),
@@ -391,7 +393,7 @@ async fn pack(host: &Host, one: &Built, distribution: &str) -> Result<(String, V
         .values()
         .filter_map(|content| modinfo(content, "license"))
         .find_map(flavour_of_license);
-    let purpose = Purpose {
+    let purpose = BuildTarget {
         distribution: distribution.to_owned(),
         kernel: one.kernel.clone(),
         architecture: one.architecture.clone(),
@@ -455,13 +457,13 @@ fn compiler(files: &dyn ReadFiles, kernel: &str) -> Result<Option<String>, Files
     Ok(None)
 }
 
-async fn take(world: &mut World<'_>, args: &args::Take) -> Result<Exit, Failure> {
+async fn take(world: &mut World<'_>, args: &args::TakeArgs) -> Result<Exit, Failure> {
     prepare::root(world, "take modules")?;
     through_proxy(world);
     let facts = gather(world.host.reader(), None, machine::scope(None));
     let (took, said) = match facts.os.zip(facts.kernel.arch) {
         Some((os, architecture)) => {
-            let purpose = Purpose {
+            let purpose = BuildTarget {
                 distribution: os.id,
                 kernel: args.kernel.clone(),
                 architecture,
@@ -484,8 +486,8 @@ async fn take(world: &mut World<'_>, args: &args::Take) -> Result<Exit, Failure>
 /// log: where they come from, or why no source was used.
 async fn taken(
     host: &Host,
-    args: &args::Take,
-    purpose: Purpose,
+    args: &args::TakeArgs,
+    purpose: BuildTarget,
     time_limit: Duration,
 ) -> (bool, String) {
     let archive = purpose.archive();
@@ -537,16 +539,20 @@ struct Taken {
 
 /// What the modules of a source must fit.
 struct Requirements {
-    purpose: Purpose,
+    purpose: BuildTarget,
     compiler: Option<String>,
-    kernel: Kernel,
+    kernel: KernelInterface,
     names: Vec<String>,
     /// Empty: archives need no signature.
     keys: Vec<String>,
 }
 
 impl Requirements {
-    async fn of(host: &Host, args: &args::Take, purpose: Purpose) -> Result<Self, FilesError> {
+    async fn of(
+        host: &Host,
+        args: &args::TakeArgs,
+        purpose: BuildTarget,
+    ) -> Result<Self, FilesError> {
         let release = args.kernel.as_str();
         Ok(Self {
             compiler: compiler(&*host.files, release)?,
@@ -597,7 +603,7 @@ enum Source<'h> {
     /// A folder or a web server.
     Place(&'h Host, String),
     /// A tag of a registry, with its files.
-    Tag(Registry<'h>, Vec<oci::Layer>),
+    Tag(Registry<'h>, Vec<oci::ArtifactLayer>),
 }
 
 impl<'h> Source<'h> {
@@ -660,7 +666,7 @@ async fn fetch(host: &Host, place: &str, limit: u64, unsigned: bool) -> Result<V
 }
 
 /// Writes the modules where a build would have made them.
-fn put(files: &dyn Files, places: &[args::Place], modules: &Modules) -> Result<(), String> {
+fn put(files: &dyn Files, places: &[args::TakenModule], modules: &Modules) -> Result<(), String> {
     for place in places {
         let content = modules
             .get(&place.module)
@@ -675,12 +681,12 @@ fn put(files: &dyn Files, places: &[args::Place], modules: &Modules) -> Result<(
 }
 
 /// Reads what a kernel accepts.
-async fn kernel(host: &Host, release: &str) -> Result<Kernel, FilesError> {
+async fn kernel(host: &Host, release: &str) -> Result<KernelInterface, FilesError> {
     let headers = kmod::folder_of(release).join("build");
     let read = |name: &str| host.files.read_lossy(&headers.join(name));
     let symbols = read("Module.symvers")?;
     let own = read("include/generated/utsrelease.h")?;
-    Ok(Kernel {
+    Ok(KernelInterface {
         release: (own.as_deref().and_then(prebuilt::release))
             .unwrap_or(release)
             .to_owned(),
@@ -789,7 +795,7 @@ mod tests {
 
     async fn requirements(host: &Host, keys: &[&str]) -> Requirements {
         Requirements {
-            purpose: Purpose {
+            purpose: BuildTarget {
                 distribution: "debian".to_owned(),
                 kernel: KERNEL.parse().expect("a kernel"),
                 architecture: "x86_64".to_owned(),
@@ -830,7 +836,7 @@ mod tests {
             .fetch_from(&host, SOURCE)
             .await
             .expect("taken");
-        let place: args::Place = "nvidia-current=/build/nvidia.ko".parse().expect("a place");
+        let place: args::TakenModule = "nvidia-current=/build/nvidia.ko".parse().expect("a place");
         put(&*host.files, &[place], &taken.modules).expect("written");
         assert_eq!(
             host.files.read("/build/nvidia.ko".into()).expect("read"),
@@ -885,8 +891,8 @@ mod tests {
         assert!(why(&[], SOURCE).await.contains("another `kfree`"));
     }
 
-    fn asked(sources: &[&str]) -> args::Take {
-        args::Take {
+    fn asked(sources: &[&str]) -> args::TakeArgs {
+        args::TakeArgs {
             driver: "535.261.03".parse().expect("a version"),
             kernel: KERNEL.parse().expect("a kernel"),
             flavour: Flavour::Proprietary,
@@ -1114,7 +1120,10 @@ mod tests {
             async fn get(&self, _: &str, _: u64) -> Result<Vec<u8>, HttpError> {
                 std::future::pending().await
             }
-            async fn ask(&self, _: &crate::host::Ask) -> Result<crate::host::Answer, HttpError> {
+            async fn ask(
+                &self,
+                _: &crate::host::HttpRequest,
+            ) -> Result<crate::host::HttpResponse, HttpError> {
                 std::future::pending().await
             }
         }

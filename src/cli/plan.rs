@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{
     Failure,
-    args::{self, Format},
+    args::{self, OutputFormat},
     prepare, print,
     world::World,
 };
@@ -14,7 +14,7 @@ use crate::{
     report::{document, human},
 };
 
-pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit, Failure> {
+pub(super) async fn run(world: &mut World<'_>, args: &args::PlanArgs) -> Result<Exit, Failure> {
     if let Some(system) = &args.trial.os {
         return super::trial::run(world, args, system);
     }
@@ -37,14 +37,14 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit
     let reasons = &target.resolution.reasons;
     let style = world.out_style().verbose(args.detail.verbose);
     match args.output.format {
-        Format::Json => {
+        OutputFormat::Json => {
             let mut document = json!(document::run(&report, Some(target.facts())));
             document["driver"] = json!(driver);
             document["reasons"] = json!(reasons);
             document["warnings"] = json!(target.resolution.warnings);
             print::json(&mut world.out, &document)?;
         }
-        Format::Human => print::show(&mut world.out, |to| {
+        OutputFormat::Human => print::show(&mut world.out, |to| {
             human::plan(to, &report, (driver, reasons), style)
         })?,
     }

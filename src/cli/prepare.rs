@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Failure, World, args, machine, matrix};
 use crate::{
-    change::{Applier, packages::Wanted},
+    change::{Applier, packages::WantedPackages},
     compat::matrix::Matrix,
     config::{
         desired::{ConditionWish, Guard, PackagePolicy},
@@ -65,8 +65,8 @@ pub(super) struct Target {
 /// # Errors
 /// When a relative path cannot be made absolute.
 pub(super) fn request(
-    target: &args::Target,
-    image: &args::Image,
+    target: &args::TargetArgs,
+    image: &args::ImageArgs,
     reboot: bool,
     lock_timeout: Option<Duration>,
 ) -> Result<Request, Failure> {
@@ -508,7 +508,7 @@ impl Target {
             .hiding(world.secrets.clone());
         let applier = applier.holding(engine::holds(&self.ground.host));
         tools_of(
-            applier.wanting(Wanted::of(desired)),
+            applier.wanting(WantedPackages::of(desired)),
             &self.ground.host,
             options,
             (events, cancel),

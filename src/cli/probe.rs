@@ -8,7 +8,7 @@ use camino::Utf8Path;
 
 use super::{
     Failure,
-    args::{Format, Output},
+    args::{OutputArgs, OutputFormat},
     machine, matrix, print,
     world::World,
 };
@@ -26,16 +26,16 @@ use crate::{
     },
     tools::{
         container_view,
-        probe::{LayerFault, Layers, ProbeDocument, ProbeLayer, count},
+        probe::{LayerFault, LayerResults, ProbeDocument, ProbeLayer, count},
         systemctl,
     },
 };
 
-pub(super) async fn run(world: &mut World<'_>, output: Output) -> Result<Exit, Failure> {
+pub(super) async fn run(world: &mut World<'_>, output: OutputArgs) -> Result<Exit, Failure> {
     let document = document(world).await?;
     match output.format {
-        Format::Json => print::json(&mut world.out, &document)?,
-        Format::Human => {
+        OutputFormat::Json => print::json(&mut world.out, &document)?,
+        OutputFormat::Human => {
             let style = world.out_style();
             print::show(&mut world.out, |to| human::probe(to, &document, style))?;
         }
@@ -75,7 +75,7 @@ pub(super) async fn document(world: &World<'_>) -> Result<ProbeDocument, Failure
         false => DevicesState::read(files, &state, true).await,
     }
     .map_err(unreadable)?;
-    let mut layers = Layers::default();
+    let mut layers = LayerResults::default();
     if in_container {
         container(&mut layers, &seen);
     } else {
@@ -108,7 +108,7 @@ fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> Failure 
 }
 
 /// From the bus to NVML, by the rules of `validation.devices`.
-fn bus(layers: &mut Layers, seen: &DevicesState, facts: &Facts) {
+fn bus(layers: &mut LayerResults, seen: &DevicesState, facts: &Facts) {
     let gpus = seen.gpus();
     let fault = if facts.gpus.is_empty() {
         let unread = facts.unknown.iter().find(|one| one.fact == "gpus");
@@ -143,7 +143,7 @@ fn bus(layers: &mut Layers, seen: &DevicesState, facts: &Facts) {
 }
 
 /// In a container: it sees another bus than its GPUs, and the module of the host.
-fn container(layers: &mut Layers, seen: &DevicesState) {
+fn container(layers: &mut LayerResults, seen: &DevicesState) {
     let why = "a container is judged by its device nodes";
     for layer in [
         ProbeLayer::Pci,
@@ -172,7 +172,7 @@ fn container(layers: &mut Layers, seen: &DevicesState) {
 
 /// Everything passes up to the first fault.
 fn below(
-    layers: &mut Layers,
+    layers: &mut LayerResults,
     passes: impl IntoIterator<Item = (ProbeLayer, String)>,
     fault: Option<LayerFault>,
 ) {
@@ -191,7 +191,7 @@ fn disagreement(differ: Disagreement) -> LayerFault {
 }
 
 /// The GPUs that the provider sells with this type, by the rule of `validation.devices`.
-fn instance_type(layers: &mut Layers, facts: &Facts, matrix: &Matrix) {
+fn instance_type(layers: &mut LayerResults, facts: &Facts, matrix: &Matrix) {
     let layer = ProbeLayer::InstanceType;
     match Promise::of(facts, matrix) {
         Err(why) => layers.skip(layer, why),

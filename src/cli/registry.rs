@@ -8,11 +8,11 @@ use camino::Utf8Path;
 use crate::{
     error::one_line,
     host::{
-        Answer, Ask, Cmd, Host, HttpError, Method, Persistence, Route, ask_again,
+        Cmd, Host, HttpError, HttpRequest, HttpResponse, Method, RetryLimit, Route, ask_again,
         trusted::unusable_secret,
     },
     model::secret::Secret,
-    tools::oci::{self, Address, Challenge, File, Layer, Login, challenge},
+    tools::oci::{self, Address, ArtifactLayer, Challenge, File, Login, challenge},
 };
 
 /// The bytes that a manifest, a token and an error may have.
@@ -44,7 +44,7 @@ fn silence(error: HttpError) -> String {
 }
 
 /// Why an answer is none that was hoped for.
-fn refused(answer: &Answer) -> String {
+fn refused(answer: &HttpResponse) -> String {
     let word = oci::refusal(&answer.body);
     let word = word.map(|word| format!(" ({word})")).unwrap_or_default();
     format!("the registry answered {}{word}", answer.status)
@@ -72,7 +72,7 @@ impl<'h> Registry<'h> {
     }
 
     /// Returns the files of a tag; `None` if the registry does not have it.
-    pub(super) async fn layers(&mut self, tag: &str) -> Result<Option<Vec<Layer>>, String> {
+    pub(super) async fn layers(&mut self, tag: &str) -> Result<Option<Vec<ArtifactLayer>>, String> {
         let url = self.address.at(&format!("manifests/{tag}"));
         let what = format!("get `{url}`");
         let failed = |why: String| format!("{what}: {why}");
@@ -88,7 +88,11 @@ impl<'h> Registry<'h> {
     }
 
     /// Brings a file.
-    pub(super) async fn blob(&mut self, layer: &Layer, limit: u64) -> Result<Vec<u8>, String> {
+    pub(super) async fn blob(
+        &mut self,
+        layer: &ArtifactLayer,
+        limit: u64,
+    ) -> Result<Vec<u8>, String> {
         if !layer.is_known() {
             return Err("its digest is not one of SHA-256".to_owned());
         }
@@ -109,7 +113,7 @@ impl<'h> Registry<'h> {
                     place.ok_or_else(|| failed("it is at an address without HTTPS".to_owned()))?;
                 let got = self.send_as(None, &Method::Get, &place, Vec::new(), layer.size);
                 match got.await.map_err(failed)? {
-                    Answer {
+                    HttpResponse {
                         status: 200, body, ..
                     } => body,
                     other => return Err(failed(refused(&other))),
@@ -176,7 +180,7 @@ impl<'h> Registry<'h> {
         url: &str,
         headers: Vec<(&'static str, Secret)>,
         limit: u64,
-    ) -> Result<Answer, String> {
+    ) -> Result<HttpResponse, String> {
         // A refusal may be larger than the file.
         let limit = limit.max(SMALL);
         let answer = self.send(&method, url, headers.clone(), limit).await?;
@@ -197,7 +201,7 @@ impl<'h> Registry<'h> {
         url: &str,
         headers: Vec<(&'static str, Secret)>,
         limit: u64,
-    ) -> Result<Answer, String> {
+    ) -> Result<HttpResponse, String> {
         let authorization = self.authorization.clone();
         (self.send_as(authorization, method, url, headers, limit)).await
     }
@@ -209,9 +213,9 @@ impl<'h> Registry<'h> {
         url: &str,
         mut headers: Vec<(&'static str, Secret)>,
         limit: u64,
-    ) -> Result<Answer, String> {
+    ) -> Result<HttpResponse, String> {
         headers.extend(authorization.map(|value| ("authorization", value)));
-        let request = Ask {
+        let request = HttpRequest {
             method: method.clone(),
             route: Route::Proxied,
             url: url.to_owned(),
@@ -219,7 +223,7 @@ impl<'h> Registry<'h> {
             within: self.within,
             limit,
         };
-        let persistence = Persistence {
+        let persistence = RetryLimit {
             until: self.until,
             silences: SILENCES,
         };
@@ -235,7 +239,7 @@ impl<'h> Registry<'h> {
         )
     }
 
-    async fn log_in(&mut self, refused: &Answer) -> Result<(), String> {
+    async fn log_in(&mut self, refused: &HttpResponse) -> Result<(), String> {
         let login = self.login().await?;
         let scope = format!("repository:{}:pull,push", self.address.repository);
         let scope = self.writes.then_some(&*scope);
@@ -322,8 +326,12 @@ pub(super) mod fake {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn answer(status: u16, body: impl Into<Vec<u8>>, header: Option<(&str, String)>) -> Answer {
-        Answer {
+    fn answer(
+        status: u16,
+        body: impl Into<Vec<u8>>,
+        header: Option<(&str, String)>,
+    ) -> HttpResponse {
+        HttpResponse {
             status,
             body: body.into(),
             headers: header
@@ -334,7 +342,7 @@ pub(super) mod fake {
     }
 
     impl FakeRegistry {
-        fn answer(&self, request: &Ask) -> Answer {
+        fn answer(&self, request: &HttpRequest) -> HttpResponse {
             let login = (request.headers.iter())
                 .find(|(name, _)| *name == "authorization")
                 .map(|(_, value)| value.expose());
@@ -423,7 +431,7 @@ pub(super) mod fake {
             unreachable!("it logs `{url}`")
         }
 
-        async fn ask(&self, request: &Ask) -> Result<Answer, HttpError> {
+        async fn ask(&self, request: &HttpRequest) -> Result<HttpResponse, HttpError> {
             Ok(self.answer(request))
         }
     }

@@ -22,7 +22,7 @@ pub(super) fn boot_id(world: &World<'_>) -> Result<Option<String>, Failure> {
 }
 
 /// Prints where the time of the last installation went.
-fn show_timing(world: &mut World<'_>, args: &args::Status) -> Result<(), Failure> {
+fn show_timing(world: &mut World<'_>, args: &args::StatusArgs) -> Result<(), Failure> {
     let Some(timing) = engine::last_timing(&world.host)? else {
         return Err(Failure::new(
             Exit::Usage,
@@ -34,16 +34,16 @@ fn show_timing(world: &mut World<'_>, args: &args::Status) -> Result<(), Failure
     let style = world.out_style();
     match (args.timeline, args.output.format) {
         (true, _) => print::show(&mut world.out, |to| report::timing::svg(to, &timing)),
-        (false, args::Format::Json) => {
+        (false, args::OutputFormat::Json) => {
             print::json(&mut world.out, &report::document::timing(&timing))
         }
-        (false, args::Format::Human) => print::show(&mut world.out, |to| {
+        (false, args::OutputFormat::Human) => print::show(&mut world.out, |to| {
             report::timing::table(to, &timing, style)
         }),
     }
 }
 
-pub(super) async fn run(world: &mut World<'_>, args: &args::Status) -> Result<Exit, Failure> {
+pub(super) async fn run(world: &mut World<'_>, args: &args::StatusArgs) -> Result<Exit, Failure> {
     let boot = boot_id(world)?;
     let ended = match args.wait {
         None => Ok(Exit::Ok),
@@ -57,8 +57,10 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Status) -> Result<Ex
     let status = engine::status(&world.host, boot.as_deref())?;
     let style = world.out_style();
     match args.output.format {
-        args::Format::Json => print::json(&mut world.out, &report::document::status(&status))?,
-        args::Format::Human => {
+        args::OutputFormat::Json => {
+            print::json(&mut world.out, &report::document::status(&status))?
+        }
+        args::OutputFormat::Human => {
             print::show(&mut world.out, |to| {
                 report::status::write(to, &status, style)
             })?;

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{
     Failure,
-    args::{self, Format},
+    args::{self, OutputFormat},
     compat, machine, matrix, prepare, print,
     world::World,
 };
@@ -41,7 +41,11 @@ const USUAL_ARCH: &str = "x86_64";
 /// What reading a file of that machine would answer.
 const NO_MACHINE: &str = "no machine was looked at";
 
-pub(super) fn run(world: &mut World<'_>, args: &args::Plan, system: &str) -> Result<Exit, Failure> {
+pub(super) fn run(
+    world: &mut World<'_>,
+    args: &args::PlanArgs,
+    system: &str,
+) -> Result<Exit, Failure> {
     let matrix = matrix(world)?;
     let os = compat::os_named(system)?;
     let machines = machines(&matrix, &args.trial, &os)?;
@@ -65,10 +69,10 @@ pub(super) fn run(world: &mut World<'_>, args: &args::Plan, system: &str) -> Res
     }
     let (machine, resolution) = alike(tried, &args.trial)?;
     prepare::warn(world, &resolution.warnings);
-    let document = Document::of(&machine, &resolution, &args.trial);
+    let document = TrialDocument::of(&machine, &resolution, &args.trial);
     match args.output.format {
-        Format::Json => print::json(&mut world.out, &document)?,
-        Format::Human => print::text(&mut world.out, &document.human())?,
+        OutputFormat::Json => print::json(&mut world.out, &document)?,
+        OutputFormat::Human => print::text(&mut world.out, &document.human())?,
     }
     Ok(Exit::Ok)
 }
@@ -93,21 +97,25 @@ pub(super) fn with_settings(text: &str) -> Host {
 
 /// A machine of which only the system is known.
 pub(super) fn without_gpu(matrix: &Matrix, os: &Os) -> Facts {
-    facts(matrix, os, USUAL_ARCH, &args::Trial::default(), None)
+    facts(matrix, os, USUAL_ARCH, &args::TrialArgs::default(), None)
 }
 
 /// A machine that is tried.
-struct Machine {
+struct TrialMachine {
     /// For people: `p5.48xlarge (8 × H100 SXM5 80GB)`; `None` for one without a GPU.
     label: Option<String>,
     facts: Facts,
 }
 
 /// The machines that were named: several where the name of the GPU has several meanings.
-fn machines(matrix: &Matrix, asked: &args::Trial, os: &Os) -> Result<Vec<Machine>, Failure> {
+fn machines(
+    matrix: &Matrix,
+    asked: &args::TrialArgs,
+    os: &Os,
+) -> Result<Vec<TrialMachine>, Failure> {
     let Some(name) = &asked.gpu else {
         let arch = arch(asked, None)?;
-        return Ok(vec![Machine {
+        return Ok(vec![TrialMachine {
             label: None,
             facts: facts(matrix, os, arch, asked, None),
         }]);
@@ -120,7 +128,7 @@ fn machines(matrix: &Matrix, asked: &args::Trial, os: &Os) -> Result<Vec<Machine
     })?;
     let machine = |meaning: Meaning<'_>| {
         let arch = arch(asked, meaning.instance)?;
-        Ok(Machine {
+        Ok(TrialMachine {
             facts: facts(matrix, os, arch, asked, Some(&meaning)),
             label: Some(meaning.label),
         })
@@ -128,7 +136,7 @@ fn machines(matrix: &Matrix, asked: &args::Trial, os: &Os) -> Result<Vec<Machine
     meanings.into_iter().map(machine).collect()
 }
 
-fn arch<'a>(asked: &'a args::Trial, row: Option<&'a InstanceType>) -> Result<&'a str, Failure> {
+fn arch<'a>(asked: &'a args::TrialArgs, row: Option<&'a InstanceType>) -> Result<&'a str, Failure> {
     match (asked.arch.as_deref(), row) {
         (Some(arch), Some(row)) if arch != row.arch => Err(Failure::new(
             Exit::Usage,
@@ -147,7 +155,7 @@ fn facts(
     matrix: &Matrix,
     os: &Os,
     arch: &str,
-    asked: &args::Trial,
+    asked: &args::TrialArgs,
     meant: Option<&Meaning<'_>>,
 ) -> Facts {
     let nothing = Tree::new(NO_MACHINE).host();
@@ -201,10 +209,10 @@ fn gpu_fact(matrix: &Matrix, gpu: &GpuIdentity, at: u8) -> GpuFact {
 
 /// The one answer for all machines that a name can mean.
 fn alike(
-    tried: Vec<(Machine, Result<Resolution, ResolveError>)>,
-    asked: &args::Trial,
-) -> Result<(Machine, Resolution), Failure> {
-    let mut answers: Vec<(Machine, Resolution)> = Vec::new();
+    tried: Vec<(TrialMachine, Result<Resolution, ResolveError>)>,
+    asked: &args::TrialArgs,
+) -> Result<(TrialMachine, Resolution), Failure> {
+    let mut answers: Vec<(TrialMachine, Resolution)> = Vec::new();
     let mut refused = Vec::new();
     for (machine, found) in tried {
         match found {
@@ -293,13 +301,13 @@ fn title(driver: &DriverWish) -> String {
 /// The answer. Its keys are a contract: they are added, never removed.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Document<'r> {
+struct TrialDocument<'r> {
     schema: u32,
     tool: Tool,
-    machine: Tried<'r>,
-    driver: Option<Driver<'r>>,
+    machine: TriedMachine<'r>,
+    driver: Option<TrialDriver<'r>>,
     repositories: Vec<&'r str>,
-    packages: Vec<Group<'r>>,
+    packages: Vec<PackageGroup<'r>>,
     join: Option<&'r str>,
     reasons: &'r [String],
     warnings: &'r [String],
@@ -308,7 +316,7 @@ struct Document<'r> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Tried<'r> {
+struct TriedMachine<'r> {
     os: String,
     arch: Option<&'r str>,
     kernel: Option<String>,
@@ -319,39 +327,39 @@ struct Tried<'r> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Driver<'r> {
+struct TrialDriver<'r> {
     branch: Branch,
     version: Option<String>,
     flavour: String,
     source: &'r str,
     reasons: &'r [String],
     /// The ways to the modules, preferred first: which one is open is known only on the machine.
-    ways: Vec<Way>,
+    ways: Vec<TrialWay>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Way {
+struct TrialWay {
     compiled: bool,
     packages: Vec<PackageWish>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Group<'r> {
+struct PackageGroup<'r> {
     r#for: &'r str,
     packages: &'r [PackageWish],
 }
 
-impl<'r> Document<'r> {
-    fn of(machine: &'r Machine, resolution: &'r Resolution, asked: &args::Trial) -> Self {
+impl<'r> TrialDocument<'r> {
+    fn of(machine: &'r TrialMachine, resolution: &'r Resolution, asked: &args::TrialArgs) -> Self {
         let (facts, desired) = (&machine.facts, &resolution.desired);
         let os = facts.os.as_ref();
         let version = os.and_then(|os| os.version_id.as_deref()).unwrap_or("");
         Self {
             schema: SCHEMA,
             tool: TOOL,
-            machine: Tried {
+            machine: TriedMachine {
                 os: format!("{} {version}", os.map_or("", |os| os.id.as_str())),
                 arch: facts.kernel.arch.as_deref(),
                 kernel: facts.kernel.running.as_ref().map(ToString::to_string),
@@ -361,7 +369,7 @@ impl<'r> Document<'r> {
             },
             driver: (desired.driver.as_ref()).map(|driver| {
                 let kernels = facts.kernel.running.as_slice();
-                Driver::of(driver, desired.kernel.as_ref(), kernels)
+                TrialDriver::of(driver, desired.kernel.as_ref(), kernels)
             }),
             repositories: (desired.repositories.iter())
                 .map(|repository| repository.name.as_str())
@@ -428,12 +436,12 @@ impl<'r> Document<'r> {
     }
 }
 
-impl<'r> Driver<'r> {
+impl<'r> TrialDriver<'r> {
     fn of(driver: &'r DriverWish, kernel: Option<&KernelWish>, kernels: &[KernelVersion]) -> Self {
         let way = |wish: &KernelWish, way: &ModuleWay| {
             let templates: Vec<PackageWish> =
                 way.packages.iter().chain(&way.headers).cloned().collect();
-            Way {
+            TrialWay {
                 compiled: way.dkms.is_some(),
                 packages: match kernels {
                     [] => templates.iter().map(kernel::for_any_kernel).collect(),
@@ -455,7 +463,7 @@ impl<'r> Driver<'r> {
 }
 
 /// The packages beside those of the driver, which its ways name.
-fn groups(desired: &Desired) -> Vec<Group<'_>> {
+fn groups(desired: &Desired) -> Vec<PackageGroup<'_>> {
     let named = |(purpose, packages)| {
         let r#for = match purpose {
             Purpose::Headers | Purpose::Driver => return None,
@@ -464,7 +472,7 @@ fn groups(desired: &Desired) -> Vec<Group<'_>> {
             Purpose::Cluster => "cluster",
             Purpose::Holds => "holds",
         };
-        Some(Group { r#for, packages })
+        Some(PackageGroup { r#for, packages })
     };
     desired
         .package_groups()
@@ -481,7 +489,7 @@ fn shown(wish: &PackageWish) -> String {
 }
 
 /// What only the machine could tell.
-fn unknown(facts: &Facts, asked: &args::Trial) -> Vec<Unknown> {
+fn unknown(facts: &Facts, asked: &args::TrialArgs) -> Vec<Unknown> {
     let mut all = Vec::new();
     let mut add = |fact: &str, why: &str| {
         all.push(Unknown {

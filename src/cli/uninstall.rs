@@ -6,7 +6,10 @@ use crate::{
     engine, event::StepTitle, exit::Exit, facts::gather, journal::Request, model::findings, steps,
 };
 
-pub(super) async fn run(world: &mut World<'_>, args: &args::Uninstall) -> Result<Exit, Failure> {
+pub(super) async fn run(
+    world: &mut World<'_>,
+    args: &args::UninstallArgs,
+) -> Result<Exit, Failure> {
     prepare::root(world, "uninstall")?;
     let facts = gather(world.host.reader(), None, machine::scope(None));
     let cancel = install::cancel()?;

@@ -145,7 +145,7 @@ fn without_node_config(text: &str) -> String {
     parts.join(PART)
 }
 
-pub(super) fn run(world: &mut World<'_>, args: &args::UserData) -> Result<Exit, Failure> {
+pub(super) fn run(world: &mut World<'_>, args: &args::UserDataArgs) -> Result<Exit, Failure> {
     let form = form(args.form);
     let mut text = match args.form {
         UserDataForm::EksNodeGroup => without_node_config(form.text),

@@ -127,7 +127,7 @@ fn describe(board: &Board<'_>) -> String {
 }
 
 /// What a step gives up, for people, and how.
-type Step<'a> = (&'static str, &'a dyn Fn(&mut Wish));
+type Concession<'a> = (&'static str, &'a dyn Fn(&mut Wish));
 
 /// Relaxes the wish in steps until a driver fits.
 fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Option<Box<Pick>>) {
@@ -137,7 +137,7 @@ fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Op
     }
     // Each step gives up one thing more than the one before; at "on another kernel" CUDA and cuDNN are back.
     let mut relaxed = wish.clone();
-    let steps: [Step<'_>; 8] = [
+    let steps: [Concession<'_>; 8] = [
         ("with another version of the branch", &|one| {
             one.version = None;
         }),

@@ -87,7 +87,7 @@ pub struct Way {
 
 /// What the answer depends on.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Question {
+pub struct KernelQuestion {
     /// The kernels of the machine.
     pub kernels: Kernels,
     /// Which kernels may be installed.
@@ -98,9 +98,9 @@ pub struct Question {
     pub ways: Vec<Way>,
 }
 
-/// The answer. `way` is an index into [`Question::ways`].
+/// The answer. `way` is an index into [`KernelQuestion::ways`].
 #[derive(Debug, Clone, PartialEq)]
-pub enum Answer {
+pub enum KernelAnswer {
     /// No kernel of the machine is known.
     Unknown,
     /// The kernels of the machine can have a module.
@@ -139,7 +139,7 @@ pub struct Refused {
     pub closed: Vec<String>,
 }
 
-impl Answer {
+impl KernelAnswer {
     /// How often the machine reboots for it.
     #[must_use]
     pub const fn reboots(&self, image: bool) -> u32 {
@@ -150,26 +150,26 @@ impl Answer {
     }
 }
 
-impl Question {
+impl KernelQuestion {
     /// Answers it, in this order: a packaged module for exactly the kernels of the machine, or for
     /// the one that is installed and boots next; a kernel of the same series with a packaged module;
     /// the same two for a module that is compiled here; a kernel of another series. The last and
     /// every kernel that is to be installed need consent.
     #[must_use]
-    pub fn answer(&self) -> Answer {
+    pub fn answer(&self) -> KernelAnswer {
         if self.kernels.needed().is_empty() {
-            return Answer::Unknown;
+            return KernelAnswer::Unknown;
         }
         // What is there stays: another way that opens later is no reason to change a node.
         let complete = |way: &Way| way.complete;
         if let Some(way) = self.ways.iter().position(complete) {
-            return Answer::Here { way };
+            return KernelAnswer::Here { way };
         }
         self.found(self.consent, false)
-            .unwrap_or_else(|| Answer::Refused(self.refused()))
+            .unwrap_or_else(|| KernelAnswer::Refused(self.refused()))
     }
 
-    fn found(&self, consent: Consent, also_closed: bool) -> Option<Answer> {
+    fn found(&self, consent: Consent, also_closed: bool) -> Option<KernelAnswer> {
         let open = || {
             let begun = (self.ways.iter().enumerate()).filter(|(_, way)| way.begun);
             let others = (self.ways.iter().enumerate()).filter(|(_, way)| !way.begun);
@@ -181,8 +181,9 @@ impl Question {
             self.here(at, way).or_else(installed)
         });
         // Where it is not known which kernel boots next, a reboot may change nothing.
-        let is_guess =
-            |answer: &Answer| matches!(answer, Answer::Boot { .. }) && self.kernels.next.is_none();
+        let is_guess = |answer: &KernelAnswer| {
+            matches!(answer, KernelAnswer::Boot { .. }) && self.kernels.next.is_none()
+        };
         let without_another_series = match without_another_series {
             Some(guess) if is_guess(&guess) => open()
                 .filter_map(|(at, way)| self.here(at, way))
@@ -197,10 +198,10 @@ impl Question {
         without_another_series.or_else(another_series)
     }
 
-    fn here(&self, at: usize, way: &Way) -> Option<Answer> {
+    fn here(&self, at: usize, way: &Way) -> Option<KernelAnswer> {
         let needed = self.kernels.needed();
         if needed.iter().all(|kernel| way.kernels.contains(kernel)) {
-            return Some(Answer::Here { way: at });
+            return Some(KernelAnswer::Here { way: at });
         }
         // A boot loader whose choice is not known starts the newest kernel as a rule.
         let unknown = self.kernels.next.is_none();
@@ -210,7 +211,7 @@ impl Question {
             .filter(|kernel| running.and_then(|one| one.flavour()) == kernel.flavour())
             .max();
         let next = (newest.or(needed.last())).filter(|next| way.kernels.contains(next))?;
-        Some(Answer::Boot {
+        Some(KernelAnswer::Boot {
             way: at,
             kernel: next.clone(),
         })
@@ -218,7 +219,7 @@ impl Question {
 
     /// The newest kernel of the same flavour that can be installed, has a module, and is started by
     /// the boot loader because it is newer than all that are installed.
-    fn installed(&self, at: usize, way: &Way, other_series: bool) -> Option<Answer> {
+    fn installed(&self, at: usize, way: &Way, other_series: bool) -> Option<KernelAnswer> {
         let base = self.kernels.base()?;
         let is_passed_over =
             |there: &KernelVersion| there.flavour() == base.flavour() && *there > base;
@@ -235,7 +236,7 @@ impl Question {
             .filter(|kernel| (kernel.series() == base.series()) != other_series)
             .filter(newer)
             .max()?;
-        Some(Answer::Install {
+        Some(KernelAnswer::Install {
             way: at,
             kernel: kernel.clone(),
             other_series,
@@ -251,13 +252,15 @@ impl Question {
             .into_iter()
             .filter(|consent| *consent > self.consent)
             .find_map(|consent| match self.found(consent, false)? {
-                Answer::Install { kernel, .. } => Some((consent, kernel)),
+                KernelAnswer::Install { kernel, .. } => Some((consent, kernel)),
                 _ => None,
             });
         let closed = match self.found(self.consent, true) {
-            Some(Answer::Here { way } | Answer::Boot { way, .. } | Answer::Install { way, .. }) => {
-                self.ways[way].closed.iter().cloned().collect()
-            }
+            Some(
+                KernelAnswer::Here { way }
+                | KernelAnswer::Boot { way, .. }
+                | KernelAnswer::Install { way, .. },
+            ) => self.ways[way].closed.iter().cloned().collect(),
             _ => Vec::new(),
         };
         Refused {
@@ -290,9 +293,9 @@ mod tests {
 
     /// A machine that runs one kernel and boots another, in an archive with modules and headers for
     /// some kernels, all of which can be installed.
-    fn question(running: &str, next: &str, packaged: &[&str], headers: &[&str]) -> Question {
+    fn question(running: &str, next: &str, packaged: &[&str], headers: &[&str]) -> KernelQuestion {
         let both = [version(running), version(next)];
-        Question {
+        KernelQuestion {
             kernels: Kernels {
                 running: Some(both[0].clone()),
                 next: Some(both[1].clone()),
@@ -311,13 +314,13 @@ mod tests {
     const PACKAGED: usize = 0;
     const COMPILED: usize = 1;
 
-    fn boot(kernel: &str, way: usize) -> Answer {
+    fn boot(kernel: &str, way: usize) -> KernelAnswer {
         let kernel = version(kernel);
-        Answer::Boot { way, kernel }
+        KernelAnswer::Boot { way, kernel }
     }
 
-    fn install(kernel: &str, way: usize) -> Answer {
-        Answer::Install {
+    fn install(kernel: &str, way: usize) -> KernelAnswer {
+        KernelAnswer::Install {
             way,
             kernel: version(kernel),
             other_series: false,
@@ -325,9 +328,9 @@ mod tests {
     }
 
     /// Which consent would give which kernel; the question is refused.
-    fn missing(question: &Question) -> Option<(Consent, String)> {
+    fn missing(question: &KernelQuestion) -> Option<(Consent, String)> {
         match question.answer() {
-            Answer::Refused(Refused { with, .. }) => {
+            KernelAnswer::Refused(Refused { with, .. }) => {
                 with.map(|(consent, kernel)| (consent, kernel.to_string()))
             }
             other => panic!("{other:?}"),
@@ -352,11 +355,11 @@ mod tests {
         };
         assert_eq!(
             answer(LAST, LAST, &[LAST, NEW, ROLLING], &[LAST]),
-            Answer::Here { way: PACKAGED }
+            KernelAnswer::Here { way: PACKAGED }
         );
         assert_eq!(
             answer(OLD, NEW, &[OLD, NEW], &[]),
-            Answer::Here { way: PACKAGED }
+            KernelAnswer::Here { way: PACKAGED }
         );
         assert_eq!(answer(OLD, NEW, &[NEW], &[OLD, NEW]), boot(NEW, PACKAGED));
         assert_eq!(
@@ -365,14 +368,14 @@ mod tests {
         );
         assert_eq!(
             answer(OLD, OLD, &[ROLLING], &[OLD, ROLLING]),
-            Answer::Here { way: COMPILED }
+            KernelAnswer::Here { way: COMPILED }
         );
         assert_eq!(answer(OLD, NEW, &[ROLLING], &[NEW]), boot(NEW, COMPILED));
         assert_eq!(answer(OLD, OLD, &[ROLLING], &[NEW]), install(NEW, COMPILED));
         // The kernel is newer than all modules.
         assert_eq!(
             answer(NEW, NEW, &[LAST], &[NEW]),
-            Answer::Here { way: COMPILED }
+            KernelAnswer::Here { way: COMPILED }
         );
         assert_eq!(missing(&question(NEW, NEW, &with(&[LAST]), &[])), None);
         assert_eq!(
@@ -384,7 +387,7 @@ mod tests {
     #[test]
     fn another_kernel_costs_a_reboot_but_not_in_an_image() {
         for (answer, reboots) in [
-            (Answer::Here { way: COMPILED }, 0),
+            (KernelAnswer::Here { way: COMPILED }, 0),
             (boot(NEW, PACKAGED), 1),
             (install(NEW, PACKAGED), 1),
         ] {
@@ -396,7 +399,7 @@ mod tests {
     #[test]
     fn a_boot_loader_that_passes_over_a_newer_kernel_gets_no_further_one() {
         let mut asked = question(OLD, OLD, &[NEW], &[]);
-        assert!(matches!(asked.answer(), Answer::Install { .. }));
+        assert!(matches!(asked.answer(), KernelAnswer::Install { .. }));
         asked.kernels.installed.push(version(LAST));
         assert_eq!(missing(&asked), None);
     }
@@ -406,7 +409,7 @@ mod tests {
         let mut asked = question(OLD, NEW, &[NEW], &[OLD, NEW]);
         assert_eq!(asked.answer(), boot(NEW, PACKAGED));
         asked.kernels.next = None;
-        assert_eq!(asked.answer(), Answer::Here { way: COMPILED });
+        assert_eq!(asked.answer(), KernelAnswer::Here { way: COMPILED });
     }
 
     #[test]
@@ -432,7 +435,7 @@ mod tests {
         let way = PACKAGED;
         assert_eq!(
             another.answer(),
-            Answer::Install {
+            KernelAnswer::Install {
                 way,
                 kernel,
                 other_series
@@ -463,9 +466,9 @@ mod tests {
     #[test]
     fn a_closed_way_is_not_taken_and_is_named() {
         let mut asked = question(OLD, OLD, &[], &[OLD]);
-        assert_eq!(asked.answer(), Answer::Here { way: COMPILED });
+        assert_eq!(asked.answer(), KernelAnswer::Here { way: COMPILED });
         asked.ways[1].closed = Some("Secure Boot is on".to_owned());
-        let Answer::Refused(refused) = asked.answer() else {
+        let KernelAnswer::Refused(refused) = asked.answer() else {
             panic!("the way is closed");
         };
         assert_eq!(refused.closed, ["Secure Boot is on"]);
@@ -476,11 +479,11 @@ mod tests {
     fn what_is_complete_stays() {
         let mut asked = question(LAST, LAST, &[LAST, NEW], &[LAST]);
         asked.ways[1].complete = true;
-        assert_eq!(asked.answer(), Answer::Here { way: COMPILED });
+        assert_eq!(asked.answer(), KernelAnswer::Here { way: COMPILED });
         // A kernel that comes later gets its module in the same way.
         let mut later = question(LAST, NEW, &[LAST, NEW], &[LAST, NEW]);
         later.ways[1].begun = true;
-        assert_eq!(later.answer(), Answer::Here { way: COMPILED });
+        assert_eq!(later.answer(), KernelAnswer::Here { way: COMPILED });
     }
 
     #[test]
@@ -488,6 +491,6 @@ mod tests {
         let mut asked = question("6.12.1-host", OLD, &[NEW], &[]);
         asked.kernels.image = true;
         assert_eq!(asked.answer(), install(NEW, PACKAGED));
-        assert_eq!(Question::default().answer(), Answer::Unknown);
+        assert_eq!(KernelQuestion::default().answer(), KernelAnswer::Unknown);
     }
 }

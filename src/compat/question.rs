@@ -27,7 +27,7 @@ pub struct Question {
     /// What a GPU is called, its PCI id, or an instance type.
     pub gpu: Option<String>,
     /// A machine, whose GPUs are served together.
-    pub machine: Option<Machine>,
+    pub machine: Option<MachineGpus>,
     /// The CUDA version that containers bring.
     pub cuda: Option<CudaVersion>,
     /// The cuDNN that containers bring.
@@ -38,7 +38,7 @@ pub struct Question {
 
 /// The bus of a machine.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Machine {
+pub struct MachineGpus {
     pub gpus: Vec<GpuIdentity>,
     /// Whether it has an `NVSwitch`.
     pub nvswitch: bool,

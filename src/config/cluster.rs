@@ -47,7 +47,7 @@ const STARTUP_TAINT: &str =
 /// What the file of the community's packages says.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct Packages {
+struct CommunityPackages {
     fingerprints: Vec<Fingerprint>,
     packages: Vec<String>,
     source: String,
@@ -63,7 +63,7 @@ struct PackagesRow {
     suites: Vec<String>,
 }
 
-static KUBERNETES: LazyLock<Packages> = LazyLock::new(|| {
+static KUBERNETES: LazyLock<CommunityPackages> = LazyLock::new(|| {
     #[expect(clippy::expect_used, reason = "a test reads the file that is built in")]
     built_in("kubernetes").expect("kubernetes.toml")
 });

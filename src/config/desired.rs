@@ -30,7 +30,7 @@ pub struct Desired {
     /// GPUs that the instances of the image will have.
     pub assume_gpus: Vec<PciId>,
     /// What must hold before anything is changed.
-    pub preflight: Preflight,
+    pub preflight: PreflightLimits,
     /// How packages are installed.
     pub packages: PackagePolicy,
     /// Repositories to add: other vendors', and further components of the distribution's own archive.
@@ -164,7 +164,7 @@ impl Desired {
 /// Preconditions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct Preflight {
+pub struct PreflightLimits {
     /// Free bytes wanted on `/`.
     pub min_free_root_bytes: u64,
     /// Free bytes wanted on `/boot`.

@@ -21,13 +21,13 @@ use crate::{
 
 /// A part of the tree of keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Node {
+pub enum KeyNode {
     /// A key with a value.
     Leaf(Secrecy),
     /// A table with these keys.
-    Table(BTreeMap<String, Node>),
+    Table(BTreeMap<String, KeyNode>),
     /// A table whose keys are names that the administrator chooses.
-    Map(Box<Node>),
+    Map(Box<KeyNode>),
 }
 
 /// What of a key's value is secret.
@@ -47,7 +47,7 @@ pub enum Secrecy {
 pub const ANY: &str = "NAME";
 
 /// The tree of all keys: that of the schema of the configuration.
-pub static TREE: LazyLock<Node> = LazyLock::new(|| {
+pub static TREE: LazyLock<KeyNode> = LazyLock::new(|| {
     let settings = SchemaSettings::draft2020_12().with(|settings| {
         settings.inline_subschemas = true;
     });
@@ -55,19 +55,19 @@ pub static TREE: LazyLock<Node> = LazyLock::new(|| {
     node(schema.as_value())
 });
 
-fn node(schema: &Value) -> Node {
+fn node(schema: &Value) -> KeyNode {
     if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
         let children = properties.iter();
-        return Node::Table(
+        return KeyNode::Table(
             children
                 .map(|(name, child)| (name.clone(), node(child)))
                 .collect(),
         );
     }
     if let Some(child @ Value::Object(_)) = schema.get("additionalProperties") {
-        return Node::Map(Box::new(node(child)));
+        return KeyNode::Map(Box::new(node(child)));
     }
-    Node::Leaf(match schema.get(SECRET).and_then(Value::as_str) {
+    KeyNode::Leaf(match schema.get(SECRET).and_then(Value::as_str) {
         None => Secrecy::Open,
         Some(LOGIN) => Secrecy::Login,
         Some(PLACE) => Secrecy::Place,
@@ -83,15 +83,15 @@ pub fn all() -> Vec<String> {
     found
 }
 
-fn collect(node: &Node, prefix: &str, found: &mut Vec<String>) {
+fn collect(node: &KeyNode, prefix: &str, found: &mut Vec<String>) {
     match node {
-        Node::Leaf(_) => found.push(prefix.to_owned()),
-        Node::Table(children) => {
+        KeyNode::Leaf(_) => found.push(prefix.to_owned()),
+        KeyNode::Table(children) => {
             for (name, child) in children {
                 collect(child, &join(prefix, name), found);
             }
         }
-        Node::Map(child) => collect(child, &join(prefix, ANY), found),
+        KeyNode::Map(child) => collect(child, &join(prefix, ANY), found),
     }
 }
 
@@ -102,17 +102,19 @@ pub fn secrecy(path: &[String]) -> Secrecy {
     let mut node = Some(&*TREE);
     for part in path {
         node = match node {
-            Some(Node::Table(children)) => children.get(part),
-            Some(Node::Map(child)) => Some(child),
-            Some(Node::Leaf(_)) | None => None,
+            Some(KeyNode::Table(children)) => children.get(part),
+            Some(KeyNode::Map(child)) => Some(child),
+            Some(KeyNode::Leaf(_)) | None => None,
         };
     }
     let named = |parts: &[String]| parts.iter().any(|part| secret::is_secret_name(part));
     match node {
-        Some(Node::Leaf(Secrecy::Open)) if !named(&path[path.len().saturating_sub(1)..]) => {
+        Some(KeyNode::Leaf(Secrecy::Open)) if !named(&path[path.len().saturating_sub(1)..]) => {
             Secrecy::Open
         }
-        Some(Node::Leaf(secrecy @ (Secrecy::Login | Secrecy::Place | Secrecy::Whole))) => *secrecy,
+        Some(KeyNode::Leaf(secrecy @ (Secrecy::Login | Secrecy::Place | Secrecy::Whole))) => {
+            *secrecy
+        }
         _ if named(path) => Secrecy::Whole,
         _ => Secrecy::Open,
     }
@@ -142,7 +144,11 @@ pub fn join(prefix: &str, name: &str) -> String {
 
 /// The key that was probably meant: a similar one in the same table, or the same name in another.
 #[must_use]
-pub fn suggestion(siblings: &BTreeMap<String, Node>, prefix: &str, name: &str) -> Option<String> {
+pub fn suggestion(
+    siblings: &BTreeMap<String, KeyNode>,
+    prefix: &str,
+    name: &str,
+) -> Option<String> {
     if let Some(sibling) = nearest(name, siblings.keys().map(String::as_str)) {
         return Some(join(prefix, sibling));
     }
@@ -155,7 +161,7 @@ pub fn suggestion(siblings: &BTreeMap<String, Node>, prefix: &str, name: &str) -
 
 #[cfg(test)]
 mod tests {
-    use super::{Node, Secrecy, TREE, all, secrecy, secret, suggestion};
+    use super::{KeyNode, Secrecy, TREE, all, secrecy, secret, suggestion};
 
     #[test]
     fn the_tree_has_the_keys_of_the_types() {
@@ -203,7 +209,7 @@ mod tests {
 
     #[test]
     fn keys_are_suggested_nearby_and_elsewhere() {
-        let Node::Table(top) = &*TREE else {
+        let KeyNode::Table(top) = &*TREE else {
             panic!("the root is a table");
         };
         assert_eq!(suggestion(top, "", "drivr").as_deref(), Some("driver"));
@@ -212,7 +218,7 @@ mod tests {
             Some("driver.branch")
         );
         assert_eq!(suggestion(top, "", "zzzz"), None);
-        let Some(Node::Table(driver)) = top.get("driver") else {
+        let Some(KeyNode::Table(driver)) = top.get("driver") else {
             panic!("`driver` is a table");
         };
         assert_eq!(

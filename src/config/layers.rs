@@ -19,11 +19,11 @@ use crate::{
     config::{
         error::ConfigError,
         file::Config,
-        keys::{self, Node, Secrecy, TREE},
+        keys::{self, KeyNode, Secrecy, TREE},
         network,
         place::{PREFIX, Place},
     },
-    host::{Kind, ReadFiles},
+    host::{FileKind, ReadFiles},
     model::secret::{Secret, without_logins},
 };
 
@@ -119,7 +119,7 @@ pub fn path_of(key: &str) -> Vec<String> {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-struct Setting {
+struct PlacedSetting {
     path: Vec<String>,
     value: Value,
     place: Place,
@@ -128,7 +128,7 @@ struct Setting {
 /// All settings of all layers.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Layers {
-    settings: BTreeMap<String, Setting>,
+    settings: BTreeMap<String, PlacedSetting>,
 }
 
 /// A setting and where it comes from, for people.
@@ -202,7 +202,7 @@ impl Layers {
     /// Adds the proxy settings of the environment, which every other layer overrides.
     fn network(&mut self, env: &[(String, String)]) -> Result<(), ConfigError> {
         for found in network::from_environment(env) {
-            self.add(Setting {
+            self.add(PlacedSetting {
                 path: found.key.split('.').map(str::to_owned).collect(),
                 value: Value::String(found.value),
                 place: Place::Env {
@@ -306,7 +306,7 @@ impl Layers {
     /// Returns the settings after all layers, by key.
     #[must_use]
     pub fn provenance(&self) -> Vec<Provenance> {
-        let of = |(key, setting): (&String, &Setting)| Provenance {
+        let of = |(key, setting): (&String, &PlacedSetting)| Provenance {
             key: key.clone(),
             value: shown(setting),
             place: setting.place.clone(),
@@ -388,7 +388,7 @@ impl Layers {
         let candidates = typed.iter().chain([&text, &list]);
         for candidate in candidates {
             if fits(&path, candidate).is_ok() {
-                return self.add(Setting {
+                return self.add(PlacedSetting {
                     path,
                     value: candidate.clone(),
                     place,
@@ -402,10 +402,10 @@ impl Layers {
             _ if is_list => list,
             typed => typed.unwrap_or(text),
         };
-        self.add(Setting { path, value, place })
+        self.add(PlacedSetting { path, value, place })
     }
 
-    fn add(&mut self, setting: Setting) -> Result<(), ConfigError> {
+    fn add(&mut self, setting: PlacedSetting) -> Result<(), ConfigError> {
         let key = setting.path.join(".");
         match fits(&setting.path, &setting.value) {
             Ok(()) => {
@@ -431,10 +431,12 @@ impl Layers {
 /// Refuses a link at whose end nothing is.
 fn whole(files: &dyn ReadFiles, path: &Utf8Path) -> Result<(), ConfigError> {
     match files.stat(path)?.map(|stat| stat.kind) {
-        Some(Kind::Link(target)) if files.resolve(path)?.is_none() => Err(ConfigError::DeadLink {
-            path: path.to_owned(),
-            target,
-        }),
+        Some(FileKind::Link(target)) if files.resolve(path)?.is_none() => {
+            Err(ConfigError::DeadLink {
+                path: path.to_owned(),
+                target,
+            })
+        }
         _ => Ok(()),
     }
 }
@@ -442,17 +444,17 @@ fn whole(files: &dyn ReadFiles, path: &Utf8Path) -> Result<(), ConfigError> {
 /// Collects the settings of a table, each with its place, and what is wrong instead of one.
 fn walk(
     table: DeTable<'_>,
-    node: &Node,
+    node: &KeyNode,
     path: &mut Vec<String>,
     place: &dyn Fn(usize) -> Place,
-    found: &mut Vec<(Place, Result<Setting, ConfigError>)>,
+    found: &mut Vec<(Place, Result<PlacedSetting, ConfigError>)>,
 ) {
     for (name, value) in table {
         let at = place(name.span().start);
         path.push(name.into_inner().into_owned());
         match (child(node, path, &at), value) {
             (Err(error), _) => found.push((at, Err(error))),
-            (Ok(Node::Leaf(_)), value) => found.push((at, leaf(path, value, place))),
+            (Ok(KeyNode::Leaf(_)), value) => found.push((at, leaf(path, value, place))),
             (Ok(child), value) => match value.into_inner() {
                 DeValue::Table(table) => walk(table, child, path, place, found),
                 other => {
@@ -475,14 +477,14 @@ fn leaf(
     path: &[String],
     value: Spanned<DeValue<'_>>,
     place: &dyn Fn(usize) -> Place,
-) -> Result<Setting, ConfigError> {
+) -> Result<PlacedSetting, ConfigError> {
     let at = place(value.span().start);
     let value =
         Value::deserialize(value.into_deserializer()).map_err(|error| ConfigError::Syntax {
             place: at.clone(),
             why: error.message().to_owned(),
         })?;
-    Ok(Setting {
+    Ok(PlacedSetting {
         path: path.to_vec(),
         value,
         place: at,
@@ -490,7 +492,11 @@ fn leaf(
 }
 
 /// The node of the last part of a path, given the node of the parts before it.
-fn child<'n>(node: &'n Node, path: &[String], place: &Place) -> Result<&'n Node, ConfigError> {
+fn child<'n>(
+    node: &'n KeyNode,
+    path: &[String],
+    place: &Place,
+) -> Result<&'n KeyNode, ConfigError> {
     let (name, before) = path
         .split_last()
         .map_or(("", &[][..]), |(name, before)| (name.as_str(), before));
@@ -500,19 +506,19 @@ fn child<'n>(node: &'n Node, path: &[String], place: &Place) -> Result<&'n Node,
         nearest,
     };
     match node {
-        Node::Table(children) => children.get(name).ok_or_else(|| {
+        KeyNode::Table(children) => children.get(name).ok_or_else(|| {
             let dotted = before.is_empty().then(|| hints::with_a_dot(name)).flatten();
             unknown(dotted.or_else(|| keys::suggestion(children, &before.join("."), name)))
         }),
-        Node::Map(child) if is_name(name) => Ok(child),
-        Node::Map(_) => Err(ConfigError::Value {
+        KeyNode::Map(child) if is_name(name) => Ok(child),
+        KeyNode::Map(_) => Err(ConfigError::Value {
             place: Box::new(place.clone()),
             key: before.join("."),
             value: format!("named `{name}`"),
             why: "names consist of lower-case letters, digits and dashes".into(),
             hint: None,
         }),
-        Node::Leaf(_) => Err(unknown(Some(before.join(".")))),
+        KeyNode::Leaf(_) => Err(unknown(Some(before.join(".")))),
     }
 }
 
@@ -527,7 +533,7 @@ fn check(path: &[String], place: &Place) -> Result<(), ConfigError> {
     for end in 1..=path.len() {
         node = child(node, &path[..end], place)?;
     }
-    if matches!(node, Node::Leaf(_)) {
+    if matches!(node, KeyNode::Leaf(_)) {
         return Ok(());
     }
     let prefix = format!("{}.", path.join("."));
@@ -598,7 +604,7 @@ fn dotted(key: &str) -> Option<Vec<String>> {
 }
 
 /// A value as TOML, without what is secret in it.
-fn shown(setting: &Setting) -> String {
+fn shown(setting: &PlacedSetting) -> String {
     match keys::secrecy(&setting.path) {
         Secrecy::Whole => "a secret".to_owned(),
         Secrecy::Login | Secrecy::Place | Secrecy::Open => {
@@ -608,7 +614,7 @@ fn shown(setting: &Setting) -> String {
 }
 
 /// A value that does not fit: what its key marks as secret is not shown at all.
-fn shown_in_error(setting: &Setting) -> String {
+fn shown_in_error(setting: &PlacedSetting) -> String {
     match keys::secrecy(&setting.path) {
         Secrecy::Open => shown(setting),
         Secrecy::Login | Secrecy::Place | Secrecy::Whole => "this value".to_owned(),

@@ -53,7 +53,7 @@ pub struct Profile {
     /// The package manager's surroundings.
     pub packages: PackageDefaults,
     /// Kernel modules.
-    pub modules: Modules,
+    pub modules: ModuleDefaults,
     /// Persistence of the driver's state.
     pub persistence: PersistenceDefaults,
     /// The container probe.
@@ -120,7 +120,7 @@ pub struct PackageDefaults {
 /// Kernel modules.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Modules {
+pub struct ModuleDefaults {
     /// In-tree drivers that must not take the GPU.
     pub deny: Vec<String>,
     /// What is loaded at boot, in order.

@@ -8,7 +8,7 @@ use serde::Deserialize;
 /// What people are told of a key.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Row {
+pub struct KeyRow {
     /// Tables and key with dots between them; `NAME` stands for a name that the administrator chooses.
     pub name: String,
     /// What counts without the key, in Markdown; `None` where nothing does.
@@ -19,23 +19,23 @@ pub struct Row {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Table {
-    key: Vec<Row>,
+struct KeyTable {
+    key: Vec<KeyRow>,
 }
 
-static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| {
-    let table: Table =
+static ROWS: LazyLock<Vec<KeyRow>> = LazyLock::new(|| {
+    let table: KeyTable =
         toml::from_str(include_str!("reference.toml")).expect("a test reads the table");
     table.key
 });
 
 /// All rows, in the order in which people read them.
 #[must_use]
-pub fn rows() -> &'static [Row] {
+pub fn rows() -> &'static [KeyRow] {
     &ROWS
 }
 
-impl Row {
+impl KeyRow {
     /// The default as TOML writes it, if it is the same on every machine.
     #[must_use]
     pub fn value(&self) -> Option<&str> {

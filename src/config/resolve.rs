@@ -11,8 +11,8 @@ use crate::{
         cluster::{self, ClusterInputs},
         desired::{
             Cdi, Desired, Guard, Hold, JoinMethod, KernelWish, ModuleWay, PackagePolicy,
-            PackageWish, Persistence, Preflight, Purpose, ReportsWish, RuntimeKind, RuntimeWish,
-            ToolkitWish,
+            PackageWish, Persistence, PreflightLimits, Purpose, ReportsWish, RuntimeKind,
+            RuntimeWish, ToolkitWish,
         },
         driver::DriverInputs,
         error::{Refusal, ResolveError, or_noted},
@@ -513,9 +513,9 @@ fn kernel(
     }
 }
 
-fn preflight(profile: &Profile, config: &Config) -> Preflight {
+fn preflight(profile: &Profile, config: &Config) -> PreflightLimits {
     let (own, default) = (&config.preflight, &profile.preflight);
-    Preflight {
+    PreflightLimits {
         min_free_root_bytes: own.min_free_root.unwrap_or(default.min_free_root).bytes(),
         min_free_boot_bytes: own.min_free_boot.unwrap_or(default.min_free_boot).bytes(),
         min_memory_bytes: own.min_memory.unwrap_or(default.min_memory).bytes(),

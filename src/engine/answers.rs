@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, time::Duration};
 use super::{
     apply::{Applying, Done, Stop},
     errors::{MOST_REBOOTS, MOST_REBOOTS_IN_ALL},
-    job::{Answer, End},
+    job::{Assessed, End},
     result::Mode,
     survey::{conclusion, stands_in_the_way},
 };
@@ -79,7 +79,7 @@ impl Applying<'_> {
     }
 
     /// What an assessment means once all changes of the step are applied.
-    pub(super) fn verify(&mut self, at: usize, answer: Answer) {
+    pub(super) fn verify(&mut self, at: usize, answer: Assessed) {
         let before = match &self.jobs[at].answer {
             Some(Ok(Assessment::Needs { why, .. })) => why.clone(),
             _ => String::new(),

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Session,
     gate::{due, gate, only_compiles},
-    job::{Answer, End, Job, had_nothing_to_do},
+    job::{Assessed, End, Job, had_nothing_to_do},
     ledger::Ledger,
     retry::RetryPolicy,
 };
@@ -76,7 +76,7 @@ pub(super) enum Stop {
 pub(super) enum Done {
     Assessed {
         at: usize,
-        answer: Answer,
+        answer: Assessed,
     },
     Applied {
         steps: Vec<usize>,

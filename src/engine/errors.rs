@@ -118,7 +118,7 @@ mod tests {
     use std::io::{Error, ErrorKind};
 
     use super::*;
-    use crate::host::files::{Disk, Room};
+    use crate::host::files::{FullFilesystem, Room};
 
     #[test]
     fn a_lock_that_only_root_may_take_is_no_bug() {
@@ -136,7 +136,7 @@ mod tests {
         let other = lock(ErrorKind::NotFound, None);
         assert_eq!((other.exit(), other.reason()), (Exit::Internal, "run-lock"));
         assert_ne!(other.hint().as_deref(), Some("run it as root"));
-        let full = Disk {
+        let full = FullFilesystem {
             mount: "/run".into(),
             room: Room {
                 total: 1,

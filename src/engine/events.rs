@@ -27,10 +27,10 @@ const LAST_WAIT: Duration = Duration::from_secs(5);
 /// Where events are put. Clones share the queue.
 #[derive(Clone)]
 pub struct Events {
-    shared: Arc<Shared>,
+    shared: Arc<EventsState>,
 }
 
-struct Shared {
+struct EventsState {
     run: String,
     secrets: Secrets,
     clock: Arc<dyn Clock>,
@@ -53,7 +53,7 @@ struct Queue {
 
 /// The thread that hands events to subscribers.
 pub struct Reporter {
-    shared: Arc<Shared>,
+    shared: Arc<EventsState>,
     thread: JoinHandle<()>,
 }
 
@@ -80,7 +80,7 @@ impl Events {
     fn new(run: &str, clock: Arc<dyn Clock>, secrets: Secrets) -> Self {
         let began = clock.monotonic();
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(EventsState {
                 run: run.to_owned(),
                 secrets,
                 clock,
@@ -147,7 +147,7 @@ impl Reporter {
     }
 }
 
-impl Shared {
+impl EventsState {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         // The queue is consistent between statements, so a panic while it is locked does no harm.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
@@ -236,7 +236,7 @@ fn without_secrets(mut event: Event, secrets: &Secrets) -> Event {
     event
 }
 
-fn hand_out(shared: &Shared, mut subscribers: Vec<Box<dyn Subscriber>>) {
+fn hand_out(shared: &EventsState, mut subscribers: Vec<Box<dyn Subscriber>>) {
     while let Some(envelope) = shared.take() {
         let mut kept = Vec::with_capacity(subscribers.len());
         for mut subscriber in subscribers {

@@ -34,14 +34,14 @@ pub(super) const fn gate(change: &Change) -> Option<Gate> {
 
 /// Package work that can start now: one change for several steps.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Shared {
+pub(super) struct PackageWork {
     /// The steps, by index.
     pub(super) steps: Vec<usize>,
     pub(super) change: Change,
 }
 
 /// The package work that can start now.
-pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<Shared> {
+pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<PackageWork> {
     let waiting: Vec<(usize, Gate)> = jobs
         .iter()
         .enumerate()
@@ -73,7 +73,7 @@ pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<Shared> {
     };
     let refresh: Vec<usize> = at_gate(Gate::Refresh).collect();
     if !refresh.is_empty() {
-        return Some(Shared {
+        return Some(PackageWork {
             steps: refresh,
             change: Change::RefreshRepositories,
         });
@@ -107,7 +107,7 @@ pub(super) fn only_compiles(job: &Job) -> bool {
 }
 
 /// One transaction for as many steps as have no conflict. The other steps get the next one.
-fn union(jobs: &[Job], waiting: impl Iterator<Item = usize>) -> Shared {
+fn union(jobs: &[Job], waiting: impl Iterator<Item = usize>) -> PackageWork {
     let mut steps = Vec::new();
     let mut wishes: BTreeMap<&str, &PackageWish> = BTreeMap::new();
     let mut order: Vec<&str> = Vec::new();
@@ -147,7 +147,7 @@ fn union(jobs: &[Job], waiting: impl Iterator<Item = usize>) -> Shared {
         later |= jobs[at].pending().iter().any(compiles);
         steps.push(at);
     }
-    Shared {
+    PackageWork {
         steps,
         change: Change::InstallPackages {
             packages: order.iter().map(|name| wishes[name].clone()).collect(),

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// A step's answer.
-pub(super) type Answer = Result<Assessment, StepError>;
+pub(super) type Assessed = Result<Assessment, StepError>;
 
 /// The state of one step during a run.
 pub(super) struct Job {
@@ -26,7 +26,7 @@ pub(super) struct Job {
     /// What it needs is installed before other packages.
     pub(super) long: bool,
     /// The last assessment.
-    pub(super) answer: Option<Answer>,
+    pub(super) answer: Option<Assessed>,
     /// The number of changes started or ended when that assessment was made.
     pub(super) answered_at: u64,
     /// The changes to apply, in order.
@@ -191,7 +191,7 @@ impl Job {
     }
 
     /// The event for its answer.
-    pub(super) fn answer_event(&self, answer: &Answer) -> Event {
+    pub(super) fn answer_event(&self, answer: &Assessed) -> Event {
         let (why, changes) = match answer {
             Ok(
                 Assessment::Satisfied { why }

@@ -60,7 +60,7 @@ pub use resume::{UNIT, asked, hand_over, request, standing_changes as standing};
 pub use retry::UNATTENDED_DEADLINE;
 pub use rollback::{Rollback, rollback};
 pub use runfile::{Progress, RunFile, StepProgress};
-pub use status::{Current, Status, policy, status};
+pub use status::{Current, StatusSummary, policy, status};
 pub use statusfile::{RunFault, RunState, RunStatus, StatusFile};
 pub use timing::{Span, SpanEnd, Timing, last_timing};
 pub use unattended::start as start_unattended;
@@ -88,7 +88,7 @@ use crate::{
 };
 use errors::not_locked;
 use graph::Graph;
-use job::Answer;
+use job::Assessed;
 
 /// Everything that a run works with, whatever it is for.
 #[derive(Clone)]
@@ -221,7 +221,7 @@ impl Inner {
         Some(Arc::clone(settled.get_or_init(settle).await))
     }
 
-    async fn assess(&self, at: usize) -> Answer {
+    async fn assess(&self, at: usize) -> Assessed {
         let state = self.state();
         let Some(desired) = self.wanted(&state).await else {
             return Err(StepError::Unexpected {

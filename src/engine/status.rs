@@ -16,7 +16,7 @@ use crate::{
 /// The document of `status`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct Status {
+pub struct StatusSummary {
     /// A run under way, or the trace of one that was cut off.
     pub current: Option<Current>,
     /// The last run that the journal knows, the one under way included.
@@ -56,7 +56,7 @@ pub struct Current {
 ///
 /// # Errors
 /// When the journal cannot be read.
-pub fn status(host: &Host, boot_id: Option<&str>) -> Result<Status, EngineError> {
+pub fn status(host: &Host, boot_id: Option<&str>) -> Result<StatusSummary, EngineError> {
     let receipt = fold(&Journal::read(host)?.lines);
     let current = runfile::read(&*host.files)
         .map_err(not_locked)?
@@ -71,7 +71,7 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<Status, EngineError>
         .awaited
         .as_ref()
         .is_some_and(|awaited| awaited.boot_id.is_some() && awaited.boot_id.as_deref() == boot_id);
-    Ok(Status {
+    Ok(StatusSummary {
         interrupted: !alive && receipt.standing.iter().any(|standing| standing.open),
         changes_standing: receipt.standing.len(),
         steps_standing: super::ledger::steps_of(&receipt.standing)

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use super::{
     Session,
     events::EventSink,
-    job::{Answer, End, Job},
+    job::{Assessed, End, Job},
     result::Mode,
     retry::{Retries, RetryPolicy},
 };
@@ -336,7 +336,7 @@ fn say_that_lists_stay_old(job: &mut Job) {
 }
 
 /// How a step with this answer ends where nothing is applied for it.
-pub(super) fn conclusion(mode: Mode, answer: &Answer) -> End {
+pub(super) fn conclusion(mode: Mode, answer: &Assessed) -> End {
     match answer {
         Ok(Assessment::Satisfied { why }) => End::new(Outcome::Satisfied, why.clone()),
         Ok(Assessment::NotApplicable { why }) => End::new(Outcome::NotApplicable, why.clone()),

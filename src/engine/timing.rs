@@ -12,7 +12,7 @@ use super::EngineError;
 use crate::{
     exit::Exit,
     host::Host,
-    journal::{Journal, Line, Record},
+    journal::{Journal, JournalLine, Record},
     model::id::StepId,
 };
 
@@ -98,15 +98,15 @@ pub(super) fn ready_by(host: &Host, run: &str) -> Result<Option<f64>, EngineErro
 }
 
 /// Returns the timing of the last installation that changed something; of the last one if none did; `None` if there was none.
-fn timing(lines: &[Line]) -> Option<Timing> {
+fn timing(lines: &[JournalLine]) -> Option<Timing> {
     let all: Vec<Timing> = installations(lines).into_iter().map(of).collect();
     let changed = all.iter().rfind(|timing| !timing.spans.is_empty());
     changed.or(all.last()).cloned()
 }
 
 /// The records of each installation.
-fn installations(lines: &[Line]) -> Vec<Vec<&Line>> {
-    let mut found: Vec<Vec<&Line>> = Vec::new();
+fn installations(lines: &[JournalLine]) -> Vec<Vec<&JournalLine>> {
+    let mut found: Vec<Vec<&JournalLine>> = Vec::new();
     let (mut goes_on, mut is_install) = (false, false);
     for line in lines {
         if let Record::RunStarted { mode, .. } = &line.record {
@@ -127,7 +127,7 @@ fn installations(lines: &[Line]) -> Vec<Vec<&Line>> {
     found
 }
 
-fn of(lines: Vec<&Line>) -> Timing {
+fn of(lines: Vec<&JournalLine>) -> Timing {
     let started = lines.first().map_or(Timestamp::UNIX_EPOCH, |line| line.at);
     let since = |at: Timestamp| at.duration_since(started).as_secs_f64().max(0.0);
     let mut spans = Vec::new();
@@ -239,8 +239,8 @@ mod tests {
         journal::Request,
     };
 
-    fn line(seq: u64, second: i64, record: Record) -> Line {
-        Line {
+    fn line(seq: u64, second: i64, record: Record) -> JournalLine {
+        JournalLine {
             schema: 2,
             seq,
             at: Timestamp::from_second(1_000_000 + second).expect("a time"),
@@ -279,7 +279,7 @@ mod tests {
         Undo::Nothing { why: String::new() }
     }
 
-    fn journal(records: Vec<(i64, Record)>) -> Vec<Line> {
+    fn journal(records: Vec<(i64, Record)>) -> Vec<JournalLine> {
         (0..)
             .zip(records)
             .map(|(seq, (at, record))| line(seq, at, record))
@@ -287,7 +287,7 @@ mod tests {
     }
 
     /// Two changes side by side, a reboot, and a third; then a run without changes, which is not what people ask about.
-    fn two_boots() -> Vec<Line> {
+    fn two_boots() -> Vec<JournalLine> {
         let applied = |intent| Record::Applied {
             intent,
             undo: nothing(),

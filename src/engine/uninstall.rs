@@ -17,7 +17,7 @@ use crate::{
     change::{Reverted, Undo, packages::Effects},
     event::{Event, Outcome, StepTitle},
     exit::Exit,
-    host::{Files, FilesError, Kind},
+    host::{FileKind, Files, FilesError},
     journal::{Journal, JournalError, Record, Standing, path},
     model::{id::StepId, paths::STATE},
 };
@@ -441,7 +441,7 @@ fn remove_below(
             continue;
         }
         match files.stat(&at)?.map(|stat| stat.kind) {
-            Some(Kind::Folder) => {
+            Some(FileKind::Folder) => {
                 remove_below(files, &at, except)?;
                 files.remove_empty_folder(&at)?;
             }

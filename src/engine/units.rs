@@ -6,7 +6,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 pub(super) use crate::tools::systemctl::quoted;
 use crate::{
     change::Change,
-    host::{Files, FilesError, Kind, Stat},
+    host::{FileKind, Files, FilesError, Stat},
     journal::Standing,
     tools::packages::{HEADER, WRITTEN_FOLDERS},
 };
@@ -82,7 +82,7 @@ pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesErr
     for folder in FOLDERS.into_iter().chain(WRITTEN_FOLDERS) {
         for name in files.list(Utf8Path::new(folder))? {
             let path = Utf8Path::new(folder).join(&name);
-            let is_file = |stat: Stat| stat.kind == Kind::File;
+            let is_file = |stat: Stat| stat.kind == FileKind::File;
             if !name.contains("gpu-bootstrap") || !files.stat(&path)?.is_some_and(is_file) {
                 continue;
             }

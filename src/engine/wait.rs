@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{EngineError, Status, resume::UNIT, status, statusfile};
+use super::{EngineError, StatusSummary, resume::UNIT, status, statusfile};
 use crate::{
     change::Problem,
     engine::{RunState, RunStatus},
@@ -25,7 +25,7 @@ const POLL: Duration = Duration::from_secs(1);
 
 /// What is known about runs at one moment.
 struct Seen {
-    status: Status,
+    status: StatusSummary,
     /// The last run of this boot.
     run: Option<RunStatus>,
     units: [Once; 2],
@@ -87,7 +87,7 @@ async fn look(host: &Host, boot_id: Option<&str>) -> Result<Seen, EngineError> {
 }
 
 /// Whether the run under way is joining the cluster.
-fn joins(status: &Status) -> bool {
+fn joins(status: &StatusSummary) -> bool {
     let steps = status.current.iter().flat_map(|run| &run.progress.steps);
     let mut active = steps.filter(|step| step.active);
     active.any(|step| step.id == steps::CLUSTER_JOIN)

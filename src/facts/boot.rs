@@ -53,7 +53,7 @@ pub(super) fn kernel_of_image(name: &str) -> Option<&str> {
 
 /// One entry of the Boot Loader Specification.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Entry {
+struct BootEntry {
     id: String,
     title: String,
     release: String,
@@ -61,16 +61,16 @@ struct Entry {
 
 /// A node of GRUB's menu.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Node {
+struct MenuNode {
     title: String,
     id: Option<String>,
     image: Option<String>,
-    children: Vec<Node>,
+    children: Vec<MenuNode>,
     submenu: bool,
 }
 
-fn entries(reader: &mut FactReader<'_>) -> Vec<Entry> {
-    let mut entries: Vec<Entry> = reader
+fn entries(reader: &mut FactReader<'_>) -> Vec<BootEntry> {
+    let mut entries: Vec<BootEntry> = reader
         .list(FACT, ENTRIES)
         .iter()
         .filter_map(|name| Some((name, name.strip_suffix(".conf")?)))
@@ -79,13 +79,13 @@ fn entries(reader: &mut FactReader<'_>) -> Vec<Entry> {
     // GRUB lists them newest first. The rescue kernel's release begins with `0-rescue`, so it comes
     // last, as in GRUB's menu.
     entries.sort_by(|a, b| {
-        let key = |entry: &Entry| entry.release.parse::<KernelVersion>().ok();
+        let key = |entry: &BootEntry| entry.release.parse::<KernelVersion>().ok();
         key(b).cmp(&key(a)).then_with(|| b.id.cmp(&a.id))
     });
     entries
 }
 
-fn parse_entry(id: &str, text: &str) -> Option<Entry> {
+fn parse_entry(id: &str, text: &str) -> Option<BootEntry> {
     let value = |key: &str| {
         text.lines()
             .filter_map(|line| line.trim().split_once([' ', '\t']))
@@ -94,7 +94,7 @@ fn parse_entry(id: &str, text: &str) -> Option<Entry> {
     };
     let image = value("linux")?;
     let name = image.rsplit('/').next().unwrap_or(image);
-    Some(Entry {
+    Some(BootEntry {
         id: id.to_owned(),
         title: value("title").unwrap_or_default().to_owned(),
         release: kernel_of_image(name)
@@ -131,7 +131,7 @@ fn wanted_entry(config: &str, environment: &str) -> String {
     .unwrap_or_else(|| "0".to_owned())
 }
 
-fn kernel_in_entries(entries: &[Entry], wanted: &str) -> Result<String, String> {
+fn kernel_in_entries(entries: &[BootEntry], wanted: &str) -> Result<String, String> {
     let found = match wanted.parse::<usize>() {
         Ok(index) => entries.get(index),
         Err(_) => entries
@@ -160,7 +160,7 @@ fn kernel_in_menu(config: &str, wanted: &str) -> Result<String, String> {
     }
     match found {
         Some(node) if node.submenu => Err(format!("GRUB's entry `{wanted}` is a submenu")),
-        Some(Node {
+        Some(MenuNode {
             image: Some(image), ..
         }) => kernel_of_image(image)
             .map(str::to_owned)
@@ -184,9 +184,9 @@ const DEEPEST: usize = 32;
 /// Reads the menu from `grub.cfg`, which is a script: only the lines that define menu entries or
 /// load kernels count, and the braces that end them. What follows more than [`DEEPEST`] braces is not read: neither time nor
 /// stack may depend on the file of a tree that somebody else has made.
-fn parse_menu(config: &str) -> Vec<Node> {
+fn parse_menu(config: &str) -> Vec<MenuNode> {
     // One frame for each open brace; what a frame of a function collects is dropped.
-    let mut frames: Vec<Option<Node>> = Vec::new();
+    let mut frames: Vec<Option<MenuNode>> = Vec::new();
     let mut menu = Vec::new();
     for line in config.lines().map(str::trim) {
         let opens = line.ends_with('{');
@@ -214,7 +214,7 @@ fn parse_menu(config: &str) -> Vec<Node> {
     menu
 }
 
-fn node(line: &str, submenu: bool) -> Node {
+fn node(line: &str, submenu: bool) -> MenuNode {
     let words = quoted_words(line);
     // `$menuentry_id_option ID`, or `--id ID`.
     let id = words
@@ -222,7 +222,7 @@ fn node(line: &str, submenu: bool) -> Node {
         .position(|word| word == "$menuentry_id_option" || word == "--id")
         .and_then(|at| words.get(at + 1))
         .cloned();
-    Node {
+    MenuNode {
         title: words.get(1).cloned().unwrap_or_default(),
         id,
         image: None,

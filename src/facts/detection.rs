@@ -19,14 +19,14 @@ pub(crate) fn table() -> &'static Detection {
 /// Whether a package of this name carries the driver's module or libraries. The packages beside them
 /// (`nvidia-modprobe`, `nvidia-settings`) can have versions of their own.
 pub(crate) fn carries_driver(name: &str) -> bool {
-    let DriverPackages { names, except, .. } = &table().driver_packages;
+    let DriverPackagePatterns { names, except, .. } = &table().driver_packages;
     let any = |patterns: &[String]| patterns.iter().any(|one| pattern::matches(one, name));
     any(names) && !any(except)
 }
 
 /// Whether a package is a part of the driver, which works only with the other parts of one version.
 pub(crate) fn is_driver_part(name: &str) -> bool {
-    let DriverPackages { parts, except, .. } = &table().driver_packages;
+    let DriverPackagePatterns { parts, except, .. } = &table().driver_packages;
     let any = |patterns: &[String]| patterns.iter().any(|one| pattern::matches(one, name));
     any(parts) && !any(except)
 }
@@ -37,11 +37,11 @@ pub(crate) fn is_driver_part(name: &str) -> bool {
 pub(crate) struct Detection {
     pub cloud: Vec<CloudRow>,
     pub virtualization: Virtualization,
-    pub driver_packages: DriverPackages,
+    pub driver_packages: DriverPackagePatterns,
     pub vendor: Vendor,
     pub runfile: Runfile,
-    pub image: Image,
-    pub runtime: Vec<RuntimeRow>,
+    pub image: ImageMarks,
+    pub runtime: Vec<RuntimePatterns>,
     pub owner: Vec<OwnerRow>,
     pub driver_root: Vec<DriverRoot>,
 }
@@ -98,7 +98,7 @@ pub(crate) struct Virtualization {
 
 /// Patterns of driver packages, the most reliable one first.
 #[derive(Debug, Deserialize)]
-pub(crate) struct DriverPackages {
+pub(crate) struct DriverPackagePatterns {
     pub names: Vec<String>,
     /// Those that must all have the driver's version.
     pub parts: Vec<String>,
@@ -121,13 +121,13 @@ pub(crate) struct Runfile {
 
 /// Files of images that bring the driver themselves.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Image {
+pub(crate) struct ImageMarks {
     pub marks: Vec<String>,
 }
 
 /// A container runtime.
 #[derive(Debug, Deserialize)]
-pub(crate) struct RuntimeRow {
+pub(crate) struct RuntimePatterns {
     pub name: String,
     pub packages: Vec<String>,
     pub binaries: Vec<String>,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::{
     error::one_line,
     facts::{Cloud, Facts, Unknown, cloud::UNTOLD},
-    host::{Ask, Clock, Host, Http, HttpError, Method, Persistence, Route, ask_again},
+    host::{Clock, Host, Http, HttpError, HttpRequest, Method, RetryLimit, Route, ask_again},
     model::secret::Secret,
 };
 
@@ -43,7 +43,7 @@ pub struct Service<'h> {
     pub(crate) http: &'h dyn Http,
     pub(crate) clock: &'h dyn Clock,
     pub(crate) address: &'h str,
-    pub(crate) persistence: Persistence,
+    pub(crate) persistence: RetryLimit,
 }
 
 /// Why the service tells nothing.
@@ -73,7 +73,7 @@ impl<'h> Service<'h> {
             http: &*host.http,
             clock: &*host.clock,
             address: SERVICE,
-            persistence: Persistence {
+            persistence: RetryLimit {
                 until: host.clock.monotonic() + within,
                 silences,
             },
@@ -95,7 +95,7 @@ impl<'h> Service<'h> {
         path: &str,
         header: Header,
     ) -> Result<Vec<u8>, HttpError> {
-        let request = Ask {
+        let request = HttpRequest {
             method,
             route: Route::Direct,
             url: self.url(path),

@@ -30,7 +30,7 @@ const SWITCH_MANAGEMENT: &[u8] = b"SW_MNG";
 
 /// One function of NVIDIA or Mellanox, or a GPU of another vendor.
 #[derive(Debug)]
-struct Function {
+struct SysfsFunction {
     address: PciAddress,
     id: PciId,
     class: PciClass,
@@ -51,7 +51,7 @@ pub(super) fn gather(reader: &mut FactReader<'_>, catalog: Option<&dyn DeviceCat
         return bus;
     }
     let mut names = names::Names::default();
-    let mut functions: Vec<Function> = reader
+    let mut functions: Vec<SysfsFunction> = reader
         .list("gpus", DEVICES)
         .iter()
         .filter_map(|name| function(reader, name))
@@ -105,7 +105,7 @@ fn nvlink_management(reader: &mut FactReader<'_>, network: &[PciFact]) -> Option
 }
 
 /// Reads one function; `None` if it does not matter here, or if what it is cannot be read.
-fn function(reader: &mut FactReader<'_>, name: &str) -> Option<Function> {
+fn function(reader: &mut FactReader<'_>, name: &str) -> Option<SysfsFunction> {
     let folder = format!("{DEVICES}/{name}");
     let fact = format!("gpus[{name}]");
     let vendor = number(reader, &fact, &folder, "vendor")?;
@@ -125,7 +125,7 @@ fn function(reader: &mut FactReader<'_>, name: &str) -> Option<Function> {
         })
     };
     let physical = (reader.files()).stat(Utf8Path::new(&format!("{folder}/physfn")));
-    Some(Function {
+    Some(SysfsFunction {
         address,
         id: PciId { vendor, device },
         class,
@@ -161,7 +161,7 @@ fn gpu(
     reader: &mut FactReader<'_>,
     catalog: Option<&dyn DeviceCatalog>,
     names: &mut names::Names,
-    function: Function,
+    function: SysfsFunction,
 ) -> GpuFact {
     let identity = GpuIdentity {
         pci_id: function.id,
@@ -211,7 +211,7 @@ fn other(
     catalog: Option<&dyn DeviceCatalog>,
     names: &mut names::Names,
     fact: &str,
-    function: &Function,
+    function: &SysfsFunction,
 ) -> PciFact {
     let name = catalog
         .and_then(|catalog| catalog.name(function.id))

@@ -49,7 +49,7 @@ pub fn leftovers(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Vec<Utf8PathB
 /// What kind of thing a path names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum FileKind {
     /// A regular file.
     File,
     Folder,
@@ -65,7 +65,7 @@ pub enum Kind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Stat {
-    pub kind: Kind,
+    pub kind: FileKind,
     /// Permission bits.
     pub mode: u32,
     /// Owner.
@@ -95,7 +95,7 @@ pub struct Room {
 
 /// A filesystem that takes nothing more.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Disk {
+pub struct FullFilesystem {
     /// Where it is mounted.
     pub mount: Utf8PathBuf,
     pub room: Room,
@@ -114,7 +114,7 @@ pub enum FilesError {
         /// Its reason.
         source: std::io::Error,
         /// The filesystem, where it is full or not to be written to.
-        disk: Option<Box<Disk>>,
+        disk: Option<Box<FullFilesystem>>,
     },
     /// The file decides what root does, and others than root may change it.
     #[error(
@@ -147,7 +147,7 @@ pub enum FilesError {
 impl FilesError {
     /// The filesystem, where it is full or not to be written to.
     #[must_use]
-    pub fn disk(&self) -> Option<&Disk> {
+    pub fn disk(&self) -> Option<&FullFilesystem> {
         match self {
             Self::Io { disk, .. } => disk.as_deref(),
             Self::Foreign { .. } | Self::NotText { .. } | Self::NotTold { .. } => None,
@@ -192,7 +192,7 @@ impl FilesError {
                 "look at what is in it, then run `chown -h root:root {at} && chmod go-w {at}`"
             ));
         }
-        let Disk { mount, room } = self.disk()?;
+        let FullFilesystem { mount, room } = self.disk()?;
         let free = format!("{} of {} are free", bytes(room.free), bytes(room.total));
         Some(if room.read_only {
             format!(

@@ -79,7 +79,7 @@ pub enum Route {
 
 /// One request to a service of a cloud, such as its metadata service.
 #[derive(Debug, Clone)]
-pub struct Ask {
+pub struct HttpRequest {
     /// What it does.
     pub method: Method,
     /// How it gets there.
@@ -96,7 +96,7 @@ pub struct Ask {
 
 /// What a service answers, whatever its status is.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct HttpResponse {
     /// The HTTP status.
     pub status: u16,
     /// The content, which may be secret.
@@ -105,13 +105,13 @@ pub struct Answer {
     pub headers: Vec<(String, String)>,
 }
 
-impl std::fmt::Debug for Answer {
+impl std::fmt::Debug for HttpResponse {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(to, "[{}, {} bytes]", self.status, self.body.len())
     }
 }
 
-impl Answer {
+impl HttpResponse {
     /// The values of a header, by its name in small letters.
     pub fn header(&self, name: &str) -> impl Iterator<Item = &str> {
         let named = self.headers.iter().filter(move |(one, _)| one == name);
@@ -146,7 +146,7 @@ pub trait Http: Send + Sync {
     ///
     /// # Errors
     /// No answer, or one that is too large. A redirect is a status.
-    async fn ask(&self, request: &Ask) -> Result<Answer, HttpError>;
+    async fn ask(&self, request: &HttpRequest) -> Result<HttpResponse, HttpError>;
 }
 
 /// The first pause after an answer that passes, such as "too many requests"; the next are twice as long.
@@ -157,7 +157,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// How long to go on asking.
 #[derive(Debug, Clone, Copy)]
-pub struct Persistence {
+pub struct RetryLimit {
     /// Until when on the monotonic clock, pauses included.
     pub until: Duration,
     /// How often the service may say nothing at all. Where nothing answers, there may be no service.
@@ -171,14 +171,14 @@ pub struct Persistence {
 pub async fn ask_again(
     http: &dyn Http,
     clock: &dyn Clock,
-    request: &Ask,
-    persistence: Persistence,
-) -> Result<Answer, HttpError> {
+    request: &HttpRequest,
+    persistence: RetryLimit,
+) -> Result<HttpResponse, HttpError> {
     let mut pause = PAUSE;
     let mut silences = 0;
     let left = || persistence.until.saturating_sub(clock.monotonic());
     loop {
-        let request = Ask {
+        let request = HttpRequest {
             within: left().min(request.within),
             ..request.clone()
         };

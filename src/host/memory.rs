@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::files::Room;
 use super::read_only;
-use super::{FilesError, Host, Kind, ReadFiles, Stat};
+use super::{FileKind, FilesError, Host, ReadFiles, Stat};
 
 /// What is known about a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,10 +113,10 @@ impl ReadFiles for Tree {
 
     fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError> {
         let (kind, size) = match self.entry(path)? {
-            Some(Entry::File(content)) => (Kind::File, content.len() as u64),
-            Some(Entry::Link(target)) => (Kind::Link(target.clone()), 0),
-            Some(Entry::Folder) => (Kind::Folder, 0),
-            None if self.is_above(path) => (Kind::Folder, 0),
+            Some(Entry::File(content)) => (FileKind::File, content.len() as u64),
+            Some(Entry::Link(target)) => (FileKind::Link(target.clone()), 0),
+            Some(Entry::Folder) => (FileKind::Folder, 0),
+            None if self.is_above(path) => (FileKind::Folder, 0),
             Some(Entry::NotTold(_)) | None => return Ok(None),
         };
         Ok(Some(Stat {
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(files.list("/sys/bus".into()).unwrap(), ["a", "b"]);
         assert!(files.exists("/sys/bus/a".into()).unwrap());
         let link = files.stat("/sys/bus/a/driver".into()).unwrap().unwrap();
-        assert_eq!(link.kind, Kind::Link("../drivers/nvidia".into()));
+        assert_eq!(link.kind, FileKind::Link("../drivers/nvidia".into()));
         for (path, why) in [
             ("/sys/bus/b/driver", "the text has no drivers"),
             ("/etc/os-release", "only a text is known"),

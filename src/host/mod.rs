@@ -24,12 +24,12 @@ use std::sync::Arc;
 pub use clock::Clock;
 pub use cuda::{CudaDevice, CudaFault, CudaStart, CudaView, CudaWork};
 pub use exec::{Cmd, Exec, ExecError, Output, Query, Stream};
-pub use files::{Files, FilesError, Kind, ReadFiles, Stat};
+pub use files::{FileKind, Files, FilesError, ReadFiles, Stat};
 pub use gpu::{
     FabricHealth, FabricProgress, Gpu, GpuFabric, MigDevice, MigShare, Nvml, NvmlDevice, NvmlView,
 };
 pub use health::GpuHealth;
-pub use http::{Answer, Ask, Http, HttpError, Method, Persistence, Route, ask_again};
+pub use http::{Http, HttpError, HttpRequest, HttpResponse, Method, RetryLimit, Route, ask_again};
 pub use system::System;
 
 /// The six capabilities through which everything outside this process is reached.

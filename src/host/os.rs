@@ -10,7 +10,7 @@ use nix::sys::stat::{major, minor};
 use nix::sys::statvfs::{FsFlags, Statvfs};
 
 use super::files::Room;
-use super::{FilesError, Kind, Stat};
+use super::{FileKind, FilesError, Stat};
 
 /// The largest file that is read as a whole: a bound against a path that leads to a core dump.
 const READ_LIMIT: u64 = 256 << 20;
@@ -92,16 +92,16 @@ pub(super) fn stat(
 ) -> io::Result<Stat> {
     let kind = about.file_type();
     let kind = if kind.is_file() {
-        Kind::File
+        FileKind::File
     } else if kind.is_dir() {
-        Kind::Folder
+        FileKind::Folder
     } else if kind.is_symlink() {
-        Kind::Link(target()?)
+        FileKind::Link(target()?)
     } else if kind.is_char_device() {
         let number = |part: u64| u32::try_from(part).map_err(io::Error::other);
-        Kind::CharDevice(number(major(about.rdev()))?, number(minor(about.rdev()))?)
+        FileKind::CharDevice(number(major(about.rdev()))?, number(minor(about.rdev()))?)
     } else {
-        Kind::Other
+        FileKind::Other
     };
     Ok(Stat {
         kind,

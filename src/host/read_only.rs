@@ -12,8 +12,8 @@ use super::files::Room;
 use super::real::RealClock;
 use super::system::ProcFiles;
 use super::{
-    Answer, Ask, Cmd, CudaFault, CudaView, Exec, ExecError, Files, FilesError, Gpu, Host, Http,
-    HttpError, Nvml, Output, ReadFiles, Stat,
+    Cmd, CudaFault, CudaView, Exec, ExecError, Files, FilesError, Gpu, Host, Http, HttpError,
+    HttpRequest, HttpResponse, Nvml, Output, ReadFiles, Stat,
 };
 
 /// Files that can be read and not written.
@@ -141,7 +141,7 @@ impl Http for Refusing {
         })
     }
 
-    async fn ask(&self, request: &Ask) -> Result<Answer, HttpError> {
+    async fn ask(&self, request: &HttpRequest) -> Result<HttpResponse, HttpError> {
         Err(HttpError::Transport {
             url: request.url.clone(),
             why: self.why.to_owned(),

@@ -15,7 +15,7 @@ use nix::sys::statvfs::fstatvfs;
 use super::files::Room;
 use super::os::{self, absent, failed, present};
 use super::read_only;
-use super::{FilesError, Host, Kind, ReadFiles, Stat};
+use super::{FileKind, FilesError, Host, ReadFiles, Stat};
 
 /// The reason of every refusal.
 const WHY: &str = "nothing is changed in or executed from a `--root` tree";
@@ -135,7 +135,7 @@ impl RootedFiles {
         let stat = os::stat(&file.metadata()?, || text(readlinkat(&file, "")?.into()))?;
         Ok(match self.link_as_text(path) {
             Some(target) => Stat {
-                kind: Kind::Link(target),
+                kind: FileKind::Link(target),
                 ..stat
             },
             None => stat,
@@ -259,7 +259,7 @@ mod tests {
         let resolve = |path: &str| host.files.resolve(path.into()).unwrap();
         assert_eq!(
             kind("/sys/bus/pci/devices/0000:01:00.0/driver"),
-            Kind::Link("../../drivers/nvidia".into())
+            FileKind::Link("../../drivers/nvidia".into())
         );
         assert_eq!(
             resolve("/usr/lib/libcuda.so.1").unwrap(),
@@ -273,8 +273,8 @@ mod tests {
             b"\x7fELF"
         );
         assert_eq!(resolve("/usr/lib/libgone.so.1"), None);
-        assert_eq!(kind("/var/run"), Kind::Link("../run".into()));
-        assert_eq!(kind("/var/run/cdi"), Kind::Folder);
+        assert_eq!(kind("/var/run"), FileKind::Link("../run".into()));
+        assert_eq!(kind("/var/run/cdi"), FileKind::Folder);
         assert_eq!(
             host.files.list("/var/run/cdi".into()).unwrap(),
             ["nvidia.yaml"]
@@ -285,7 +285,7 @@ mod tests {
             "/usr/lib/libself.so.1"
         );
         for path in ["/usr/lib/liblinker.so.1", "/etc/driver"] {
-            assert_eq!(kind(path), Kind::File, "{path}");
+            assert_eq!(kind(path), FileKind::File, "{path}");
         }
     }
 
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(resolve("/etc/gone"), None);
         assert_eq!(
             host.files.stat("/lib".into()).unwrap().unwrap().kind,
-            Kind::Link("/usr/lib".into())
+            FileKind::Link("/usr/lib".into())
         );
         assert_eq!(host.files.list("/lib".into()).unwrap(), ["os-release"]);
         assert_eq!(

@@ -4,7 +4,7 @@
 use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
 
 use super::files::Room;
-use super::{FilesError, Kind, ReadFiles, Stat};
+use super::{FileKind, FilesError, ReadFiles, Stat};
 
 /// How many symbolic links are followed, as in the kernel (path_resolution(7)).
 const MOST_LINKS: usize = 40;
@@ -73,7 +73,7 @@ fn is_there(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> 
         if is_foreign(&stat) {
             return Err(foreign(&next, &stat));
         }
-        let Kind::Link(target) = &stat.kind else {
+        let FileKind::Link(target) = &stat.kind else {
             at = next;
             continue;
         };
@@ -124,7 +124,7 @@ pub fn unusable_secret(
     let stat = files.stat(&target)?;
     Ok(match stat {
         None => Some("it is missing".to_owned()),
-        Some(stat) if stat.kind != Kind::File => Some("it is no file".to_owned()),
+        Some(stat) if stat.kind != FileKind::File => Some("it is no file".to_owned()),
         Some(stat) if stat.mode & 0o077 != 0 => Some(format!(
             "it has mode {:04o}: others than root may use it",
             stat.mode & 0o7777
@@ -147,8 +147,8 @@ fn parts(path: &Utf8Path) -> Vec<String> {
 /// Whether others than root may change it. A link has no mode of its own. Root's group counts, too: where a file has an access
 /// control list, the bits of the group are the most that any user or group in it has, acl(5).
 fn is_foreign(stat: &Stat) -> bool {
-    let link = matches!(stat.kind, Kind::Link(_));
-    let sticky = stat.kind == Kind::Folder && stat.mode & STICKY != 0;
+    let link = matches!(stat.kind, FileKind::Link(_));
+    let sticky = stat.kind == FileKind::Folder && stat.mode & STICKY != 0;
     let writes = stat.mode & (OTHERS_WRITE | GROUP_WRITES) != 0;
     stat.uid != 0 || (writes && !link && !sticky)
 }

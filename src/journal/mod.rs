@@ -27,7 +27,7 @@ use crate::{
     tools::packages::Manager,
 };
 
-/// The schema version of [`Line`]. It is increased if an old reader would misunderstand a new journal, or
+/// The schema version of [`JournalLine`]. It is increased if an old reader would misunderstand a new journal, or
 /// take it for a damaged one. Version 2 has boots that are counted, changes that are undone in part,
 /// files that are undone by key, and the rollback to an earlier driver.
 pub const SCHEMA: u32 = 2;
@@ -51,7 +51,7 @@ fn credentials_path() -> Utf8PathBuf {
 
 /// One line of the journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Line {
+pub struct JournalLine {
     /// [`SCHEMA`].
     pub schema: u32,
     /// Counts from 0 through the whole journal, without gaps.

@@ -5,13 +5,13 @@
 use camino::Utf8Path;
 use serde_json::Value;
 
-use super::{JournalError, Line, SCHEMA};
+use super::{JournalError, JournalLine, SCHEMA};
 
 /// The content of a journal.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct History {
     /// Its records, oldest first.
-    pub lines: Vec<Line>,
+    pub lines: Vec<JournalLine>,
     /// An incomplete last line, left by a power cut.
     pub torn: Option<Torn>,
     /// The number of bytes with complete records.
@@ -78,7 +78,7 @@ pub fn parse(path: &Utf8Path, content: &[u8]) -> Result<History, JournalError> {
     Ok(history)
 }
 
-fn understand(path: &Utf8Path, line: usize, value: Value) -> Result<Line, JournalError> {
+fn understand(path: &Utf8Path, line: usize, value: Value) -> Result<JournalLine, JournalError> {
     // The schema version first: a newer record may look completely different.
     if let Some(found) = value.get("schema").and_then(Value::as_u64)
         && found > u64::from(SCHEMA)

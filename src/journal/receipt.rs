@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
-use super::{Line, Policy, Record, Request, SCHEMA};
+use super::{JournalLine, Policy, Record, Request, SCHEMA};
 use crate::{
     change::{Change, Undo},
     config::desired::PackageWish,
@@ -154,7 +154,7 @@ pub struct Standing {
 
 /// Computes the receipt of a journal.
 #[must_use]
-pub fn fold(lines: &[Line]) -> Receipt {
+pub fn fold(lines: &[JournalLine]) -> Receipt {
     let mut receipt = Receipt {
         schema: SCHEMA,
         instance_id: None,
@@ -227,7 +227,7 @@ impl Folders {
     }
 }
 
-fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Line) {
+fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &JournalLine) {
     match &line.record {
         Record::RunStarted {
             tool,
@@ -420,12 +420,12 @@ fn brings_on(standing: &Standing) -> bool {
 mod tests {
     use serde_json::json;
 
-    use super::{Line, SCHEMA, Undo, fold};
+    use super::{JournalLine, SCHEMA, Undo, fold};
 
     const FOLDER: &str = "/etc/modprobe.d";
 
     /// A change that writes a file in the folder, and makes the folder if it was not there.
-    fn writes(seq: u64, was_there: bool) -> Line {
+    fn writes(seq: u64, was_there: bool) -> JournalLine {
         let made: &[&str] = if was_there { &[] } else { &[FOLDER] };
         let path = format!("{FOLDER}/gpu-bootstrap.conf");
         let line = json!({
@@ -443,7 +443,7 @@ mod tests {
     }
 
     /// How many of the changes that stand would remove the folder.
-    fn removing(lines: &[Line]) -> usize {
+    fn removing(lines: &[JournalLine]) -> usize {
         let removes = |undo: &Undo| match undo {
             Undo::RestoreFiles {
                 created_folders, ..

@@ -70,7 +70,7 @@ impl Record {
 
 /// What a text of a change or an undo is for a later run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Meaning {
+enum TextRole {
     /// It reads it back.
     Name,
     /// It reads it back, and the names of the fields, too: this is a map.
@@ -82,25 +82,25 @@ enum Meaning {
 }
 
 /// The meaning of a field of a verb. What is not named here is a name, so that nothing new is stored with a secret.
-fn meaning(verb: &str, field: &str) -> Meaning {
+fn meaning(verb: &str, field: &str) -> TextRole {
     match (verb, field) {
         ("write-file", "content")
         | ("run-tool", "purpose" | "command")
         | ("run-probe", "inputs" | "image")
         | ("join-cluster", "command" | "leave-command")
-        | ("reboot", "why") => Meaning::FreeText,
+        | ("reboot", "why") => TextRole::FreeText,
         (_, "undo" | "kind" | "is" | "then" | "probe")
         | (_, "sha256" | "fingerprints" | "architectures" | "signed" | "machine")
         | ("pull-image" | "run-probe" | "remove-image", "runtime")
         | ("packages", "before")
-        | ("unhold", "record") => Meaning::Own,
-        (_, "values" | "labels" | "ours") => Meaning::NameByName,
-        _ => Meaning::Name,
+        | ("unhold", "record") => TextRole::Own,
+        (_, "values" | "labels" | "ours") => TextRole::NameByName,
+        _ => TextRole::Name,
     }
 }
 
 /// Shows each text in the JSON form of a change or an undo.
-fn visit(value: &mut Value, verb: &str, is: Meaning, see: &mut impl FnMut(Meaning, &mut String)) {
+fn visit(value: &mut Value, verb: &str, is: TextRole, see: &mut impl FnMut(TextRole, &mut String)) {
     match value {
         Value::String(text) => see(is, text),
         Value::Array(values) => {
@@ -108,10 +108,10 @@ fn visit(value: &mut Value, verb: &str, is: Meaning, see: &mut impl FnMut(Meanin
                 visit(value, verb, is, see);
             }
         }
-        Value::Object(fields) if is == Meaning::NameByName => {
+        Value::Object(fields) if is == TextRole::NameByName => {
             for (name, value) in fields {
-                see(Meaning::Name, &mut name.clone());
-                visit(value, verb, Meaning::Name, see);
+                see(TextRole::Name, &mut name.clone());
+                visit(value, verb, TextRole::Name, see);
             }
         }
         Value::Object(fields) => {
@@ -132,9 +132,9 @@ fn names_in(what: &impl Serialize) -> Result<Vec<String>, JournalError> {
     visit(
         &mut json,
         "",
-        Meaning::Name,
-        &mut |is: Meaning, text: &mut String| {
-            if is == Meaning::Name {
+        TextRole::Name,
+        &mut |is: TextRole, text: &mut String| {
+            if is == TextRole::Name {
                 names.push(text.clone());
             }
         },
@@ -151,9 +151,9 @@ fn hide_free_text<T: Serialize + DeserializeOwned>(
     visit(
         &mut json,
         "",
-        Meaning::Name,
-        &mut |is: Meaning, text: &mut String| {
-            if is == Meaning::FreeText {
+        TextRole::Name,
+        &mut |is: TextRole, text: &mut String| {
+            if is == TextRole::FreeText {
                 *text = secrets.hide(text).into_owned();
             }
         },

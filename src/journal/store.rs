@@ -6,8 +6,8 @@ use camino::Utf8Path;
 use serde_json::Value;
 
 use super::{
-    History, JournalError, Line, Receipt, Record, SCHEMA, credentials_path, fold, parse, path,
-    receipt_path,
+    History, JournalError, JournalLine, Receipt, Record, SCHEMA, credentials_path, fold, parse,
+    path, receipt_path,
 };
 use crate::{
     host::{FilesError, Host},
@@ -23,11 +23,11 @@ pub struct Journal {
     host: Host,
     run: String,
     secrets: Secrets,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<StoreState>>,
 }
 
-struct State {
-    lines: Vec<Line>,
+struct StoreState {
+    lines: Vec<JournalLine>,
     /// Whether the last line has no line feed.
     unended: bool,
     /// Why the last record was not written. What of it is in the file is not known, so nothing is
@@ -76,7 +76,7 @@ impl Journal {
             host: host.clone(),
             run: run.to_owned(),
             secrets: secrets.clone(),
-            state: Arc::new(Mutex::new(State {
+            state: Arc::new(Mutex::new(StoreState {
                 lines: history.lines.clone(),
                 unended: !whole.is_empty() && !whole.ends_with(b"\n"),
                 broken: None,
@@ -98,7 +98,7 @@ impl Journal {
         if let Some(error) = &state.broken {
             return Err(JournalError::Broken(Arc::clone(error)));
         }
-        let line = Line {
+        let line = JournalLine {
             schema: SCHEMA,
             seq: state.lines.len() as u64,
             at: self.host.clock.now(),
@@ -174,7 +174,7 @@ impl Journal {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, StoreState> {
         // After a panic in another thread the records are still complete: they are pushed last.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, ser::PrettyFormatter};
 use toml_edit::{Array, DocumentMut, InlineTable, Item, Table, TableLike};
 
 /// The path of a key: the names of the objects or tables around it, then its own.
-pub type Key = [String];
+pub type KeyPath = [String];
 
 /// A key, and the value that it has to have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,7 +117,7 @@ impl Document {
 
     /// The value of a key; `None` if there is none.
     #[must_use]
-    pub fn get(&self, key: &Key) -> Option<Value> {
+    pub fn get(&self, key: &KeyPath) -> Option<Value> {
         let (first, rest) = key.split_first()?;
         match &self.content {
             Content::Json { object, .. } => {
@@ -216,10 +216,10 @@ fn indent(text: &str) -> Option<&str> {
 
 fn set_json(
     object: &mut Map<String, Value>,
-    tables: &Key,
+    tables: &KeyPath,
     name: &str,
     value: Option<&Value>,
-    key: &Key,
+    key: &KeyPath,
 ) -> Result<(), DocumentError> {
     let Some((first, rest)) = tables.split_first() else {
         match value {
@@ -243,7 +243,7 @@ fn set_json(
 }
 
 /// The error of a key whose table is a value; `left` is the number of tables that were still to come.
-fn no_table(key: &Key, left: usize) -> DocumentError {
+fn no_table(key: &KeyPath, left: usize) -> DocumentError {
     let place = key.len().saturating_sub(left);
     DocumentError::NoTable {
         place: key[..place].join("."),
@@ -253,10 +253,10 @@ fn no_table(key: &Key, left: usize) -> DocumentError {
 
 fn set_toml(
     table: &mut dyn TableLike,
-    tables: &Key,
+    tables: &KeyPath,
     name: &str,
     item: Item,
-    key: &Key,
+    key: &KeyPath,
 ) -> Result<(), DocumentError> {
     let Some((first, rest)) = tables.split_first() else {
         match table.get_mut(name) {
@@ -315,7 +315,7 @@ fn replace(old: &mut Item, new: Item) {
 }
 
 /// Removes a key, and the tables around it that are empty then and have no header of their own.
-fn remove_toml(table: &mut dyn TableLike, key: &Key) {
+fn remove_toml(table: &mut dyn TableLike, key: &KeyPath) {
     let Some((first, rest)) = key.split_first() else {
         return;
     };

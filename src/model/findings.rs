@@ -107,7 +107,7 @@ impl Remedy {
 /// What is known of a finding.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Row {
+pub struct FindingRow {
     /// The stable name.
     pub id: Id,
     /// How deep it is.
@@ -136,25 +136,25 @@ pub struct Row {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Table {
-    finding: Vec<Row>,
+struct FindingTable {
+    finding: Vec<FindingRow>,
 }
 
-static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| {
-    let table: Table =
+static ROWS: LazyLock<Vec<FindingRow>> = LazyLock::new(|| {
+    let table: FindingTable =
         toml::from_str(include_str!("findings.toml")).expect("a test reads the table");
     table.finding
 });
 
 /// All rows, in the order of layers.
 #[must_use]
-pub fn rows() -> &'static [Row] {
+pub fn rows() -> &'static [FindingRow] {
     &ROWS
 }
 
 /// The row of a finding.
 #[must_use]
-pub fn row(id: &Id) -> Option<&'static Row> {
+pub fn row(id: &Id) -> Option<&'static FindingRow> {
     ROWS.iter().find(|row| row.id == *id)
 }
 

@@ -337,13 +337,13 @@ impl KubernetesVersion {
 /// Why text is no version of Kubernetes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a version of Kubernetes, such as 1.34 or 1.34.4")]
-pub struct VersionError(String);
+pub struct KubernetesVersionError(String);
 
 impl FromStr for KubernetesVersion {
-    type Err = VersionError;
+    type Err = KubernetesVersionError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || VersionError(text.to_owned());
+        let wrong = || KubernetesVersionError(text.to_owned());
         let number = |part: &str| part.parse::<u32>().map_err(|_| wrong());
         let rest = text.strip_prefix('v').unwrap_or(text);
         let mut parts = rest.split('.');

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{
     check::{Finding, Verdict},
-    engine::{ChangeReport, Mode, Reboot, RunReport, Status, StepReport, Timing},
+    engine::{ChangeReport, Mode, Reboot, RunReport, StatusSummary, StepReport, Timing},
     event::{Outcome, Summary},
     facts::{Cloud, Disk, Facts, GpuFact, Kernel, Os, PciFact, SecureBoot, Unknown},
     host::Nvml,
@@ -34,7 +34,7 @@ pub const TOOL: Tool = Tool {
 /// A summary of the machine; `facts` has more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct Machine {
+pub struct MachineSummary {
     /// As `debian 12`.
     pub os: Option<String>,
     /// The running kernel.
@@ -51,7 +51,7 @@ pub struct Machine {
     pub gpus: usize,
 }
 
-impl Machine {
+impl MachineSummary {
     /// What the facts say of it.
     #[must_use]
     pub fn of(facts: &Facts) -> Self {
@@ -196,7 +196,7 @@ pub fn facts<'f>(facts: &'f Facts, snapshot: Snapshot<'f>) -> FactsDocument<'f> 
 pub struct CheckDocument<'r> {
     schema: u32,
     tool: Tool,
-    host: Machine,
+    host: MachineSummary,
     summary: Verdicts,
     /// Doubts about the desired state, as `plan` has them.
     warnings: &'r [String],
@@ -234,7 +234,7 @@ pub struct RunDocument<'r> {
     tool: Tool,
     /// Not for `uninstall`, which only reads the journal.
     #[serde(skip_serializing_if = "Option::is_none")]
-    host: Option<Machine>,
+    host: Option<MachineSummary>,
     mode: Mode,
     run: &'r str,
     exit: u8,
@@ -287,7 +287,7 @@ pub struct TimingDocument<'r> {
 pub struct StatusDocument<'r> {
     schema: u32,
     tool: Tool,
-    status: &'r Status,
+    status: &'r StatusSummary,
 }
 
 /// The result of `check`.
@@ -300,7 +300,7 @@ pub fn check<'r>(
     CheckDocument {
         schema: SCHEMA,
         tool: TOOL,
-        host: Machine::of(facts),
+        host: MachineSummary::of(facts),
         summary: Verdicts::of(&report.findings),
         warnings,
         findings: report.findings.iter().map(FindingDocument::of).collect(),
@@ -313,7 +313,7 @@ pub fn run<'r>(report: &'r RunReport, facts: Option<&Facts>) -> RunDocument<'r> 
     RunDocument {
         schema: SCHEMA,
         tool: TOOL,
-        host: facts.map(Machine::of),
+        host: facts.map(MachineSummary::of),
         mode: report.mode,
         run: &report.run,
         exit: report.exit.code(),
@@ -338,7 +338,7 @@ pub fn timing(timing: &Timing) -> TimingDocument<'_> {
 
 /// The result of `status`.
 #[must_use]
-pub fn status(status: &Status) -> StatusDocument<'_> {
+pub fn status(status: &StatusSummary) -> StatusDocument<'_> {
     StatusDocument {
         schema: SCHEMA,
         tool: TOOL,

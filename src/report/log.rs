@@ -107,7 +107,7 @@ fn lines(filter: Option<&str>, to: SyncSender<Word>) -> (impl Subscriber, Option
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(LevelFilter::TRACE)
         .with_ansi(false)
-        .with_writer(move || Line(to.clone()))
+        .with_writer(move || LogLine(to.clone()))
         .finish()
         .with(filter);
     (subscriber, wrong)
@@ -124,9 +124,9 @@ fn write_all(from: &Receiver<Word>, drawn: &Drawn, mut out: impl Write) {
 }
 
 /// A line for the thread. The formatter writes each line with one call.
-struct Line(SyncSender<Word>);
+struct LogLine(SyncSender<Word>);
 
-impl Write for Line {
+impl Write for LogLine {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // A full queue means that nobody reads; the run continues.
         drop(self.0.try_send(Word::Line(bytes.to_vec())));
@@ -210,7 +210,7 @@ mod tests {
         let (to, from) = sync_channel(WAITING);
         thread::spawn(move || write_all(&from, &Drawn::default(), Box::new(out)));
         for _ in 0..100 {
-            Line(to.clone()).write_all(b"line\n").unwrap();
+            LogLine(to.clone()).write_all(b"line\n").unwrap();
         }
         // Nothing can be written before this thread has ended.
         thread::spawn(move || (0..100).try_for_each(|_| open.send(())));
@@ -233,7 +233,7 @@ mod tests {
             let (ended, end) = sync_channel(1);
             thread::spawn(move || {
                 for _ in 0..3 {
-                    Line(to.clone()).write_all(b"more").unwrap();
+                    LogLine(to.clone()).write_all(b"more").unwrap();
                 }
                 Log(to).finish();
                 ended.send(()).unwrap();

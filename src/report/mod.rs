@@ -5,8 +5,8 @@
 //! a decision, and a count of the rest; `-v` shows everything. The next step is last.
 //!
 //! To add an output format of `check`: a variant of `CheckFormat` (`src/cli/args.rs`), its arm in
-//! `src/cli/check.rs`, a file in `formats`, and a command line in `tests/cli.rs`. Of all other commands: a variant of `Format`,
-//! for which `cargo check` names the arms.
+//! `src/cli/check.rs`, a file in `formats`, and a command line in `tests/cli.rs`. Of all other commands: a
+//! variant of `OutputFormat`, for which `cargo check` names the arms.
 
 pub mod document;
 pub mod error;

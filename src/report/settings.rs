@@ -6,7 +6,7 @@ use textwrap::wrap;
 
 use crate::config::{
     keys::ANY,
-    reference::{Row, rows},
+    reference::{KeyRow, rows},
 };
 
 /// The columns of a line, with its `# `.
@@ -40,7 +40,7 @@ pub fn commented() -> String {
 
 /// Returns what a row says as text without links.
 #[must_use]
-pub fn sentences(row: &Row) -> String {
+pub fn sentences(row: &KeyRow) -> String {
     let said = match (row.default.as_deref(), row.value()) {
         (Some(default), None) if default != "none" => format!("{} Default: {default}.", row.about),
         _ => row.about.clone(),

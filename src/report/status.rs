@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::{Style, human::outcomes, style::Ink, words::things};
 use crate::{
-    engine::{Current, Status},
+    engine::{Current, StatusSummary},
     journal::GoingBack,
 };
 
@@ -20,7 +20,7 @@ const INSTALL: &str = "gpu-bootstrap install";
 ///
 /// # Errors
 /// An error of the writer.
-pub fn write(to: &mut dyn Write, status: &Status, style: Style) -> io::Result<()> {
+pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Result<()> {
     let (ink, verdict, next) = verdict(status);
     writeln!(to, "{}", style.hanging("", &style.paint(ink, &verdict)))?;
     let mut lines = Vec::new();
@@ -88,7 +88,7 @@ pub fn write(to: &mut dyn Write, status: &Status, style: Style) -> io::Result<()
 }
 
 /// The first line, and the next step if a person has to do it.
-fn verdict(status: &Status) -> (Ink, String, Option<NextStep>) {
+fn verdict(status: &StatusSummary) -> (Ink, String, Option<NextStep>) {
     let alive = status.current.as_ref().filter(|current| current.alive);
     if let Some(current) = alive {
         let steps = &current.progress.steps;
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
     use crate::report::document;
 
-    fn text(status: &Status) -> String {
+    fn text(status: &StatusSummary) -> String {
         let mut out = Vec::new();
         write(&mut out, status, Style::default()).unwrap();
         String::from_utf8(out).unwrap()
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_status_without_any_run() {
-        let none = Status {
+        let none = StatusSummary {
             current: None,
             last: None,
             awaited_reboot: None,
@@ -211,7 +211,7 @@ mod tests {
         let document = serde_json::to_value(document::status(&none)).unwrap();
         assert_eq!(document["status"]["changes-standing"], 0);
         // While a driver that failed is replaced by the one before, this is said.
-        let back = Status {
+        let back = StatusSummary {
             going_back: Some(GoingBack {
                 from: "595.91.07".to_owned(),
                 to: "580.178.04".to_owned(),

@@ -27,11 +27,11 @@ pub struct Terminal {
     titles: Vec<StepTitle>,
     /// The bar of the whole run, on the last line.
     whole: Option<ProgressBar>,
-    running: Vec<Running>,
+    running: Vec<RunningChange>,
 }
 
 /// A change that is being applied.
-struct Running {
+struct RunningChange {
     steps: Vec<StepId>,
     summary: String,
     bar: ProgressBar,
@@ -40,7 +40,7 @@ struct Running {
     line: String,
 }
 
-impl Running {
+impl RunningChange {
     fn show(&self) {
         let text = printable(&self.amounts.and(&self.line));
         self.said.set_message(text);
@@ -106,7 +106,7 @@ impl Terminal {
         } else {
             "    {wide_msg}"
         })?);
-        self.running.push(Running {
+        self.running.push(RunningChange {
             steps: steps.to_vec(),
             summary: summary.to_owned(),
             bar,
@@ -117,15 +117,15 @@ impl Terminal {
         Ok(())
     }
 
-    fn said(&mut self, steps: &[StepId], take_in: impl Fn(&mut Running)) {
-        let here = |running: &&mut Running| running.steps == steps;
+    fn said(&mut self, steps: &[StepId], take_in: impl Fn(&mut RunningChange)) {
+        let here = |running: &&mut RunningChange| running.steps == steps;
         for running in self.running.iter_mut().filter(here) {
             take_in(running);
             running.show();
         }
     }
 
-    fn clear(&mut self, ended: impl Fn(&Running) -> bool) {
+    fn clear(&mut self, ended: impl Fn(&RunningChange) -> bool) {
         self.running.retain(|running| {
             let ended = ended(running);
             if ended {

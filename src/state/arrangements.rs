@@ -23,7 +23,7 @@ use crate::{
     tools::{
         containerd::{
             CriConfig,
-            layout::{BUILT_IN, Runtime, Version, fixtures::NVIDIA, settings},
+            layout::{BUILT_IN, ContainerdRuntime, Version, fixtures::NVIDIA, settings},
             parse_config,
         },
         docker,
@@ -33,7 +33,7 @@ use crate::{
 /// The answer of a real program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Said<T> {
+enum ProgramAnswer<T> {
     /// It reads the files.
     Reads(T),
     /// It does not: its words, in one line.
@@ -42,11 +42,11 @@ enum Said<T> {
 
 /// What a daemon says about an arrangement, before and after the keys are set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Answer<T> {
+struct DaemonAnswer<T> {
     arrangement: String,
     set: Vec<FileSettings>,
-    before: Said<T>,
-    after: Said<T>,
+    before: ProgramAnswer<T>,
+    after: ProgramAnswer<T>,
     /// The other keys whose effective value is different afterwards.
     changed: Vec<String>,
 }
@@ -56,7 +56,7 @@ fn folder() -> PathBuf {
 }
 
 /// The answers that are kept, by version of the daemon.
-fn answers<T: DeserializeOwned>(daemon: &str) -> BTreeMap<String, Vec<Answer<T>>> {
+fn answers<T: DeserializeOwned>(daemon: &str) -> BTreeMap<String, Vec<DaemonAnswer<T>>> {
     let files = fs::read_dir(folder()).expect("a folder");
     let names = files.map(|file| file.expect("a file").file_name().into_string());
     let mut found = BTreeMap::new();
@@ -76,7 +76,7 @@ fn answers<T: DeserializeOwned>(daemon: &str) -> BTreeMap<String, Vec<Answer<T>>
 
 /// Records the answers of real programs, if `DAEMONS` names a folder with `containerd-VERSION` and
 /// `dockerd-VERSION`.
-fn record<T: Serialize>(daemon: &str, ask: impl Fn(&Path, &str) -> Vec<Answer<T>>) {
+fn record<T: Serialize>(daemon: &str, ask: impl Fn(&Path, &str) -> Vec<DaemonAnswer<T>>) {
     let Some(programs) = env::var_os("DAEMONS") else {
         return;
     };
@@ -99,7 +99,7 @@ fn record<T: Serialize>(daemon: &str, ask: impl Fn(&Path, &str) -> Vec<Answer<T>
 fn are_current<T>(
     daemon: &str,
     version: &str,
-    kept: &[Answer<T>],
+    kept: &[DaemonAnswer<T>],
     now: &[(String, Vec<FileSettings>)],
 ) {
     let kept: Vec<_> = (kept.iter())
@@ -145,23 +145,27 @@ mod of_containerd {
     const B: &str = "/etc/containerd/conf.d/60-b.toml";
     const THEIRS: &str = "/usr/local/nvidia/toolkit/nvidia-container-runtime";
 
-    const DEFAULT: Runtime<'_> = Runtime {
+    const DEFAULT: ContainerdRuntime<'_> = ContainerdRuntime {
         default: true,
         ..NVIDIA
     };
-    const KUBELETS: Runtime<'_> = Runtime {
+    const KUBELETS: ContainerdRuntime<'_> = ContainerdRuntime {
         systemd_cgroup: Some(true),
         for_kubelet: true,
         ..NVIDIA
     };
-    const ALONE: Runtime<'_> = Runtime {
+    const ALONE: ContainerdRuntime<'_> = ContainerdRuntime {
         name: BUILT_IN,
         cdi: false,
         ..KUBELETS
     };
 
     /// Its name, its files, and the runtime that the daemon must know.
-    type Arrangement = (&'static str, Vec<(&'static str, String)>, Runtime<'static>);
+    type Arrangement = (
+        &'static str,
+        Vec<(&'static str, String)>,
+        ContainerdRuntime<'static>,
+    );
 
     /// Returns the text of a main file that imports all of `conf.d`.
     fn root(version: u8, more: &str) -> String {
@@ -332,14 +336,14 @@ mod of_containerd {
 
     /// What this program does with an arrangement: the keys that it sets, the files afterwards, and what it reads in the
     /// files without the daemon, before and afterwards.
-    struct Ours {
+    struct OurEdits {
         set: Vec<FileSettings>,
         files: BTreeMap<String, String>,
         before: CriConfig,
         after: CriConfig,
     }
 
-    async fn ours(arrangement: &Arrangement, version: Version) -> Ours {
+    async fn ours(arrangement: &Arrangement, version: Version) -> OurEdits {
         let (name, files, runtime) = arrangement;
         let (host, fakes) = fake::host();
         fakes.exec.on_result("containerd", |cmd, _| {
@@ -382,7 +386,7 @@ mod of_containerd {
             texts.insert(one.path.to_string(), document.text());
         }
         assert_eq!(wanted().await, [], "{name}: it is set once");
-        Ours {
+        OurEdits {
             set,
             files: texts,
             before,
@@ -391,7 +395,7 @@ mod of_containerd {
     }
 
     /// Returns the whole configuration, as the daemon prints it.
-    fn dump(program: &Path, files: &BTreeMap<String, String>) -> Said<toml::Table> {
+    fn dump(program: &Path, files: &BTreeMap<String, String>) -> ProgramAnswer<toml::Table> {
         let folder = tempfile::tempdir().expect("a folder");
         let place = folder.path().to_str().expect("text");
         for (path, text) in files {
@@ -405,9 +409,9 @@ mod of_containerd {
         match run(program, &args) {
             Ok(text) => {
                 let text = text.replace(place, "");
-                Said::Reads(toml::from_str(&text).expect("TOML"))
+                ProgramAnswer::Reads(toml::from_str(&text).expect("TOML"))
             }
-            Err(why) => Said::Refuses(why.replace(place, "")),
+            Err(why) => ProgramAnswer::Refuses(why.replace(place, "")),
         }
     }
 
@@ -486,7 +490,7 @@ mod of_containerd {
             .collect()
     }
 
-    async fn asked(program: &Path, version: Version) -> Vec<Answer<Value>> {
+    async fn asked(program: &Path, version: Version) -> Vec<DaemonAnswer<Value>> {
         let mut found = Vec::new();
         for arrangement in arrangements() {
             let ours = ours(&arrangement, version).await;
@@ -496,16 +500,16 @@ mod of_containerd {
             let before = dump(program, &files);
             let after = dump(program, &ours.files);
             let changed = match (&before, &after) {
-                (Said::Reads(before), Said::Reads(after)) => {
+                (ProgramAnswer::Reads(before), ProgramAnswer::Reads(after)) => {
                     changed(before, after, arrangement.2.name)
                 }
                 _ => Vec::new(),
             };
-            let short = |said: Said<toml::Table>| match said {
-                Said::Reads(table) => Said::Reads(part(&table)),
-                Said::Refuses(why) => Said::Refuses(why),
+            let short = |said: ProgramAnswer<toml::Table>| match said {
+                ProgramAnswer::Reads(table) => ProgramAnswer::Reads(part(&table)),
+                ProgramAnswer::Refuses(why) => ProgramAnswer::Refuses(why),
             };
-            found.push(Answer {
+            found.push(DaemonAnswer {
                 arrangement: arrangement.0.to_owned(),
                 set: ours.set,
                 before: short(before),
@@ -545,7 +549,7 @@ mod of_containerd {
     }
 
     /// Keys that may be different afterwards, because this program sets them.
-    fn is_ours(changed: &str, runtime: &Runtime<'_>) -> bool {
+    fn is_ours(changed: &str, runtime: &ContainerdRuntime<'_>) -> bool {
         let key = changed.split(": ").next().unwrap_or_default();
         let last = key.rsplit('/').next().unwrap_or_default();
         match last {
@@ -563,8 +567,8 @@ mod of_containerd {
     fn judge(
         arrangement: &Arrangement,
         version: Version,
-        answer: &Answer<Value>,
-        ours: &Ours,
+        answer: &DaemonAnswer<Value>,
+        ours: &OurEdits,
     ) -> Vec<String> {
         let (_, files, runtime) = arrangement;
         let mut wrong = Vec::new();
@@ -576,7 +580,7 @@ mod of_containerd {
         }
         // containerd before 2.0 does not know the table of version 3.
         let knows = version >= Version(2, 0) || files.iter().all(|(_, text)| !text.contains(THREE));
-        if let Said::Reads(part) = &answer.before
+        if let ProgramAnswer::Reads(part) = &answer.before
             && knows
         {
             let (said, read) = (compared(&read(part)), compared(&ours.before));
@@ -587,10 +591,12 @@ mod of_containerd {
             }
         }
         let part = match (&answer.before, &answer.after) {
-            (_, Said::Reads(part)) => part,
+            (_, ProgramAnswer::Reads(part)) => part,
             // If the daemon refuses the files before and after for the same reason, our keys are not to blame.
-            (Said::Refuses(before), Said::Refuses(after)) if before == after => return wrong,
-            (_, Said::Refuses(why)) => return vec![format!("it refuses our keys: {why}")],
+            (ProgramAnswer::Refuses(before), ProgramAnswer::Refuses(after)) if before == after => {
+                return wrong;
+            }
+            (_, ProgramAnswer::Refuses(why)) => return vec![format!("it refuses our keys: {why}")],
         };
         let config = read(part);
         let (said, read) = (compared(&config), compared(&ours.after));
@@ -634,7 +640,8 @@ mod of_containerd {
             }
         }
         // The dump has no keys of a disabled plugin, and all of them after it was enabled: they are not compared.
-        let was_enabled = matches!(&answer.before, Said::Reads(part) if self::read(part).enabled);
+        let was_enabled =
+            matches!(&answer.before, ProgramAnswer::Reads(part) if self::read(part).enabled);
         let others = (answer.changed.iter()).filter(|line| was_enabled && !is_ours(line, runtime));
         wrong.extend(others.map(|line| format!("it changes something else: {line}")));
         wrong
@@ -649,7 +656,7 @@ mod of_containerd {
         let mut wrong = Vec::new();
         for (name, answers) in &kept {
             let version = Version::parse(name).expect("a version");
-            let found: Vec<(Arrangement, Ours)> = (arrangements().into_iter())
+            let found: Vec<(Arrangement, OurEdits)> = (arrangements().into_iter())
                 .map(|arrangement| {
                     let ours = wait(ours(&arrangement, version));
                     (arrangement, ours)
@@ -659,7 +666,8 @@ mod of_containerd {
                 .map(|(arrangement, ours)| (arrangement.0.to_owned(), ours.set.clone()))
                 .collect();
             are_current("containerd", name, answers, &now);
-            let read = (answers.iter()).filter(|answer| matches!(answer.after, Said::Reads(_)));
+            let read =
+                (answers.iter()).filter(|answer| matches!(answer.after, ProgramAnswer::Reads(_)));
             assert!(
                 read.count() > arrangements().len() / 2,
                 "containerd {name} reads next to nothing"
@@ -730,7 +738,7 @@ mod of_docker {
     /// Returns the keys that this program sets, and the file afterwards. In a file that cannot be read it sets
     /// nothing.
     fn ours(text: &str) -> (Vec<FileSettings>, String) {
-        let runtime = docker::Runtime {
+        let runtime = docker::DockerRuntime {
             name: "nvidia",
             program: "nvidia-container-runtime",
             kept: false,
@@ -751,7 +759,7 @@ mod of_docker {
         (vec![FileSettings { path, settings }], document.text())
     }
 
-    fn validated(program: &Path, text: &str, flags: &[&str]) -> Said<()> {
+    fn validated(program: &Path, text: &str, flags: &[&str]) -> ProgramAnswer<()> {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("daemon.json");
         fs::write(&path, text).expect("written");
@@ -759,15 +767,15 @@ mod of_docker {
         let flags: Vec<String> = flags.iter().map(ToString::to_string).collect();
         let query = docker::validate(&flags, place.into());
         match run(program, &query.cmd().args) {
-            Ok(_) => Said::Reads(()),
-            Err(why) => Said::Refuses(why.replace(place, FILE)),
+            Ok(_) => ProgramAnswer::Reads(()),
+            Err(why) => ProgramAnswer::Refuses(why.replace(place, FILE)),
         }
     }
 
-    fn asked(program: &Path) -> Vec<Answer<()>> {
+    fn asked(program: &Path) -> Vec<DaemonAnswer<()>> {
         let ask = |(name, text, flags): &Arrangement| {
             let (set, after) = ours(text);
-            Answer {
+            DaemonAnswer {
                 arrangement: (*name).to_owned(),
                 set,
                 before: validated(program, text, flags),
@@ -788,7 +796,7 @@ mod of_docker {
                 .map(|(name, text, _)| ((*name).to_owned(), ours(text).0))
                 .collect();
             are_current("dockerd", version, answers, &now);
-            let cannot = |said: &Said<()>| matches!(said, Said::Refuses(why) if why.contains("unknown flag: --validate"));
+            let cannot = |said: &ProgramAnswer<()>| matches!(said, ProgramAnswer::Refuses(why) if why.contains("unknown flag: --validate"));
             let can = docker::can_validate(&format!("Docker version {version}, build 0"));
             assert_eq!(
                 can,
@@ -800,15 +808,16 @@ mod of_docker {
             }
             validating += 1;
             for (answer, (name, text, _)) in answers.iter().zip(ARRANGEMENTS) {
-                let reads = answer.before == Said::Reads(());
+                let reads = answer.before == ProgramAnswer::Reads(());
                 if let Err(flaw) = docker::check_config(text) {
                     assert_eq!(reads, flaw.forgiven, "{version}, {name}: {flaw:?}");
                 }
                 if reads {
-                    assert_eq!(answer.after, Said::Reads(()), "{version}, {name}");
+                    assert_eq!(answer.after, ProgramAnswer::Reads(()), "{version}, {name}");
                 }
             }
-            let broken = (answers.iter()).filter(|answer| answer.before != Said::Reads(()));
+            let broken =
+                (answers.iter()).filter(|answer| answer.before != ProgramAnswer::Reads(()));
             assert!(broken.count() >= 3, "{version}");
         }
         assert!(validating >= 2, "{:?}", kept.keys());

@@ -6,7 +6,7 @@ use camino::Utf8PathBuf;
 use super::{State, StateError};
 use crate::{
     facts::GpuFact,
-    host::{FilesError, Kind, ReadFiles},
+    host::{FileKind, FilesError, ReadFiles},
     model::pci::{DEVICES, PciAddress},
 };
 
@@ -70,7 +70,7 @@ pub fn reserved(files: &dyn ReadFiles, gpus: &[GpuFact]) -> Result<Vec<PciAddres
 fn bound(files: &dyn ReadFiles, gpu: PciAddress) -> Result<Option<String>, FilesError> {
     let link = Utf8PathBuf::from(format!("{DEVICES}/{gpu}/driver"));
     Ok(match files.stat(&link)?.map(|stat| stat.kind) {
-        Some(Kind::Link(target)) => target.file_name().map(str::to_owned),
+        Some(FileKind::Link(target)) => target.file_name().map(str::to_owned),
         _ => None,
     })
 }

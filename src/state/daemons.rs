@@ -150,7 +150,7 @@ impl State {
     ///
     /// # Errors
     /// When one cannot be read.
-    pub fn crio_files(&self) -> Result<Vec<crio::ConfigFile>, StateError> {
+    pub fn crio_files(&self) -> Result<Vec<crio::CrioFile>, StateError> {
         let files = &self.host.files;
         let mut names = files.list(Utf8Path::new(crio::DROP_INS))?;
         names.sort_unstable();
@@ -160,7 +160,7 @@ impl State {
         let mut found = Vec::new();
         for path in paths {
             if let Some(text) = files.read_text(&path)? {
-                found.push(crio::ConfigFile { path, text });
+                found.push(crio::CrioFile { path, text });
             }
         }
         Ok(found)

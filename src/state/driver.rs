@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Noted, Read, State, StateError, modules,
-    packages::{Package, Packages},
+    packages::{KnownPackage, KnownPackages},
 };
 use crate::{
     facts::{detection::table, reader::FactReader},
@@ -302,9 +302,9 @@ fn linker_lines(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The package that shows the driver's version most reliably, and that version.
-fn driver_package(packages: &[Package]) -> Option<(&Package, DriverVersion)> {
+fn driver_package(packages: &[KnownPackage]) -> Option<(&KnownPackage, DriverVersion)> {
     let rules = &table().driver_packages;
-    let is_driver = |package: &&Package| {
+    let is_driver = |package: &&KnownPackage| {
         !rules
             .except
             .iter()
@@ -328,8 +328,8 @@ fn driver_package(packages: &[Package]) -> Option<(&Package, DriverVersion)> {
 
 fn origin(
     reader: &mut FactReader<'_>,
-    packages: &Packages,
-    from_package: Option<&(&Package, DriverVersion)>,
+    packages: &KnownPackages,
+    from_package: Option<&(&KnownPackage, DriverVersion)>,
     found: bool,
 ) -> Option<Origin> {
     let fact = "driver.origin";
@@ -375,8 +375,8 @@ mod tests {
         steps::fixtures::{facts, state},
     };
 
-    fn package(name: &str, version: &str, by_vendor: Option<bool>) -> Package {
-        Package {
+    fn package(name: &str, version: &str, by_vendor: Option<bool>) -> KnownPackage {
+        KnownPackage {
             name: name.to_owned(),
             version: version.to_owned(),
             by_vendor,
@@ -481,7 +481,7 @@ mod tests {
 
     #[test]
     fn the_most_reliable_package_gives_the_version() {
-        let version = |packages: &[Package]| {
+        let version = |packages: &[KnownPackage]| {
             driver_package(packages)
                 .map(|(package, version)| (package.name.clone(), version.to_string()))
         };
@@ -569,7 +569,7 @@ mod tests {
     #[test]
     fn origins() {
         let (host, fakes) = fake::host();
-        let of = |packages: &Packages, found: bool| {
+        let of = |packages: &KnownPackages, found: bool| {
             let mut reader = FactReader::new(host.reader().files());
             let from = packages.as_deref().ok().and_then(driver_package);
             let origin = origin(&mut reader, packages, from.as_ref(), found);

@@ -10,7 +10,7 @@ use crate::{
     host::system::Process,
     tools::{
         containerd,
-        kubelet::{self, OWNERS, Owner},
+        kubelet::{self, KubernetesDistribution, OWNERS},
         toolkit,
     },
 };
@@ -46,7 +46,7 @@ impl State {
     /// When the machine's files cannot be read.
     pub fn kubelet_runtime(&self) -> Result<Option<KubeletRuntime>, StateError> {
         let files = &self.host.files;
-        let mut present: Vec<&Owner> = Vec::new();
+        let mut present: Vec<&KubernetesDistribution> = Vec::new();
         for owner in &OWNERS {
             if files.stat(Utf8Path::new(owner.mark))?.is_some() {
                 present.push(owner);
@@ -61,7 +61,7 @@ impl State {
         let kubelet = named(&[KUBELET]);
         let found = |socket: &str, by: &str, runs| {
             // RKE2 and k3s have the same socket.
-            let of_socket = |owner: &&&Owner| owner.socket == socket;
+            let of_socket = |owner: &&&KubernetesDistribution| owner.socket == socket;
             let owner = (running.iter())
                 .find(of_socket)
                 .or_else(|| present.iter().find(of_socket));
@@ -116,7 +116,7 @@ impl State {
         socket: &str,
         by: &str,
         runs: bool,
-        owner: Option<&Owner>,
+        owner: Option<&KubernetesDistribution>,
     ) -> Result<KubeletRuntime, StateError> {
         let name = match owner {
             Some(owner) => owner.name,
@@ -138,7 +138,7 @@ impl State {
 
     /// The template from which it writes its configuration, if that leaves out the nvidia runtime: it is neither based on
     /// the one that is built in, nor lists the runtimes that were found, nor names that one.
-    fn template(&self, owner: &Owner) -> Result<Option<String>, StateError> {
+    fn template(&self, owner: &KubernetesDistribution) -> Result<Option<String>, StateError> {
         for path in owner.templates {
             // The first one that is there counts.
             if let Some(text) = self.host.files.read_text(Utf8Path::new(path))? {
@@ -152,7 +152,7 @@ impl State {
     }
 
     /// Whether its containerd knows the nvidia runtime, by the files that it was started with.
-    fn has_nvidia(&self, owner: &Owner) -> Result<bool, StateError> {
+    fn has_nvidia(&self, owner: &KubernetesDistribution) -> Result<bool, StateError> {
         let files = &self.host.files;
         for path in owner.configs {
             let path = Utf8Path::new(path);

@@ -32,7 +32,7 @@ const GPU: &str = "nvidia.com/gpu";
 
 /// The labels of a machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Labels {
+pub struct GpuLabels {
     /// By key. All values are valid in Kubernetes.
     pub labels: BTreeMap<String, String>,
     /// Labels that GFD would compute and Kubernetes would refuse, for example because the machine's
@@ -66,7 +66,7 @@ pub enum NoLabels {
 ///
 /// # Errors
 /// When NVML, or one of its GPUs, does not answer.
-pub fn of(facts: &Facts, nvml: &Nvml, strategy: MigStrategy) -> Result<Labels, NoLabels> {
+pub fn of(facts: &Facts, nvml: &Nvml, strategy: MigStrategy) -> Result<GpuLabels, NoLabels> {
     let mut all = BTreeMap::new();
     match nvml {
         Nvml::Ready(view) if !view.devices.is_empty() => {
@@ -94,7 +94,7 @@ pub fn of(facts: &Facts, nvml: &Nvml, strategy: MigStrategy) -> Result<Labels, N
     let (labels, refused) = all
         .into_iter()
         .partition(|(_, value)| check_value(value).is_ok());
-    Ok(Labels { labels, refused })
+    Ok(GpuLabels { labels, refused })
 }
 
 /// The labels by which NVIDIA's GPU Operator adopts this node, and installs over nothing that this program

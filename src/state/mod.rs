@@ -83,7 +83,7 @@ struct Memo {
     nvml: OnceCell<Nvml>,
     /// By package manager.
     databases: [OnceCell<Read<Option<Vec<Package>>>>; Manager::ALL.len()],
-    packages: OnceCell<Noted<packages::Packages>>,
+    packages: OnceCell<Noted<packages::KnownPackages>>,
     loaded_driver: OnceLock<Read<Option<DriverVersion>>>,
     loaded_flavour: OnceLock<Read<Option<Flavour>>>,
     driver: OnceCell<Noted<FoundDriver>>,

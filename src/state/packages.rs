@@ -8,11 +8,11 @@ use crate::{
 };
 
 /// The installed packages, or why they are unknown.
-pub(super) type Packages = Result<Vec<Package>, String>;
+pub(super) type KnownPackages = Result<Vec<KnownPackage>, String>;
 
 /// An installed package.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Package {
+pub(super) struct KnownPackage {
     pub name: String,
     pub version: String,
     /// Whether NVIDIA made it; `None` if the package does not name its maker.
@@ -48,7 +48,7 @@ impl State {
     pub async fn packages_like(&self, names: &[&str]) -> Result<Vec<(String, String)>, String> {
         let packages = self.installed().await.value.as_deref();
         let packages = packages.map_err(Clone::clone)?;
-        let is_one = |package: &&Package| {
+        let is_one = |package: &&KnownPackage| {
             (names.iter()).any(|pattern| pattern::matches(pattern, &package.name))
         };
         Ok((packages.iter().filter(is_one))
@@ -72,7 +72,7 @@ impl State {
     }
 
     /// The installed packages, from the database that the machine has.
-    pub(super) async fn installed(&self) -> &Noted<Packages> {
+    pub(super) async fn installed(&self) -> &Noted<KnownPackages> {
         let read = || async {
             let mut reader = FactReader::new(&*self.host.files);
             let value = self.find_packages(&mut reader).await;
@@ -85,7 +85,7 @@ impl State {
     }
 
     /// Reads the database of the machine's package manager.
-    async fn find_packages(&self, reader: &mut FactReader<'_>) -> Packages {
+    async fn find_packages(&self, reader: &mut FactReader<'_>) -> KnownPackages {
         let fact = "driver.package-version";
         let found = Manager::ALL.into_iter().find(|manager| {
             let used = manager.backend().is_used_on(reader.files());
@@ -112,7 +112,7 @@ impl State {
 }
 
 /// The package as a part of the driver; `None` if it is none, or has a version of its own.
-fn part(package: &Package) -> Option<DriverPart> {
+fn part(package: &KnownPackage) -> Option<DriverPart> {
     let rules = &table().driver_packages;
     let is_one = |patterns: &[String]| {
         (patterns.iter()).any(|pattern| pattern::matches(pattern, &package.name))
@@ -126,7 +126,7 @@ fn part(package: &Package) -> Option<DriverPart> {
 }
 
 /// Whether NVIDIA made each package whose files are on disk.
-fn by_maker(packages: &[packages::Package]) -> Vec<Package> {
+fn by_maker(packages: &[packages::Package]) -> Vec<KnownPackage> {
     let vendor = &table().vendor;
     packages
         .iter()
@@ -137,7 +137,7 @@ fn by_maker(packages: &[packages::Package]) -> Vec<Package> {
                 .map(|packager| packager.contains(&vendor.mail_domain));
             let by_name =
                 (package.vendor.as_deref()).map(|name| name.starts_with(&vendor.vendor_prefix));
-            Package {
+            KnownPackage {
                 name: package.name.clone(),
                 version: package.version.clone(),
                 by_vendor: match (by_mail, by_name) {

@@ -4,7 +4,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{State, StateError};
-use crate::host::{FilesError, Kind, system::Process};
+use crate::host::{FileKind, FilesError, system::Process};
 
 /// The namespaces in which a program of the machine itself runs: what has others is in a container.
 const NAMESPACES: [&str; 2] = ["pid", "mnt"];
@@ -64,7 +64,7 @@ impl State {
         };
         match files.stat(Utf8Path::new(path)) {
             Ok(stat) => Ok(stat.and_then(|stat| match stat.kind {
-                Kind::Link(target) => Some(target),
+                FileKind::Link(target) => Some(target),
                 _ => None,
             })),
             Err(error) if error.is_denied() || has_ended() => Ok(None),

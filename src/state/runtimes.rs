@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Noted, State, packages::Packages};
+use super::{Noted, State, packages::KnownPackages};
 use crate::{
     error::one_line,
     facts::{
         Scope,
-        detection::{RuntimeRow, table},
+        detection::{RuntimePatterns, table},
         reader::FactReader,
     },
     host::{Query, Reader},
@@ -51,7 +51,7 @@ async fn find(
     reader: &mut FactReader<'_>,
     host: Reader<'_>,
     scope: Scope,
-    packages: &Packages,
+    packages: &KnownPackages,
 ) -> Vec<FoundRuntime> {
     let mut found = Vec::new();
     for row in &table().runtime {
@@ -64,8 +64,8 @@ async fn runtime(
     reader: &mut FactReader<'_>,
     host: Reader<'_>,
     scope: Scope,
-    packages: &Packages,
-    row: &RuntimeRow,
+    packages: &KnownPackages,
+    row: &RuntimePatterns,
 ) -> Option<FoundRuntime> {
     let fact = format!("runtimes[{}].version", row.name);
     let binary = row.binaries.iter().find(|path| reader.exists(&fact, path));
@@ -172,7 +172,7 @@ fn parse_config_version(text: &str) -> Result<u32, String> {
 mod tests {
     use super::*;
     use crate::model::text::reads_any_text;
-    use crate::{host::fake, state::packages::Package};
+    use crate::{host::fake, state::packages::KnownPackage};
 
     #[test]
     fn versions() {
@@ -211,7 +211,7 @@ mod tests {
     #[tokio::test]
     async fn found_by_binary_named_by_package_or_by_itself() {
         let (host, fakes) = fake::host();
-        let packages: Packages = Ok(vec![Package {
+        let packages: KnownPackages = Ok(vec![KnownPackage {
             name: "docker.io".to_owned(),
             version: "20.10.24+dfsg1-1+deb12u1".to_owned(),
             by_vendor: None,

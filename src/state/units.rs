@@ -6,7 +6,7 @@ use camino::Utf8Path;
 
 use super::{Read, State, StateError};
 use crate::{
-    host::{Host, Kind, Output},
+    host::{FileKind, Host, Output},
     tools::systemctl::{self, UnitState},
 };
 
@@ -32,7 +32,7 @@ pub async fn without_systemd(
     for folder in systemctl::FOLDERS {
         let load = match files.stat(&Utf8Path::new(folder).join(name))? {
             None => continue,
-            Some(stat) if stat.kind == Kind::Link("/dev/null".into()) => "masked",
+            Some(stat) if stat.kind == FileKind::Link("/dev/null".into()) => "masked",
             Some(_) => "loaded",
         };
         let file = host.reader().query(&systemctl::is_enabled(name)).await?;
@@ -88,7 +88,7 @@ impl State {
         for folder in systemctl::OF_PACKAGES {
             let path = Utf8Path::new(folder).join(name);
             if let Some(stat) = files.stat(&path)? {
-                let is_file = stat.kind == Kind::File;
+                let is_file = stat.kind == FileKind::File;
                 return Ok(is_file && files.read(&path)?.is_some_and(|text| text.is_empty()));
             }
         }

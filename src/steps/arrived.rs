@@ -66,7 +66,7 @@ mod tests {
     use crate::{
         config::desired::PackageWish,
         host::fake::FakeFiles,
-        tools::packages::{Condition, Manager, Package},
+        tools::packages::{Manager, Package, PackageCondition},
     };
 
     /// The sizes in the database of a tree may be those of nobody's package.
@@ -77,7 +77,7 @@ mod tests {
             id: name.to_owned(),
             architecture: "amd64".to_owned(),
             version: "1".to_owned(),
-            condition: Condition::Installed,
+            condition: PackageCondition::Installed,
             held: false,
             packager: None,
             vendor: None,

@@ -13,7 +13,7 @@ use std::{
 
 use camino::Utf8Path;
 
-use super::{packages, wishes::Packages};
+use super::{packages, wishes::InstalledPackages};
 use crate::{
     config::{
         desired::{KernelWish, ModuleWay, PackageWish},
@@ -27,7 +27,7 @@ use crate::{
 
 /// One build of a package.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Build {
+struct PackageBuild {
     version: String,
     kernels: BTreeSet<KernelVersion>,
 }
@@ -36,7 +36,7 @@ struct Build {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Builds {
     /// By package, preferred first: the installed build, then the newest.
-    known: BTreeMap<String, Vec<Build>>,
+    known: BTreeMap<String, Vec<PackageBuild>>,
     /// The versions of packages that are wanted beside such a build, offered or installed.
     beside: BTreeMap<String, BTreeSet<String>>,
 }
@@ -77,7 +77,7 @@ impl Builds {
     pub(super) async fn installed(
         cx: &Cx<'_>,
         wish: &KernelWish,
-        installed: &Packages,
+        installed: &InstalledPackages,
     ) -> Result<Self, StepError> {
         let mut found = Self::default();
         let (built, beside) = names(wish);
@@ -90,7 +90,7 @@ impl Builds {
             let paths = packages::backend(cx).owned_by(cx.host, &only).await;
             let paths = paths.map_err(StateError::from)?;
             let module = module_of(wish, name);
-            let build = Build {
+            let build = PackageBuild {
                 version: package.version.clone(),
                 kernels: paths
                     .iter()
@@ -119,17 +119,20 @@ impl Builds {
             return Ok(());
         }
         let built: Vec<&str> = built.into_iter().collect();
-        let mut offered: BTreeMap<String, Vec<Build>> = BTreeMap::new();
+        let mut offered: BTreeMap<String, Vec<PackageBuild>> = BTreeMap::new();
         for contents in packages::contents(cx, &built).await? {
             let module = module_of(wish, &contents.name);
             let kernels = contents
                 .paths
                 .iter()
                 .filter_map(|one| kernel_of(one, module));
-            offered.entry(contents.name).or_default().push(Build {
-                version: contents.version,
-                kernels: kernels.collect(),
-            });
+            offered
+                .entry(contents.name)
+                .or_default()
+                .push(PackageBuild {
+                    version: contents.version,
+                    kernels: kernels.collect(),
+                });
         }
         let beside: Vec<&str> = beside.into_iter().collect();
         for (name, versions) in packages::offered_versions(cx, &beside).await? {
@@ -141,7 +144,7 @@ impl Builds {
         Ok(())
     }
 
-    fn add(&mut self, backend: &dyn Backend, name: &str, mut builds: Vec<Build>) {
+    fn add(&mut self, backend: &dyn Backend, name: &str, mut builds: Vec<PackageBuild>) {
         builds.sort_by(|a, b| match backend.compare(&b.version, &a.version) {
             // The same one can be in several repositories.
             Ordering::Equal => b.kernels.len().cmp(&a.kernels.len()),
@@ -168,7 +171,7 @@ impl Builds {
                 continue;
             };
             let beside = &self.beside;
-            let lacks = |build: &Build| {
+            let lacks = |build: &PackageBuild| {
                 let version = DriverVersion::from_package(&build.version).ok()?;
                 let fits = format!("{version}-*");
                 (way.beside.iter()).find_map(|name| {
@@ -193,7 +196,7 @@ impl Builds {
             });
             let builds = &*builds;
             lost.retain(|kernel, _| {
-                let is_for = |build: &Build| {
+                let is_for = |build: &PackageBuild| {
                     build.kernels.contains(kernel) && backend.matches(pattern, &build.version)
                 };
                 !builds.iter().any(is_for)
@@ -247,7 +250,7 @@ impl Builds {
         name: &str,
         pattern: &str,
         kernel: &KernelVersion,
-    ) -> Option<&Build> {
+    ) -> Option<&PackageBuild> {
         let mut known = self.known.get(name).into_iter().flatten();
         known.find(|build| {
             build.kernels.contains(kernel) && backend.matches(pattern, &build.version)
@@ -305,7 +308,7 @@ impl Builds {
 
     /// What there is, in words; `None` where no such package is wanted or known.
     pub(super) fn in_words(&self) -> Option<String> {
-        let one = |name: &String, build: &Build| {
+        let one = |name: &String, build: &PackageBuild| {
             let kernels: Vec<&str> = build.kernels.iter().map(KernelVersion::as_str).collect();
             match kernels.is_empty() {
                 true => format!(
@@ -325,7 +328,7 @@ impl Builds {
 
 #[cfg(test)]
 mod tests {
-    use super::{Build, Builds, kernel_of};
+    use super::{Builds, PackageBuild, kernel_of};
     use crate::{
         config::{desired::ModuleWay, kernel::for_kernel},
         model::version::KernelVersion,
@@ -361,8 +364,8 @@ mod tests {
         }
     }
 
-    fn build(version: &str, kernels: &[&str]) -> Build {
-        Build {
+    fn build(version: &str, kernels: &[&str]) -> PackageBuild {
+        PackageBuild {
             version: version.into(),
             kernels: kernels.iter().map(|one| kernel(one)).collect(),
         }

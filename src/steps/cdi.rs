@@ -7,13 +7,13 @@ use camino::Utf8Path;
 
 use super::{
     DRIVER_MODULE, DRIVER_NODES, RUNTIME_PODMAN, TOOLKIT_PACKAGES, VALIDATION_DEVICES,
-    cdi_rules::{self, Conflict, Machine, Seen},
+    cdi_rules::{self, Conflict, MachineDevices, SeenSpec},
     nodes::{self, USERS},
     words,
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Cdi as Wish, Desired, RuntimeKind},
+    config::desired::{Cdi, Desired, RuntimeKind},
     facts::Facts,
     model::{id::StepId, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
@@ -51,7 +51,7 @@ const NO_GROUPS: &str = "--feature-flag=no-additional-gids-for-device-nodes";
 const REFRESHED: &str = "/var/run/cdi/nvidia.yaml";
 
 /// See the module.
-pub struct Cdi;
+pub struct CdiSpecification;
 
 #[derive(Debug, Clone, Default)]
 struct CdiState {
@@ -59,9 +59,9 @@ struct CdiState {
     unit: Option<String>,
     enabled: bool,
     loaded: Option<DriverVersion>,
-    machine: Machine,
+    machine: MachineDevices,
     /// The files with specifications, the own one first if it is there.
-    seen: Vec<Seen>,
+    seen: Vec<SeenSpec>,
     /// The toolkit's own unit, which writes a file of its own, is there.
     refreshes: bool,
     /// The toolkit is there.
@@ -71,7 +71,7 @@ struct CdiState {
 }
 
 impl CdiState {
-    fn own(&self, path: &Utf8Path) -> Option<&Seen> {
+    fn own(&self, path: &Utf8Path) -> Option<&SeenSpec> {
         self.seen.iter().find(|seen| seen.path == path)
     }
 }
@@ -116,7 +116,7 @@ async fn old_podman(cx: &Cx<'_>) -> Option<Version> {
     (version < podman::READS_GROUPS && can_leave_out).then_some(version)
 }
 
-async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
+async fn detect(cx: &Cx<'_>, wish: &Cdi) -> Result<CdiState, StepError> {
     let files = cx.host.files();
     let loaded = cx.state.loaded_driver()?.cloned();
     let mut refreshes = false;
@@ -195,7 +195,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     if let Some(blocked) = obstacle(state, wish, loaded) {
         return blocked;
     }
-    let flaw = |seen: &Seen| {
+    let flaw = |seen: &SeenSpec| {
         cdi_rules::stale(seen, &state.machine, loaded).or_else(|| unread(seen, state.old_podman))
     };
     let stale = match state.own(&wish.path) {
@@ -240,14 +240,14 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
 }
 
 /// Why Podman cannot read a specification; `None` if it can, or need not.
-fn unread(seen: &Seen, old_podman: Option<Version>) -> Option<String> {
+fn unread(seen: &SeenSpec, old_podman: Option<Version>) -> Option<String> {
     let (podman, spec) = (old_podman?, seen.spec.as_ref().ok()?);
     (spec.has_groups())
         .then(|| format!("names groups of device nodes, which Podman {podman} cannot read"))
 }
 
 /// What only a person can put right: nothing of others is deleted.
-fn obstacle(state: &CdiState, wish: &Wish, loaded: &DriverVersion) -> Option<Assessment> {
+fn obstacle(state: &CdiState, wish: &Cdi, loaded: &DriverVersion) -> Option<Assessment> {
     if let Some(conflict) = cdi_rules::conflict(&state.seen) {
         let Conflict { one, other, names } = conflict;
         return Some(Assessment::blocked(
@@ -292,7 +292,7 @@ fn obstacle(state: &CdiState, wish: &Wish, loaded: &DriverVersion) -> Option<Ass
 }
 
 #[async_trait]
-impl Step for Cdi {
+impl Step for CdiSpecification {
     fn id(&self) -> StepId {
         super::CDI
     }
@@ -340,8 +340,8 @@ impl Step for Cdi {
 #[cfg(test)]
 mod tests {
     use super::{
-        Cdi, CdiState, REFRESH, REFRESHED, UNIT_PATH,
-        cdi_rules::{Machine, Seen, Visible},
+        CdiSpecification, CdiState, REFRESH, REFRESHED, UNIT_PATH,
+        cdi_rules::{MachineDevices, SeenSpec, Visible},
         decide, old_podman, unit,
     };
     use crate::{
@@ -363,8 +363,8 @@ devices:
     - name: all
 "#;
 
-    fn seen(path: &str, text: &str) -> Seen {
-        Seen {
+    fn seen(path: &str, text: &str) -> SeenSpec {
+        SeenSpec {
             path: path.into(),
             spec: parse(text),
             missing: vec![],
@@ -378,9 +378,9 @@ devices:
             unit: Some(unit(&path, true)),
             enabled: true,
             loaded: loaded.parse().ok(),
-            machine: Machine {
+            machine: MachineDevices {
                 gpus: 1,
-                ..Machine::default()
+                ..MachineDevices::default()
             },
             seen: vec![seen(path.as_str(), SPEC)],
             refreshes: true,
@@ -549,7 +549,7 @@ devices:
         };
         assert!(said(&newer).ends_with("names 1 GPU and driver 535.261.03"));
         for content in [with_groups, without] {
-            assert!(Cdi.wants(&Change::write(UNIT_PATH, content), &desired()));
+            assert!(CdiSpecification.wants(&Change::write(UNIT_PATH, content), &desired()));
         }
     }
 

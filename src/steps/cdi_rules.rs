@@ -8,7 +8,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::words;
 use crate::{
-    host::{Nvml, NvmlView, files::Kind},
+    host::{Nvml, NvmlView, files::FileKind},
     model::version::DriverVersion,
     step::{Cx, StepError},
     tools::cdi::{self, DeviceNode, FOLDERS, KIND, Spec},
@@ -16,19 +16,19 @@ use crate::{
 
 /// A file with a specification of NVIDIA's GPUs, and what of the machine it speaks of.
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
+pub(super) struct SeenSpec {
     pub(super) path: Utf8PathBuf,
     /// The specification, or why it is none.
     pub(super) spec: Result<Spec, String>,
     /// Host paths that it names and that are not there.
     pub(super) missing: Vec<String>,
     /// The device nodes that it gives numbers to, with what is there under their names now.
-    pub(super) nodes: Vec<(DeviceNode, Kind)>,
+    pub(super) nodes: Vec<(DeviceNode, FileKind)>,
 }
 
 /// What the specifications are compared with.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Machine {
+pub(super) struct MachineDevices {
     /// What containers can use, by NVML; `None` where it does not answer.
     pub(super) visible: Option<Vec<Visible>>,
     /// GPUs on the bus that this machine uses itself.
@@ -74,7 +74,7 @@ pub(super) fn visible(view: &NvmlView) -> Vec<Visible> {
 
 /// The files with a specification of NVIDIA's GPUs: `own` first if it is there, then those of others in the
 /// folders that runtimes read.
-pub(super) fn seen(cx: &Cx<'_>, own: &Utf8Path) -> Result<Vec<Seen>, StepError> {
+pub(super) fn seen(cx: &Cx<'_>, own: &Utf8Path) -> Result<Vec<SeenSpec>, StepError> {
     let files = cx.host.files();
     let mut paths = vec![own.to_owned()];
     for folder in FOLDERS {
@@ -101,7 +101,7 @@ pub(super) fn seen(cx: &Cx<'_>, own: &Utf8Path) -> Result<Vec<Seen>, StepError> 
     Ok(all)
 }
 
-fn look(cx: &Cx<'_>, path: Utf8PathBuf, spec: Result<Spec, String>) -> Result<Seen, StepError> {
+fn look(cx: &Cx<'_>, path: Utf8PathBuf, spec: Result<Spec, String>) -> Result<SeenSpec, StepError> {
     let (mut missing, mut nodes) = (Vec::new(), Vec::new());
     // A tree whose device nodes were not recorded tells nothing about them.
     let has_nodes = cx.host.files().exists("/dev".into())?;
@@ -123,7 +123,7 @@ fn look(cx: &Cx<'_>, path: Utf8PathBuf, spec: Result<Spec, String>) -> Result<Se
             }
         }
     }
-    Ok(Seen {
+    Ok(SeenSpec {
         path,
         spec,
         missing,
@@ -131,9 +131,9 @@ fn look(cx: &Cx<'_>, path: Utf8PathBuf, spec: Result<Spec, String>) -> Result<Se
     })
 }
 
-pub(super) async fn machine(cx: &Cx<'_>, loaded: bool) -> Result<Machine, StepError> {
+pub(super) async fn machine(cx: &Cx<'_>, loaded: bool) -> Result<MachineDevices, StepError> {
     let devices = cx.host.files().read_text("/proc/devices".into())?;
-    let mut machine = Machine {
+    let mut machine = MachineDevices {
         gpus: words::usable(cx)?.len(),
         majors: cdi::majors(devices.as_deref().unwrap_or_default()),
         visible: None,
@@ -150,9 +150,9 @@ pub(super) async fn machine(cx: &Cx<'_>, loaded: bool) -> Result<Machine, StepEr
 
 /// A device node on the disk that the driver no longer has under this number: it leads nowhere, or to another
 /// driver.
-pub(super) fn dead_node(seen: &Seen, machine: &Machine) -> Option<String> {
+pub(super) fn dead_node(seen: &SeenSpec, machine: &MachineDevices) -> Option<String> {
     seen.nodes.iter().find_map(|(node, now)| {
-        let Kind::CharDevice(major, minor) = *now else {
+        let FileKind::CharDevice(major, minor) = *now else {
             return None;
         };
         let (name, right) = machine.major_of(node.host_path())?;
@@ -165,7 +165,7 @@ pub(super) fn dead_node(seen: &Seen, machine: &Machine) -> Option<String> {
     })
 }
 
-impl Machine {
+impl MachineDevices {
     /// The kernel's name and number for the driver of a node; `None` where it lists none.
     fn major_of(&self, path: &str) -> Option<(&str, u32)> {
         let names = cdi::drivers_of(path);
@@ -176,10 +176,10 @@ impl Machine {
 }
 
 /// How the numbers of a device node differ from what is there now; `None` where they are the same.
-fn moved(node: &DeviceNode, now: &Kind) -> Option<String> {
+fn moved(node: &DeviceNode, now: &FileKind) -> Option<String> {
     let (major, minor) = node.numbers()?;
     let now = match *now {
-        Kind::CharDevice(now_major, now_minor) => {
+        FileKind::CharDevice(now_major, now_minor) => {
             if (major, minor) == (now_major.into(), now_minor.into()) {
                 return None;
             }
@@ -194,7 +194,11 @@ fn moved(node: &DeviceNode, now: &Kind) -> Option<String> {
 }
 
 /// Why a specification is not that of this machine; `None` where it is.
-pub(super) fn stale(seen: &Seen, machine: &Machine, loaded: &DriverVersion) -> Option<String> {
+pub(super) fn stale(
+    seen: &SeenSpec,
+    machine: &MachineDevices,
+    loaded: &DriverVersion,
+) -> Option<String> {
     let spec = match &seen.spec {
         Ok(spec) => spec,
         Err(why) => return Some(format!("cannot be read: {why}")),
@@ -287,8 +291,8 @@ pub(super) struct Conflict {
     pub(super) names: Vec<String>,
 }
 
-pub(super) fn conflict(all: &[Seen]) -> Option<Conflict> {
-    let names = |seen: &Seen| -> Vec<String> {
+pub(super) fn conflict(all: &[SeenSpec]) -> Option<Conflict> {
+    let names = |seen: &SeenSpec| -> Vec<String> {
         let spec = seen.spec.as_ref().ok();
         spec.into_iter()
             .flat_map(|spec| spec.names().map(str::to_owned))
@@ -313,7 +317,10 @@ pub(super) fn conflict(all: &[Seen]) -> Option<Conflict> {
 
 /// The files of others whose devices hide those of `own`, because their folder is the later one and they name
 /// the same devices.
-pub(super) fn hiding<'s>(own: &Utf8Path, all: &'s [Seen]) -> impl Iterator<Item = &'s Seen> {
+pub(super) fn hiding<'s>(
+    own: &Utf8Path,
+    all: &'s [SeenSpec],
+) -> impl Iterator<Item = &'s SeenSpec> {
     let place = |path: &Utf8Path| {
         let folder = path.parent().map(Utf8Path::as_str);
         FOLDERS.iter().position(|one| Some(*one) == folder)
@@ -336,9 +343,9 @@ pub(super) fn hiding<'s>(own: &Utf8Path, all: &'s [Seen]) -> impl Iterator<Item 
 
 #[cfg(test)]
 mod tests {
-    use super::{Machine, Seen, Visible, dead_node, stale, visible};
+    use super::{MachineDevices, SeenSpec, Visible, dead_node, stale, visible};
     use crate::{
-        host::{MigDevice, NvmlView, files::Kind},
+        host::{MigDevice, NvmlView, files::FileKind},
         model::version::DriverVersion,
         steps::fixtures::nvml_device,
         tools::cdi::parse,
@@ -359,8 +366,8 @@ devices:
         version.parse().expect("a version")
     }
 
-    fn seen(text: &str) -> Seen {
-        Seen {
+    fn seen(text: &str) -> SeenSpec {
+        SeenSpec {
             path: "/etc/cdi/nvidia.yaml".into(),
             spec: parse(text),
             missing: vec![],
@@ -368,11 +375,11 @@ devices:
         }
     }
 
-    fn machine(gpus: usize, visible: Option<Vec<Visible>>) -> Machine {
-        Machine {
+    fn machine(gpus: usize, visible: Option<Vec<Visible>>) -> MachineDevices {
+        MachineDevices {
             gpus,
             visible,
-            ..Machine::default()
+            ..MachineDevices::default()
         }
     }
 
@@ -386,7 +393,7 @@ devices:
     #[test]
     fn stale_in_each_way() {
         let one = machine(1, None);
-        let why = |seen: &Seen, machine: &Machine, version: &str| {
+        let why = |seen: &SeenSpec, machine: &MachineDevices, version: &str| {
             stale(seen, machine, &loaded(version)).unwrap_or_default()
         };
         assert_eq!(why(&seen(SPEC), &one, "535.261.03"), "");
@@ -402,7 +409,7 @@ devices:
         assert!(why(&seen(&mixed), &one, "535.261.03").contains("libnvidia-ml.so.525.1.1`"));
         let bare = SPEC.replace("535.261.03", "1");
         assert!(why(&seen(&bare), &one, "535.261.03").contains("another driver than 535.261.03"));
-        let gone = Seen {
+        let gone = SeenSpec {
             missing: vec!["/dev/nvidia0".into()],
             ..seen(SPEC)
         };
@@ -466,7 +473,7 @@ devices:
         assert_eq!(compared(&["1"], &view), None);
     }
 
-    fn node(path: &str, now: Kind) -> Seen {
+    fn node(path: &str, now: FileKind) -> SeenSpec {
         let text = format!(
             "{SPEC}    - name: x\n      containerEdits: {{deviceNodes: [{{path: {path}, major: 243, minor: 1}}]}}\n"
         );
@@ -484,12 +491,12 @@ devices:
             let seen = node("/dev/nvidia-uvm", now);
             stale(&seen, &one, &loaded("535.261.03"))
         };
-        assert_eq!(why(Kind::CharDevice(243, 1)), None);
+        assert_eq!(why(FileKind::CharDevice(243, 1)), None);
         for (now, told) in [
-            (Kind::CharDevice(242, 1), "242:1"),
-            (Kind::CharDevice(243, 0), "243:0"),
-            (Kind::CharDevice(1, 243), "1:243"),
-            (Kind::File, "no device"),
+            (FileKind::CharDevice(242, 1), "242:1"),
+            (FileKind::CharDevice(243, 0), "243:0"),
+            (FileKind::CharDevice(1, 243), "1:243"),
+            (FileKind::File, "no device"),
         ] {
             let why = why(now).expect("stale");
             let words = format!("`/dev/nvidia-uvm` as device 243:1, which is {told} now");
@@ -499,11 +506,11 @@ devices:
 
     #[test]
     fn a_node_with_a_number_that_the_kernel_gave_to_another_driver_is_dead() {
-        let majors = |uvm| Machine {
+        let majors = |uvm| MachineDevices {
             majors: vec![("nvidia".into(), 195), ("nvidia-uvm".into(), uvm)],
             ..machine(1, None)
         };
-        let seen = node("/dev/nvidia-uvm", Kind::CharDevice(243, 1));
+        let seen = node("/dev/nvidia-uvm", FileKind::CharDevice(243, 1));
         assert_eq!(dead_node(&seen, &majors(243)), None);
         assert_eq!(
             dead_node(&seen, &majors(242)).as_deref(),
@@ -511,7 +518,7 @@ devices:
         );
         // A kernel that lists none says nothing, and neither does it of nodes of others.
         assert_eq!(dead_node(&seen, &machine(1, None)), None);
-        let other = node("/dev/dri/card0", Kind::CharDevice(226, 0));
+        let other = node("/dev/dri/card0", FileKind::CharDevice(226, 0));
         assert_eq!(dead_node(&other, &majors(242)), None);
     }
 }

@@ -8,7 +8,7 @@ use camino::Utf8PathBuf;
 
 use super::{
     CDI, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_DOCKER_NVIDIA, RUNTIME_PODMAN, VALIDATION_DEVICES,
-    VALIDATION_IMAGE, packages, wishes::Packages, words,
+    VALIDATION_IMAGE, packages, wishes::InstalledPackages, words,
 };
 use crate::{
     change::{Change, Lock, Probe, ProofRecord},
@@ -21,12 +21,12 @@ use crate::{
 };
 
 /// See the module.
-pub struct Container;
+pub struct ContainerProbe;
 
 #[derive(Debug, Clone, Default)]
 struct ContainerState {
     loaded: Option<DriverVersion>,
-    installed: Packages,
+    installed: InstalledPackages,
     /// The GPUs that containers can use.
     gpus: Vec<GpuFact>,
     /// UUIDs of the devices that compute, by NVML; `None` if it does not answer.
@@ -286,7 +286,7 @@ fn moved(record: &str, inputs: &str) -> String {
 }
 
 #[async_trait]
-impl Step for Container {
+impl Step for ContainerProbe {
     fn id(&self) -> StepId {
         super::VALIDATION_CONTAINER
     }

@@ -7,7 +7,7 @@ use super::{
     DRIVER_PREBUILT, KERNEL_RELEASE, REPOSITORIES, SECURE_BOOT, packages,
     replaced::{self, There},
     streams,
-    wishes::{Packages, compare, install},
+    wishes::{InstalledPackages, compare, install},
     words,
 };
 use crate::{
@@ -31,7 +31,7 @@ pub struct DriverPackages;
 
 #[derive(Debug, Clone, Default)]
 struct DriverPackagesState {
-    installed: Packages,
+    installed: InstalledPackages,
     /// Bootable kernels for which no driver module is on disk.
     kernels_without_module: Vec<String>,
     /// The file exists that keeps the scripts of packages from building with DKMS.

@@ -10,8 +10,9 @@ use crate::{
     compat::matrix::{Fabric, Matrix},
     config::{
         desired::{
-            Desired, DriverWish, Existing, Guard, Hold, Manager, PackagePolicy, Pin, Preflight,
-            Repository, Restart, RuntimeKind, RuntimeWish, ToolkitWish, Validation,
+            Desired, DriverWish, Existing, Guard, Hold, Manager, PackagePolicy, Pin,
+            PreflightLimits, Repository, Restart, RuntimeKind, RuntimeWish, ToolkitWish,
+            Validation,
         },
         load::{Ask, load},
     },
@@ -173,7 +174,7 @@ static OF_PROFILE: LazyLock<Desired> = LazyLock::new(|| {
 
 pub(crate) fn desired() -> Desired {
     Desired {
-        preflight: Preflight {
+        preflight: PreflightLimits {
             min_free_root_bytes: 8 << 30,
             min_free_boot_bytes: 100 << 20,
             min_memory_bytes: 1 << 30,

@@ -7,7 +7,7 @@ use super::{
     KERNEL_RELEASE, REPOSITORIES,
     driver_packages::adopts,
     packages,
-    wishes::{Packages, package_step},
+    wishes::{InstalledPackages, package_step},
 };
 use crate::{
     change::Lock,
@@ -22,7 +22,7 @@ pub struct Headers;
 /// What was read.
 #[derive(Debug, Clone, Default)]
 struct HeadersState {
-    installed: Packages,
+    installed: InstalledPackages,
     /// The existing driver is adopted.
     adopts: bool,
 }

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 
 use super::{
     DRIVER_PACKAGES, HEADERS, RUNTIME_CONTAINERD, RUNTIME_DOCKER, TOOLKIT_PACKAGES, packages,
-    wishes::Packages, words,
+    wishes::InstalledPackages, words,
 };
 use crate::{
     change::{Change, Lock},
@@ -19,7 +19,7 @@ pub struct Holds;
 
 #[derive(Debug, Clone, Default)]
 struct HoldState {
-    installed: Packages,
+    installed: InstalledPackages,
     /// The file that makes the automatic updater leave packages alone.
     exclusion: Option<String>,
     /// Why a hold has no effect on this machine.

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// See the module.
-pub struct Image;
+pub struct ValidationImage;
 
 /// What is known about the image in one runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,7 +118,7 @@ fn decide(state: &ImageState, image: &str, desired: &Desired) -> Assessment {
 }
 
 #[async_trait]
-impl Step for Image {
+impl Step for ValidationImage {
     fn id(&self) -> StepId {
         super::VALIDATION_IMAGE
     }
@@ -164,7 +164,7 @@ impl Step for Image {
 
 #[cfg(test)]
 mod tests {
-    use super::{Found, Image, ImageState, decide, wanted};
+    use super::{Found, ImageState, ValidationImage, decide, wanted};
     use crate::{
         change::Change,
         config::desired::{Desired, RuntimeKind},
@@ -247,12 +247,12 @@ mod tests {
             image: image.to_owned(),
             timeout_seconds: 90,
         };
-        assert!(Image.wants(&pulled(IMAGE), &with_image()));
-        assert!(!Image.wants(&pulled("registry.example.com/cuda:0"), &with_image()));
-        assert!(!Image.wants(&pulled(IMAGE), &desired()));
+        assert!(ValidationImage.wants(&pulled(IMAGE), &with_image()));
+        assert!(!ValidationImage.wants(&pulled("registry.example.com/cuda:0"), &with_image()));
+        assert!(!ValidationImage.wants(&pulled(IMAGE), &desired()));
         // Settings alone decide: a GPU that is gone undoes nothing.
         let mut without = desired();
         without.driver = None;
-        assert!(Image.wants(&pulled(IMAGE), &without));
+        assert!(ValidationImage.wants(&pulled(IMAGE), &without));
     }
 }

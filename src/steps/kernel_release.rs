@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
-    compat::kernels::Answer,
+    compat::kernels::KernelAnswer,
     config::{
         desired::{Desired, DriverWish, Existing, KernelWish, ModuleWay, PackageWish},
         kernel::for_kernel,
@@ -42,7 +42,7 @@ async fn detect(cx: &Cx<'_>) -> Result<KernelState, StepError> {
         return Ok(KernelState::default());
     };
     let kernel = match &asked.answer {
-        Some(Answer::Install { way, kernel, .. }) => {
+        Some(KernelAnswer::Install { way, kernel, .. }) => {
             to_install(cx, wish, &asked, *way, kernel).await?
         }
         _ => Vec::new(),
@@ -149,10 +149,10 @@ fn answer(
     };
     let needed = list(&kernels.needed());
     match answer {
-        Answer::Unknown => Assessment::not_applicable(
+        KernelAnswer::Unknown => Assessment::not_applicable(
             "neither the running kernel nor the one of the next boot is known",
         ),
-        Answer::Here { way } => {
+        KernelAnswer::Here { way } => {
             let why = if asked
                 .question
                 .ways
@@ -170,7 +170,7 @@ fn answer(
                 Assessment::needs(why, vec![Change::RefreshRepositories])
             }
         }
-        Answer::Boot { kernel, .. } => {
+        KernelAnswer::Boot { kernel, .. } => {
             let running = kernels.running.as_ref();
             let why = format!(
                 "kernel {}: {}; the next boot starts kernel {kernel}, which can have it: {reboots}",
@@ -182,7 +182,7 @@ fn answer(
             let reboot = Change::Reboot { why: why.clone() };
             Assessment::needs(why, new_lists.into_iter().chain([reboot]).collect())
         }
-        Answer::Install {
+        KernelAnswer::Install {
             kernel,
             other_series,
             ..
@@ -224,7 +224,7 @@ fn answer(
             }
             Assessment::needs(why, changes)
         }
-        Answer::Refused(refused) => match refusal(refused, asked, wish, desired) {
+        KernelAnswer::Refused(refused) => match refusal(refused, asked, wish, desired) {
             (why, hint) if asked.certain => Assessment::blocked(why, hint),
             (why, hint) => Assessment::BlockedByOldLists { why, hint },
         },
@@ -273,7 +273,7 @@ mod tests {
     use super::{KernelState, decide};
     use crate::{
         change::Change,
-        compat::kernels::{Kernels, Question, Way},
+        compat::kernels::{KernelQuestion, Kernels, Way},
         config::{
             desired::{Desired, KernelWish, ModuleWay},
             kernel::RefusedKernel,
@@ -312,14 +312,14 @@ mod tests {
     /// A machine that runs and boots the old kernel, in an archive with modules for these.
     fn state(packaged: &[&str]) -> KernelState {
         let kernel = |text: &str| text.parse().expect("a kernel");
-        let mut question = Question {
+        let mut question = KernelQuestion {
             kernels: Kernels {
                 running: Some(kernel(OLD)),
                 next: Some(kernel(OLD)),
                 installed: vec![kernel(OLD)],
                 image: false,
             },
-            ..Question::default()
+            ..KernelQuestion::default()
         };
         question.images = packaged.iter().map(|one| kernel(one)).collect();
         question.ways.push(Way {

@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     builds::Builds,
     packages,
-    wishes::{Packages, compare},
+    wishes::{InstalledPackages, compare},
 };
 use crate::{
     compat::{
         kernel::strongest,
-        kernels::{Answer, Kernels, Question, Way},
+        kernels::{KernelAnswer, KernelQuestion, Kernels, Way},
         matrix::Matrix,
         ruling::{Judgement, Offer, Ruling},
     },
@@ -32,9 +32,9 @@ const UNSIGNED: &str = "Secure Boot is on, and no key that the machine trusts si
 /// The question, with what was read for it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Asked {
-    pub(super) question: Question,
+    pub(super) question: KernelQuestion,
     /// The answer, or why nobody knows it yet.
-    pub(super) answer: Option<Answer>,
+    pub(super) answer: Option<KernelAnswer>,
     /// The package lists were not needed for it, or are as new as this run.
     pub(super) certain: bool,
     /// Kernels whose packaged module is of another version than the libraries, in words.
@@ -44,7 +44,7 @@ pub(super) struct Asked {
     pub(super) left: Option<(KernelVersion, String)>,
     /// Why kernels are not installed for which a module could be compiled, by the matrix.
     pub(super) ruled_out: BTreeSet<String>,
-    pub(super) installed: Packages,
+    pub(super) installed: InstalledPackages,
     /// Builds of packages that are each for one kernel.
     pub(super) builds: Builds,
 }
@@ -77,7 +77,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
         all.iter().all(|wishes| is_met(wishes))
     };
     let mut asked = Asked {
-        question: Question {
+        question: KernelQuestion {
             consent: wish.consent,
             ways: (wish.ways.iter())
                 .map(|way| Way {
@@ -122,7 +122,8 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
         return Ok(Some(asked));
     }
     asked.certain = cx.state.lists_are_new();
-    let Some(lists) = Lists::read(cx, wish, &asked.question.kernels, &installed).await? else {
+    let Some(lists) = KernelLists::read(cx, wish, &asked.question.kernels, &installed).await?
+    else {
         return Ok(Some(asked));
     };
     builds.add_offered(cx, wish).await?;
@@ -166,7 +167,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
             asked.other_module.extend(other);
         }
         if way.dkms.is_some() {
-            let judged = Judged::of(cx, way, &lists, &asked.question.kernels);
+            let judged = CompilableKernels::of(cx, way, &lists, &asked.question.kernels);
             asked.ruled_out.extend(judged.rule_out(&mut found.kernels));
         }
         found.kernels.retain(|kernel| stays(kernel));
@@ -220,15 +221,15 @@ fn is_unsigned(cx: &Cx<'_>) -> Result<bool, StepError> {
 
 /// What the matrix says about compiling the driver's module for kernels that could be installed. The pick
 /// of the driver has judged those of the machine; what is packaged has been compiled by its vendor.
-struct Judged<'a> {
+struct CompilableKernels<'a> {
     matrix: Option<&'a Matrix>,
     arch: Option<&'a str>,
     offer: Option<Offer>,
     needed: Vec<KernelVersion>,
 }
 
-impl<'a> Judged<'a> {
-    fn of(cx: &Cx<'a>, way: &ModuleWay, lists: &Lists, kernels: &Kernels) -> Self {
+impl<'a> CompilableKernels<'a> {
+    fn of(cx: &Cx<'a>, way: &ModuleWay, lists: &KernelLists, kernels: &Kernels) -> Self {
         let offer = (cx.desired.driver.as_ref()).and_then(|driver| {
             let picked = driver.version.clone();
             let version = picked.or_else(|| lists.driver(packages::backend(cx), way))?;
@@ -270,7 +271,7 @@ impl<'a> Judged<'a> {
 }
 
 /// What the package lists and the database say about packages of kernels.
-struct Lists {
+struct KernelLists {
     arch: String,
     /// The kernels in the names of packages, by template, of the flavour of the machine.
     named: Vec<(PackageWish, BTreeSet<KernelVersion>)>,
@@ -278,13 +279,13 @@ struct Lists {
     versions: BTreeMap<String, Vec<String>>,
 }
 
-impl Lists {
+impl KernelLists {
     /// Reads them; `None` if there are none yet.
     async fn read(
         cx: &Cx<'_>,
         wish: &KernelWish,
         kernels: &Kernels,
-        installed: &Packages,
+        installed: &InstalledPackages,
     ) -> Result<Option<Self>, StepError> {
         if !packages::has_lists(cx)? {
             return Ok(None);
@@ -425,13 +426,16 @@ impl Lists {
 }
 
 /// The way that was found, and the kernels for which it is prepared.
-pub(super) fn chosen(answer: &Answer, kernels: &Kernels) -> Option<(usize, Vec<KernelVersion>)> {
+pub(super) fn chosen(
+    answer: &KernelAnswer,
+    kernels: &Kernels,
+) -> Option<(usize, Vec<KernelVersion>)> {
     match answer {
-        Answer::Here { way } => Some((*way, kernels.needed())),
-        Answer::Boot { way, kernel } | Answer::Install { way, kernel, .. } => {
+        KernelAnswer::Here { way } => Some((*way, kernels.needed())),
+        KernelAnswer::Boot { way, kernel } | KernelAnswer::Install { way, kernel, .. } => {
             Some((*way, vec![kernel.clone()]))
         }
-        Answer::Unknown | Answer::Refused(_) => None,
+        KernelAnswer::Unknown | KernelAnswer::Refused(_) => None,
     }
 }
 
@@ -458,7 +462,7 @@ pub async fn settle(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
         let packages = wish.packages(&way.packages, &kernels);
         driver.packages = asked.builds.settled(packages::backend(cx), way, packages);
         // A packaged module needs its kernel, which no transaction brings unless it names it.
-        if let (Some(Answer::Install { .. }), Some(image)) = (&asked.answer, &wish.image) {
+        if let (Some(KernelAnswer::Install { .. }), Some(image)) = (&asked.answer, &wish.image) {
             let images = wish.packages(std::slice::from_ref(image), &kernels);
             driver.packages.extend(images);
         }
@@ -474,7 +478,7 @@ pub async fn settle(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Judged, Offer, left};
+    use super::{CompilableKernels, Offer, left};
     use crate::{
         config::kernel::RefusedKernel,
         host::fake,
@@ -522,7 +526,7 @@ mod tests {
         let kernel = |text: &str| text.parse().expect("a kernel");
         // `[[kernel-report]]`, OPEN-RESIZE.
         let (old, newer, broken) = ("6.1.0-44-amd64", "6.1.0-55-amd64", "6.1.0-56-amd64");
-        let judged = |version: &str, needed: &str| Judged {
+        let judged = |version: &str, needed: &str| CompilableKernels {
             matrix: Some(&matrix),
             arch: Some("x86_64"),
             offer: Some(Offer {

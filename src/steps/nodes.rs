@@ -13,7 +13,7 @@ use crate::{
     change::Change,
     config::desired::Desired,
     facts::Facts,
-    host::files::Kind,
+    host::files::FileKind,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     tools::{packages::HEADER, systemctl::UnitState},
@@ -107,7 +107,7 @@ async fn detect(cx: &Cx<'_>) -> Result<NodesState, StepError> {
                 continue;
             }
             let path = folder.join(name);
-            let Some(Kind::CharDevice(major, minor)) = files.stat(&path)?.map(|stat| stat.kind)
+            let Some(FileKind::CharDevice(major, minor)) = files.stat(&path)?.map(|stat| stat.kind)
             else {
                 continue;
             };

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
-use super::wishes::{Package, Packages};
+use super::wishes::{InstalledPackage, InstalledPackages};
 use crate::{
     step::{Assessment, Cx, StepError},
     tools::packages::{self, Backend},
@@ -14,8 +14,8 @@ pub(super) fn backend(cx: &Cx<'_>) -> &'static dyn Backend {
 }
 
 /// Installed packages, from the database of the machine's package manager.
-pub(super) async fn installed(cx: &Cx<'_>) -> Result<Packages, StepError> {
-    let mut found = Packages::new();
+pub(super) async fn installed(cx: &Cx<'_>) -> Result<InstalledPackages, StepError> {
+    let mut found = InstalledPackages::new();
     for package in database(cx).await? {
         // A package of a foreign architecture does not stand for the native one.
         if (package.is_unpacked() || package.held) && !package.is_foreign() {
@@ -32,7 +32,7 @@ pub(super) async fn installed(cx: &Cx<'_>) -> Result<Packages, StepError> {
                 }
                 Entry::Occupied(_) => {}
                 Entry::Vacant(new) => {
-                    new.insert(Package {
+                    new.insert(InstalledPackage {
                         complete: package.is_installed(),
                         held: package.held,
                         version,
@@ -47,7 +47,7 @@ pub(super) async fn installed(cx: &Cx<'_>) -> Result<Packages, StepError> {
 
 /// As [`installed`], where a hold of this program does not count as one: it keeps others from changing
 /// a package, and is set again after this program has changed it.
-pub(super) async fn held_by_others(cx: &Cx<'_>) -> Result<Packages, StepError> {
+pub(super) async fn held_by_others(cx: &Cx<'_>) -> Result<InstalledPackages, StepError> {
     let (mut found, ours) = (installed(cx).await?, cx.state.ours());
     for (name, package) in &mut found {
         package.held &= ours.is_held_by_others(name);

@@ -8,7 +8,7 @@ use camino::Utf8PathBuf;
 use super::{DRIVER_MODULE, driver_packages::adopts, words};
 use crate::{
     change::Change,
-    config::desired::{Desired, Persistence as Wish},
+    config::desired::{Desired, Persistence},
     facts::Facts,
     host::Nvml,
     model::id::StepId,
@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// See the module.
-pub struct Persistence;
+pub struct PersistenceDaemon;
 
 /// With this option the daemon runs and leaves persistence mode off
 /// (NVIDIA/nvidia-persistenced, `option-table.h`; without it the mode is on).
@@ -35,7 +35,7 @@ struct PersistenceState {
     off: Option<Vec<u32>>,
 }
 
-async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<PersistenceState, StepError> {
+async fn detect(cx: &Cx<'_>, wish: &Persistence) -> Result<PersistenceState, StepError> {
     let unit = cx.state.unit(&wish.unit).await?;
     let command = match &unit {
         Some(_) => {
@@ -59,7 +59,7 @@ async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<PersistenceState, StepError>
 }
 
 /// The drop-in that lets the daemon turn persistence mode on, if its command leaves it off.
-fn drop_in(wish: &Wish, command: Option<&str>) -> Option<Change> {
+fn drop_in(wish: &Persistence, command: Option<&str>) -> Option<Change> {
     let command = command?;
     if !command.split_whitespace().any(|word| word == OFF) {
         return None;
@@ -141,7 +141,7 @@ fn decide(state: &PersistenceState, desired: &Desired, facts: &Facts, adopts: bo
 }
 
 #[async_trait]
-impl Step for Persistence {
+impl Step for PersistenceDaemon {
     fn id(&self) -> StepId {
         super::DRIVER_PERSISTENCE
     }

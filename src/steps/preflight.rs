@@ -10,7 +10,7 @@ use super::{
     arrived::here,
     driver_packages::adopts,
     packages,
-    wishes::{Packages, compare},
+    wishes::{InstalledPackages, compare},
     words,
 };
 use crate::{
@@ -159,7 +159,7 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<String> {
 }
 
 /// All packages that are wanted on this machine.
-fn wished(installed: &Packages, desired: &Desired, adopts: bool) -> Vec<PackageWish> {
+fn wished(installed: &InstalledPackages, desired: &Desired, adopts: bool) -> Vec<PackageWish> {
     let compiles = (desired.driver.as_ref()).is_some_and(|driver| driver.dkms.is_some());
     let is_wanted = |purpose: &Purpose<'_>| match purpose {
         Purpose::Driver => !adopts,
@@ -300,7 +300,7 @@ impl Step for Preflight {
 
 #[cfg(test)]
 mod tests {
-    use super::{Packages, PreflightState, bytes, compare, decide, here, wished};
+    use super::{InstalledPackages, PreflightState, bytes, compare, decide, here, wished};
     use crate::{
         change::Change,
         config::desired::Desired,
@@ -308,7 +308,7 @@ mod tests {
         step::Assessment,
         steps::{
             fixtures::{desired, facts},
-            wishes::{Package, fixtures::wishes},
+            wishes::{InstalledPackage, fixtures::wishes},
         },
         tools::packages::Manager,
     };
@@ -418,16 +418,16 @@ mod tests {
         decide(&full, &desired(), &facts()).expect_satisfied();
 
         let want = desired();
-        let to_come = |installed: &Packages| {
+        let to_come = |installed: &InstalledPackages| {
             let wished = wished(installed, &want, false);
             !compare(want.packages.manager, &wished, installed).all_met()
         };
-        assert!(to_come(&Packages::new()));
-        let complete: Packages = (want.package_groups().into_iter())
+        assert!(to_come(&InstalledPackages::new()));
+        let complete: InstalledPackages = (want.package_groups().into_iter())
             .flat_map(|(_, packages)| packages)
             .map(|wish| {
                 let version = wish.version.as_deref().unwrap_or("1").replace('*', "1");
-                let package = Package {
+                let package = InstalledPackage {
                     version,
                     further: Vec::new(),
                     held: false,
@@ -443,7 +443,7 @@ mod tests {
             driver.dkms = None;
         }
         let names = |want: &Desired, adopts| -> Vec<String> {
-            let all = wished(&Packages::new(), want, adopts).into_iter();
+            let all = wished(&InstalledPackages::new(), want, adopts).into_iter();
             all.map(|wish| wish.name).collect()
         };
         let has = |names: &[String], name: &str| names.iter().any(|one| one == name);
@@ -521,7 +521,7 @@ mod tests {
         }
         let mut want = desired();
         want.pins[0].packages.push("lib*".into());
-        let wished = wished(&Packages::new(), &want, false);
+        let wished = wished(&InstalledPackages::new(), &want, false);
         let database = (backend.database(host.reader()).await)
             .expect("files")
             .expect("a database");

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    wishes::{self, Comparison, Packages, compare, install},
+    wishes::{self, Comparison, InstalledPackages, compare, install},
     words,
 };
 use crate::{
@@ -24,7 +24,7 @@ const DISTRIBUTION: &str = "distribution";
 /// What is on the machine.
 pub(super) struct There<'s> {
     /// Packages; a hold is one of somebody else.
-    pub(super) installed: &'s Packages,
+    pub(super) installed: &'s InstalledPackages,
     /// What this program has installed.
     pub(super) ours: &'s Ours,
     /// Who installed the driver.
@@ -214,7 +214,7 @@ mod tests {
         steps::{
             fixtures::desired,
             wishes::{
-                Packages,
+                InstalledPackages,
                 fixtures::{packages, wishes},
             },
         },
@@ -222,7 +222,7 @@ mod tests {
 
     #[derive(Clone)]
     struct Machine {
-        installed: Packages,
+        installed: InstalledPackages,
         ours: Ours,
         origin: Option<Origin>,
     }

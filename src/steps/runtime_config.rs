@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// See the module; one value per runtime.
-pub struct RuntimeConfig(pub Daemon);
+pub struct NvidiaRuntime(pub Daemon);
 
 fn decide(
     state: &RuntimeState,
@@ -196,7 +196,7 @@ fn kubelets(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<String>, StepError> {
 }
 
 #[async_trait]
-impl Step for RuntimeConfig {
+impl Step for NvidiaRuntime {
     fn id(&self) -> StepId {
         match self.0 {
             Daemon::Docker => super::RUNTIME_DOCKER_NVIDIA,
@@ -256,7 +256,7 @@ impl Step for RuntimeConfig {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::{Broken, Effective, RuntimeConfig, RuntimeState, decide, drop_in, wish};
+    use super::{Broken, Effective, NvidiaRuntime, RuntimeState, decide, drop_in, wish};
     use crate::{
         change::Change,
         config::desired::{Daemon, Desired, Restart, RuntimeKind, RuntimeWish},
@@ -293,13 +293,13 @@ mod tests {
 
     #[test]
     fn what_was_configured_is_wanted_as_long_as_its_runtime_is() {
-        let docker = RuntimeConfig(Daemon::Docker);
+        let docker = NvidiaRuntime(Daemon::Docker);
         let restart = Change::RestartUnit {
             unit: "docker.service".into(),
         };
         let mut want = desired();
         assert!(docker.wants(&restart, &want));
-        assert!(!RuntimeConfig(Daemon::Containerd).wants(&restart, &want));
+        assert!(!NvidiaRuntime(Daemon::Containerd).wants(&restart, &want));
         want.toolkit = None;
         assert!(!docker.wants(&restart, &want));
         // Without a driver nobody knows whether a toolkit is wanted.

@@ -153,7 +153,7 @@ async fn detect_docker(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, 
     };
     let settings = docker::settings(
         &file,
-        &docker::Runtime {
+        &docker::DockerRuntime {
             name: NVIDIA,
             // As `nvidia-ctk` names it to Docker; the others get its path.
             program: toolkit::RUNTIME_NAME,
@@ -206,7 +206,7 @@ async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeSta
     // kubeadm's kubelet lets systemd make the control groups (Kubernetes, "Configuring a cgroup driver"), and this
     // machine has systemd.
     let for_kubelet = serves_kubelet(cx.desired);
-    let runtime = layout::Runtime {
+    let runtime = layout::ContainerdRuntime {
         name: runtime_of(cx.desired),
         program: toolkit::RUNTIME,
         kept,
@@ -255,7 +255,7 @@ async fn detect_crio(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, St
         Some(program) => cx.host.files().exists(Utf8Path::new(program))?,
         None => false,
     };
-    let runtime = crio::Runtime {
+    let runtime = crio::CrioRuntime {
         name: NVIDIA,
         program: toolkit::RUNTIME,
         kept,

@@ -8,7 +8,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
     REPOSITORIES, packages,
-    wishes::{Packages, compare, install},
+    wishes::{InstalledPackages, compare, install},
     words,
 };
 use crate::{
@@ -27,8 +27,8 @@ const RESTART_TIME_LIMIT: Duration = Duration::from_secs(30);
 pub struct RuntimePackages(pub RuntimeKind);
 
 #[derive(Debug, Clone, Default)]
-struct RuntimeState {
-    installed: Packages,
+struct RuntimePackagesState {
+    installed: InstalledPackages,
     /// Docker is a snap; its folder.
     snap: Option<&'static str>,
     /// The program of a daemon that somebody has installed without a package, with its unit.
@@ -38,7 +38,7 @@ struct RuntimeState {
     version: Option<Version>,
 }
 
-async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepError> {
+async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimePackagesState, StepError> {
     let installed = packages::installed(cx).await?;
     let unit = match &wish.unit {
         None => None,
@@ -59,7 +59,7 @@ async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepErr
         Some(_) => by_hand(cx.host.files(), wish.kind)?,
         None => None,
     };
-    Ok(RuntimeState {
+    Ok(RuntimePackagesState {
         by_hand,
         snap: match wish.kind {
             RuntimeKind::Docker => docker::snap(cx.host.files())?,
@@ -86,7 +86,7 @@ fn by_hand(files: &dyn ReadFiles, kind: RuntimeKind) -> Result<Option<Utf8PathBu
 }
 
 /// Whether neither the wanted packages nor their alternatives are there.
-fn lacks(desired: &Desired, installed: &Packages, wish: &RuntimeWish) -> bool {
+fn lacks(desired: &Desired, installed: &InstalledPackages, wish: &RuntimeWish) -> bool {
     let elsewhere = |name: &String| installed.get(name).is_some_and(|p| !p.version.is_empty());
     !wish.alternatives.iter().any(elsewhere)
         && !compare(desired.packages.manager, &wish.packages, installed).all_met()
@@ -96,7 +96,7 @@ pub(super) fn wish(desired: &Desired, kind: RuntimeKind) -> Option<&RuntimeWish>
     desired.runtimes.iter().find(|wish| wish.kind == kind)
 }
 
-fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assessment {
+fn decide(state: &RuntimePackagesState, wish: &RuntimeWish, desired: &Desired) -> Assessment {
     let present: Vec<&str> = wish
         .alternatives
         .iter()
@@ -224,7 +224,7 @@ impl Step for RuntimePackages {
 
 #[cfg(test)]
 mod tests {
-    use super::{RuntimeState, by_hand, decide, lacks, wish};
+    use super::{RuntimePackagesState, by_hand, decide, lacks, wish};
     use crate::{
         change::Change,
         config::desired::{Restart, RuntimeKind, RuntimeWish},
@@ -241,7 +241,7 @@ mod tests {
     fn installed_enabled_and_running() {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker");
-        let (_, changes) = decide(&RuntimeState::default(), docker, &want).expect_needs();
+        let (_, changes) = decide(&RuntimePackagesState::default(), docker, &want).expect_needs();
         assert!(matches!(
             &changes[..],
             [
@@ -250,13 +250,13 @@ mod tests {
                 Change::EnableUnit { .. }
             ]
         ));
-        let good = RuntimeState {
+        let good = RuntimePackagesState {
             installed: packages(&["docker.io=20.10.24"]),
             unit: Some(unit("enabled", "active")),
-            ..RuntimeState::default()
+            ..RuntimePackagesState::default()
         };
         decide(&good, docker, &want).expect_satisfied();
-        let stopped = RuntimeState {
+        let stopped = RuntimePackagesState {
             unit: Some(unit("enabled", "inactive")),
             ..good
         };
@@ -291,13 +291,13 @@ mod tests {
             ("activating", "exit-code", false),
             ("inactive", "success", false),
         ] {
-            let state = RuntimeState {
+            let state = RuntimePackagesState {
                 installed: packages(&["docker.io=20.10.24"]),
                 unit: Some(UnitState {
                     result: result.into(),
                     ..unit("enabled", active)
                 }),
-                ..RuntimeState::default()
+                ..RuntimePackagesState::default()
             };
             let answer = decide(&state, docker, &want);
             let waits = matches!(
@@ -315,12 +315,12 @@ mod tests {
     fn a_masked_unit_is_refused_with_the_command_that_unmasks_it() {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker");
-        let masked = RuntimeState {
+        let masked = RuntimePackagesState {
             unit: Some(UnitState {
                 load: "masked".into(),
                 ..unit("masked", "inactive")
             }),
-            ..RuntimeState::default()
+            ..RuntimePackagesState::default()
         };
         let (_, hint) = decide(&masked, docker, &want).expect_blocked();
         assert!(hint.contains("`systemctl unmask docker.service`"), "{hint}");
@@ -330,10 +330,10 @@ mod tests {
     fn a_docker_from_elsewhere_is_kept() {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker");
-        let other = RuntimeState {
+        let other = RuntimePackagesState {
             installed: packages(&["docker-ce=5:29.1"]),
             unit: Some(unit("enabled", "active")),
-            ..RuntimeState::default()
+            ..RuntimePackagesState::default()
         };
         let why = decide(&other, docker, &want).expect_satisfied();
         assert!(why.contains("docker-ce"), "{why}");
@@ -349,10 +349,10 @@ mod tests {
         assert_eq!(asked().as_deref(), Some("/usr/local/bin/dockerd".into()));
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker");
-        let there = RuntimeState {
+        let there = RuntimePackagesState {
             by_hand: asked(),
             unit: Some(unit("enabled", "active")),
-            ..RuntimeState::default()
+            ..RuntimePackagesState::default()
         };
         let why = decide(&there, docker, &want).expect_satisfied();
         assert!(
@@ -374,16 +374,16 @@ mod tests {
             nvidia_default: false,
             restart: Restart::WhenIdle,
         };
-        let (_, changes) = decide(&RuntimeState::default(), &podman, &want).expect_needs();
+        let (_, changes) = decide(&RuntimePackagesState::default(), &podman, &want).expect_needs();
         assert!(matches!(
             &changes[..],
             [Change::RefreshRepositories, Change::InstallPackages { .. }]
         ));
         for (version, is_enough) in [("3.4.4", false), ("4.1.0", true), ("5.4.2", true)] {
-            let state = RuntimeState {
+            let state = RuntimePackagesState {
                 installed: packages(&[&format!("podman={version}")]),
                 version: Version::parse(version),
-                ..RuntimeState::default()
+                ..RuntimePackagesState::default()
             };
             match decide(&state, &podman, &want) {
                 Assessment::Satisfied { why } => {

@@ -9,7 +9,7 @@ use super::{PREFLIGHT, driver_packages::adopts, packages, words};
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverWish, SigningKey},
-    facts::{Facts, SecureBoot as State},
+    facts::{Facts, SecureBoot},
     host::{
         FilesError, ReadFiles,
         trusted::{unusable, unusable_secret},
@@ -20,10 +20,10 @@ use crate::{
 };
 
 /// See the module.
-pub struct SecureBoot;
+pub struct ModuleSigning;
 
 #[derive(Debug, Clone, Default)]
-struct SecureBootState {
+struct ModuleSigningState {
     /// The driver that is there is kept.
     adopts: bool,
     /// A driver is loaded.
@@ -31,12 +31,12 @@ struct SecureBootState {
     /// The content of the file that tells DKMS the key.
     told: Option<String>,
     /// The key that is to sign.
-    key: Key,
+    key: SigningKeyState,
 }
 
 /// The administrator's key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-enum Key {
+enum SigningKeyState {
     /// None is configured.
     #[default]
     None,
@@ -54,14 +54,14 @@ enum Key {
     Unknown,
 }
 
-async fn detect(cx: &Cx<'_>) -> Result<SecureBootState, StepError> {
+async fn detect(cx: &Cx<'_>) -> Result<ModuleSigningState, StepError> {
     let signing = (cx.desired.driver.as_ref()).and_then(|driver| driver.signing.as_ref());
-    Ok(SecureBootState {
+    Ok(ModuleSigningState {
         adopts: adopts(cx).await,
         loaded: cx.state.loaded_driver()?.is_some(),
         told: cx.host.files().read_text(Utf8Path::new(dkms::SIGNING))?,
         key: match signing {
-            None => Key::None,
+            None => SigningKeyState::None,
             Some(signing) => key(cx, signing).await?,
         },
     })
@@ -70,11 +70,11 @@ async fn detect(cx: &Cx<'_>) -> Result<SecureBootState, StepError> {
 /// Why root may not use a file.
 type Judge = fn(&dyn ReadFiles, &Utf8Path) -> Result<Option<String>, FilesError>;
 
-async fn key(cx: &Cx<'_>, signing: &SigningKey) -> Result<Key, StepError> {
+async fn key(cx: &Cx<'_>, signing: &SigningKey) -> Result<SigningKeyState, StepError> {
     if let Some(version) = dkms_version(cx).await?
         && (packages::backend(cx).compare(&version, dkms::FIRST_TO_SIGN)).is_lt()
     {
-        return Ok(Key::Unread(version));
+        return Ok(SigningKeyState::Unread(version));
     }
     let files = cx.host.files();
     let parts: [(&Utf8Path, Judge); 2] = [
@@ -87,18 +87,18 @@ async fn key(cx: &Cx<'_>, signing: &SigningKey) -> Result<Key, StepError> {
             false => (!files.exists(path)?).then(|| "it is missing".to_owned()),
         };
         if let Some(why) = why {
-            return Ok(Key::Unusable(path.to_string(), why));
+            return Ok(SigningKeyState::Unusable(path.to_string(), why));
         }
     }
     let certificate = files.read(&signing.certificate)?.unwrap_or_default();
     // A certificate in DER is a sequence of more than 255 bytes; the other form begins with dashes.
     if certificate.starts_with(b"-----") {
-        return Ok(Key::NotDer);
+        return Ok(SigningKeyState::NotDer);
     }
     Ok(match efi::is_enrolled(files, &certificate)? {
-        Some(true) => Key::Enrolled,
-        Some(false) => Key::NotEnrolled,
-        None => Key::Unknown,
+        Some(true) => SigningKeyState::Enrolled,
+        Some(false) => SigningKeyState::NotEnrolled,
+        None => SigningKeyState::Unknown,
     })
 }
 
@@ -117,7 +117,7 @@ async fn dkms_version(cx: &Cx<'_>) -> Result<Option<String>, StepError> {
     Ok((offered.remove("dkms")).and_then(|versions| versions.into_iter().next()))
 }
 
-fn decide(state: &SecureBootState, facts: &Facts, desired: &Desired) -> Assessment {
+fn decide(state: &ModuleSigningState, facts: &Facts, desired: &Desired) -> Assessment {
     let Some(driver) = &desired.driver else {
         return words::no_driver();
     };
@@ -132,15 +132,15 @@ fn decide(state: &SecureBootState, facts: &Facts, desired: &Desired) -> Assessme
         );
     }
     match facts.secure_boot {
-        State::Disabled => Assessment::satisfied("Secure Boot is off"),
-        State::Unsupported => Assessment::satisfied("the machine does not boot with UEFI"),
+        SecureBoot::Disabled => Assessment::satisfied("Secure Boot is off"),
+        SecureBoot::Unsupported => Assessment::satisfied("the machine does not boot with UEFI"),
         // Unreadable values are listed under `unknown` in the facts; loading the module will show
         // the result.
-        State::Unknown => Assessment::satisfied(
+        SecureBoot::Unknown => Assessment::satisfied(
             "the state of Secure Boot cannot be read; an attempt to load the module will \
              show it",
         ),
-        State::Enabled => match &driver.signing {
+        SecureBoot::Enabled => match &driver.signing {
             Some(signing) => signed(state, signing),
             None if state.loaded => {
                 Assessment::satisfied("Secure Boot is on and an accepted NVIDIA module is loaded")
@@ -170,14 +170,14 @@ fn signed_source(driver: &DriverWish) -> String {
 }
 
 /// What DKMS compiles is signed with the administrator's key, if the machine trusts it.
-fn signed(state: &SecureBootState, signing: &SigningKey) -> Assessment {
+fn signed(state: &ModuleSigningState, signing: &SigningKey) -> Assessment {
     let SigningKey { key, certificate } = signing;
     let blocked = |why: String, hint: String| Assessment::Blocked { why, hint };
     match &state.key {
         // dkms makes a new pair in the place of a file that is missing, and no machine trusts that.
-        Key::None | Key::Unusable(..) => {
+        SigningKeyState::None | SigningKeyState::Unusable(..) => {
             let (path, why) = match &state.key {
-                Key::Unusable(path, why) => (path.as_str(), why.as_str()),
+                SigningKeyState::Unusable(path, why) => (path.as_str(), why.as_str()),
                 _ => (key.as_str(), "it is missing"),
             };
             blocked(
@@ -187,7 +187,7 @@ fn signed(state: &SecureBootState, signing: &SigningKey) -> Assessment {
                     .into(),
             )
         }
-        Key::Unread(version) => blocked(
+        SigningKeyState::Unread(version) => blocked(
             format!(
                 "dkms {version} does not read which key signs modules: the first that does is {}",
                 dkms::FIRST_TO_SIGN
@@ -196,14 +196,14 @@ fn signed(state: &SecureBootState, signing: &SigningKey) -> Assessment {
              Secure Boot"
                 .into(),
         ),
-        Key::NotDer => blocked(
+        SigningKeyState::NotDer => blocked(
             format!("the certificate `{certificate}` is in PEM, and DER is needed"),
             format!(
                 "run `openssl x509 -in {certificate} -outform DER -out FILE`, and name that file \
                  in `driver.secure-boot.certificate`"
             ),
         ),
-        Key::NotEnrolled => blocked(
+        SigningKeyState::NotEnrolled => blocked(
             format!(
                 "Secure Boot is on, and the certificate `{certificate}` is enrolled neither in \
                  the firmware nor as a machine owner key: modules that it signs are rejected"
@@ -214,12 +214,12 @@ fn signed(state: &SecureBootState, signing: &SigningKey) -> Assessment {
                  instance without Secure Boot"
             ),
         ),
-        Key::Enrolled | Key::Unknown => {
+        SigningKeyState::Enrolled | SigningKeyState::Unknown => {
             let content =
                 format!("{HEADER}mok_signing_key=\"{key}\"\nmok_certificate=\"{certificate}\"\n");
             if state.told.as_ref() == Some(&content) {
                 return Assessment::satisfied(match state.key {
-                    Key::Enrolled => format!(
+                    SigningKeyState::Enrolled => format!(
                         "Secure Boot is on, and modules are signed with `{key}`, whose \
                          certificate is enrolled"
                     ),
@@ -241,7 +241,7 @@ fn signed(state: &SecureBootState, signing: &SigningKey) -> Assessment {
 }
 
 #[async_trait]
-impl Step for SecureBoot {
+impl Step for ModuleSigning {
     fn id(&self) -> StepId {
         super::SECURE_BOOT
     }
@@ -265,7 +265,7 @@ impl Step for SecureBoot {
 
 #[cfg(test)]
 mod tests {
-    use super::{Key, SecureBootState, State, decide};
+    use super::{ModuleSigningState, SecureBoot, SigningKeyState, decide};
     use crate::{
         change::Change,
         config::desired::{Desired, OtherSource, SigningKey},
@@ -278,18 +278,18 @@ mod tests {
     #[test]
     fn only_an_unsigned_module_under_secure_boot_blocks() {
         for (state, dkms, blocked) in [
-            (State::Enabled, true, true),
-            (State::Enabled, false, false),
-            (State::Disabled, true, false),
-            (State::Unsupported, true, false),
-            (State::Unknown, true, false),
+            (SecureBoot::Enabled, true, true),
+            (SecureBoot::Enabled, false, false),
+            (SecureBoot::Disabled, true, false),
+            (SecureBoot::Unsupported, true, false),
+            (SecureBoot::Unknown, true, false),
         ] {
             let (mut facts, mut want) = (facts(), desired());
             facts.secure_boot = state;
             if !dkms {
                 want.driver.as_mut().expect("a driver").dkms = None;
             }
-            let nothing = SecureBootState::default();
+            let nothing = ModuleSigningState::default();
             let answer = decide(&nothing, &facts, &want);
             let is_blocked = matches!(answer, Assessment::Blocked { .. });
             assert_eq!(is_blocked, blocked, "{state:?}, dkms {dkms}");
@@ -299,14 +299,14 @@ mod tests {
     #[test]
     fn who_is_blocked_hears_where_signed_modules_are() {
         let (mut facts, mut want) = (facts(), desired());
-        facts.secure_boot = State::Enabled;
+        facts.secure_boot = SecureBoot::Enabled;
         let mut hint = |source: Option<(&str, bool)>| {
             want.driver.as_mut().expect("a driver").alternative =
                 source.map(|(name, compiled)| OtherSource {
                     source: name.to_owned(),
                     compiled,
                 });
-            match decide(&SecureBootState::default(), &facts, &want) {
+            match decide(&ModuleSigningState::default(), &facts, &want) {
                 Assessment::Blocked { hint, .. } => hint,
                 other => panic!("{other:?}"),
             }
@@ -321,7 +321,7 @@ mod tests {
 
     fn with_key() -> (Facts, Desired) {
         let (mut facts, mut want) = (facts(), desired());
-        facts.secure_boot = State::Enabled;
+        facts.secure_boot = SecureBoot::Enabled;
         want.driver.as_mut().expect("a driver").signing = Some(SigningKey {
             key: "/etc/mok/mok.key".into(),
             certificate: "/etc/mok/mok.der".into(),
@@ -332,9 +332,9 @@ mod tests {
     #[test]
     fn an_enrolled_key_of_the_administrator_signs_what_is_compiled() {
         let (facts, want) = with_key();
-        let mut state = SecureBootState {
-            key: Key::Enrolled,
-            ..SecureBootState::default()
+        let mut state = ModuleSigningState {
+            key: SigningKeyState::Enrolled,
+            ..ModuleSigningState::default()
         };
         let (_, changes) = decide(&state, &facts, &want).expect_needs();
         let [Change::WriteFile { path, content, .. }] = &changes[..] else {
@@ -350,8 +350,8 @@ mod tests {
         state.told = Some(content.clone());
         decide(&state, &facts, &want).expect_satisfied();
         // A module that was loaded before is no proof for the one that is compiled next.
-        let loaded = SecureBootState {
-            key: Key::NotEnrolled,
+        let loaded = ModuleSigningState {
+            key: SigningKeyState::NotEnrolled,
             loaded: true,
             ..state
         };
@@ -362,15 +362,15 @@ mod tests {
     fn a_key_that_the_machine_does_not_trust_is_refused_before_anything_is_compiled() {
         let (facts, want) = with_key();
         for (key, why, hint) in rows! {
-            Key::NotEnrolled, "enrolled neither", "mokutil --import /etc/mok/mok.der";
-            Key::Unusable("/etc/mok/mok.key".into(), "it is missing".into()),
+            SigningKeyState::NotEnrolled, "enrolled neither", "mokutil --import /etc/mok/mok.der";
+            SigningKeyState::Unusable("/etc/mok/mok.key".into(), "it is missing".into()),
                 "`/etc/mok/mok.key`: it is missing", "driver.secure-boot.key";
-            Key::NotDer, "PEM", "openssl x509";
-            Key::Unread("2.8.7-2ubuntu2.2".into()), "3.0.4", "signed modules";
+            SigningKeyState::NotDer, "PEM", "openssl x509";
+            SigningKeyState::Unread("2.8.7-2ubuntu2.2".into()), "3.0.4", "signed modules";
         } {
-            let state = SecureBootState {
+            let state = ModuleSigningState {
                 key,
-                ..SecureBootState::default()
+                ..ModuleSigningState::default()
             };
             let Assessment::Blocked {
                 why: told,

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{
     REPOSITORIES, packages,
-    wishes::{Packages, compare, install, outdated, package_step},
+    wishes::{InstalledPackages, compare, install, outdated, package_step},
 };
 use crate::{
     change::{Change, Lock},
@@ -19,7 +19,7 @@ use crate::{
 /// See the module.
 pub struct Toolkit;
 
-fn decide(installed: &Packages, ours: &Ours, desired: &Desired) -> Assessment {
+fn decide(installed: &InstalledPackages, ours: &Ours, desired: &Desired) -> Assessment {
     let Some(toolkit) = &desired.toolkit else {
         return Assessment::not_applicable("the container toolkit is not configured");
     };
@@ -84,11 +84,11 @@ mod tests {
         step::Assessment,
         steps::{
             fixtures::desired,
-            wishes::{Packages, fixtures::packages},
+            wishes::{InstalledPackages, fixtures::packages},
         },
     };
 
-    fn decide(installed: &Packages, desired: &Desired) -> Assessment {
+    fn decide(installed: &InstalledPackages, desired: &Desired) -> Assessment {
         super::decide(installed, &Ours::default(), desired)
     }
 

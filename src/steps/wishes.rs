@@ -11,7 +11,7 @@ use crate::{
 
 /// An installed package.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Package {
+pub struct InstalledPackage {
     /// As the package manager writes it; empty for a package that is held without being there.
     pub version: String,
     /// Versions that are installed beside it, as of kernels on RPM systems.
@@ -23,7 +23,7 @@ pub struct Package {
 }
 
 /// Installed packages by name.
-pub type Packages = BTreeMap<String, Package>;
+pub type InstalledPackages = BTreeMap<String, InstalledPackage>;
 
 /// How a set of wishes compares with what is installed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -38,7 +38,11 @@ pub struct Comparison {
 
 /// Compares wishes with what is installed.
 #[must_use]
-pub fn compare(manager: Manager, wishes: &[PackageWish], installed: &Packages) -> Comparison {
+pub fn compare(
+    manager: Manager,
+    wishes: &[PackageWish],
+    installed: &InstalledPackages,
+) -> Comparison {
     let backend = manager.backend();
     let mut result = Comparison::default();
     for wish in wishes {
@@ -122,7 +126,7 @@ impl Comparison {
 pub fn outdated(
     manager: Manager,
     wishes: &[PackageWish],
-    installed: &Packages,
+    installed: &InstalledPackages,
     ours: &Ours,
 ) -> Vec<String> {
     let backend = manager.backend();
@@ -142,7 +146,7 @@ pub fn outdated(
 pub fn package_step(
     manager: Manager,
     wishes: &[PackageWish],
-    installed: &Packages,
+    installed: &InstalledPackages,
     replacing: Vec<String>,
 ) -> Assessment {
     let comparison = compare(manager, wishes, installed);
@@ -171,11 +175,11 @@ pub fn install(wishes: &[PackageWish], replacing: Vec<String>) -> Vec<Change> {
 
 #[cfg(test)]
 pub(crate) mod fixtures {
-    use super::{Package, Packages};
+    use super::{InstalledPackage, InstalledPackages};
     use crate::config::desired::PackageWish;
 
     /// Installed packages from `name=version`, with `!` for held and `?` for half installed.
-    pub(crate) fn packages(list: &[&str]) -> Packages {
+    pub(crate) fn packages(list: &[&str]) -> InstalledPackages {
         list.iter()
             .map(|entry| {
                 let held = entry.contains('!');
@@ -184,7 +188,7 @@ pub(crate) mod fixtures {
                 let (name, version) = plain.split_once('=').expect("name=version");
                 (
                     name.to_owned(),
-                    Package {
+                    InstalledPackage {
                         version: version.to_owned(),
                         further: Vec::new(),
                         held,

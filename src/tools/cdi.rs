@@ -30,7 +30,7 @@ pub struct Spec {
     /// What its devices are; with the name of a device it is what a container asks for.
     pub kind: String,
     /// What a container can ask for by name.
-    pub devices: Vec<Device>,
+    pub devices: Vec<CdiDevice>,
     /// What every such container gets besides.
     pub container_edits: Edits,
 }
@@ -38,7 +38,7 @@ pub struct Spec {
 /// A device that a container can ask for.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Device {
+pub struct CdiDevice {
     /// An index, a UUID, or `all`.
     pub name: String,
     /// What a container gets with it.
@@ -52,7 +52,7 @@ pub struct Device {
 pub struct Edits {
     pub device_nodes: Vec<DeviceNode>,
     /// Files and folders of the host.
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<CdiMount>,
     /// Programs of the host that prepare the container; without one it does not start.
     pub hooks: Vec<Hook>,
 }
@@ -71,7 +71,7 @@ pub struct DeviceNode {
 /// A file or folder of the host that is mounted in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Mount {
+pub struct CdiMount {
     host_path: String,
 }
 

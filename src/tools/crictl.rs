@@ -9,7 +9,7 @@ const CONTAINERD: &str = "unix:///run/containerd/containerd.sock";
 
 /// What a runtime says about one of its parts.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Condition {
+pub struct RuntimeCondition {
     /// `RuntimeReady`, `NetworkReady`, or one of the runtime's own.
     #[serde(rename = "type")]
     pub name: String,
@@ -24,7 +24,7 @@ pub struct Condition {
     pub message: String,
 }
 
-impl Condition {
+impl RuntimeCondition {
     /// Why it does not hold; nothing where it does.
     #[must_use]
     pub fn flaw(&self) -> Option<String> {
@@ -38,13 +38,13 @@ impl Condition {
 }
 
 #[derive(Deserialize)]
-struct Info {
-    status: Status,
+struct CrictlInfo {
+    status: RuntimeStatus,
 }
 
 #[derive(Deserialize)]
-struct Status {
-    conditions: Vec<Condition>,
+struct RuntimeStatus {
+    conditions: Vec<RuntimeCondition>,
 }
 
 /// Asks containerd, through CRI, for its conditions.
@@ -65,8 +65,8 @@ pub fn running_in_crio() -> Query {
 ///
 /// # Errors
 /// Where and why it is not such a document.
-pub fn parse_info(text: &str) -> Result<Vec<Condition>, String> {
-    let info: Info = serde_json::from_str(text).map_err(|error| error.to_string())?;
+pub fn parse_info(text: &str) -> Result<Vec<RuntimeCondition>, String> {
+    let info: CrictlInfo = serde_json::from_str(text).map_err(|error| error.to_string())?;
     Ok(info.status.conditions)
 }
 

@@ -88,7 +88,7 @@ pub fn parse(text: &str) -> Result<CrioConfig, String> {
 
 /// A file, as CRI-O reads it.
 #[derive(Debug, Clone)]
-pub struct ConfigFile {
+pub struct CrioFile {
     pub path: Utf8PathBuf,
     /// Its content.
     pub text: String,
@@ -96,7 +96,7 @@ pub struct ConfigFile {
 
 /// The programs of the runtimes, as all files say together; a file that is no TOML says nothing.
 #[must_use]
-pub fn programs(files: &[ConfigFile]) -> BTreeMap<String, String> {
+pub fn programs(files: &[CrioFile]) -> BTreeMap<String, String> {
     let parsed = files.iter().filter_map(|file| parse(&file.text).ok());
     let mut found = BTreeMap::new();
     for config in parsed {
@@ -108,7 +108,7 @@ pub fn programs(files: &[ConfigFile]) -> BTreeMap<String, String> {
 
 /// The runtimes that are only in files that CRI-O does not read.
 #[must_use]
-pub fn astray(read: &[ConfigFile], unread: &[ConfigFile]) -> Vec<Fault> {
+pub fn astray(read: &[CrioFile], unread: &[CrioFile]) -> Vec<CrioFault> {
     let known: Vec<String> = (read.iter())
         .filter_map(|file| parse(&file.text).ok())
         .flat_map(|config| config.runtimes.into_keys())
@@ -117,7 +117,7 @@ pub fn astray(read: &[ConfigFile], unread: &[ConfigFile]) -> Vec<Fault> {
     for file in unread {
         let runtimes = parse(&file.text).unwrap_or_default().runtimes;
         for name in runtimes.into_keys().filter(|name| !known.contains(name)) {
-            found.push(Fault {
+            found.push(CrioFault {
                 why: format!(
                     "CRI-O has no runtime `{name}`: `{}` configures it, in a folder that CRI-O does not read",
                     file.path
@@ -134,7 +134,7 @@ pub fn astray(read: &[ConfigFile], unread: &[ConfigFile]) -> Vec<Fault> {
 
 /// A runtime that CRI-O has to know.
 #[derive(Debug, Clone, Copy)]
-pub struct Runtime<'a> {
+pub struct CrioRuntime<'a> {
     pub name: &'a str,
     /// The program that takes runc's place.
     pub program: &'a str,
@@ -150,9 +150,9 @@ pub struct Runtime<'a> {
 /// # Errors
 /// Which file cannot be read, and why; in one line.
 pub fn settings(
-    files: &[ConfigFile],
+    files: &[CrioFile],
     now: &CrioConfig,
-    runtime: &Runtime<'_>,
+    runtime: &CrioRuntime<'_>,
 ) -> Result<Vec<FileSettings>, String> {
     let documents = (files.iter())
         .map(|file| {
@@ -201,7 +201,7 @@ pub fn settings(
 
 /// The fault of a runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct CrioFault {
     /// What is wrong, and what follows.
     pub why: String,
     /// What mends it.
@@ -214,7 +214,7 @@ pub struct Fault {
 /// Source: CRI-O, `pkg/config/config.go` (`ValidateConmonPath`: a runtime without `monitor_path` takes `conmon` of the
 /// table above, or the one in `PATH`; the default runtime must be there).
 #[must_use]
-pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<Fault> {
+pub fn faults(files: &[CrioFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioFault> {
     let mut found = Vec::new();
     let mut runtimes: BTreeMap<String, (Map<String, Value>, &Utf8Path)> = BTreeMap::new();
     let (mut default, mut conmon) = (None, None);
@@ -222,7 +222,7 @@ pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<Fault
         let document = match Document::parse(Format::Toml, &file.text) {
             Ok(document) => document,
             Err(error) => {
-                found.push(Fault {
+                found.push(CrioFault {
                     why: format!(
                         "`{}` is no TOML ({error}), so CRI-O does not start",
                         file.path
@@ -268,7 +268,7 @@ pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<Fault
     for (name, (keys, path)) in &runtimes {
         let is_vm = keys.get("runtime_type").and_then(Value::as_str) == Some("vm");
         if !is_vm && !says(keys, "monitor_path") && conmon.is_none() && !in_path("conmon") {
-            found.push(Fault {
+            found.push(CrioFault {
                 why: format!(
                     "runtime `{name}` has no `monitor_path` (`{path}`), and `conmon` is not in the `PATH`, so CRI-O \
                      does not start"
@@ -284,7 +284,7 @@ pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<Fault
         && !runtimes.contains_key(&name)
         && !["runc", "crun"].contains(&name.as_str())
     {
-        found.push(Fault {
+        found.push(CrioFault {
             why: format!(
                 "the default runtime of CRI-O is `{name}` (`{path}`), which no file configures, so it does not start"
             ),
@@ -296,7 +296,7 @@ pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<Fault
 
 /// The keys of the runtime: those of the default one, which name the monitor of its containers, with another
 /// program.
-fn entry_of(now: &CrioConfig, runtime: &Runtime<'_>) -> Value {
+fn entry_of(now: &CrioConfig, runtime: &CrioRuntime<'_>) -> Value {
     let default = (now.default_runtime.as_deref())
         .filter(|name| *name != runtime.name)
         .into_iter()
@@ -317,7 +317,7 @@ mod tests {
     use super::*;
     use crate::model::text::reads_any_text;
 
-    const NVIDIA: Runtime<'_> = Runtime {
+    const NVIDIA: CrioRuntime<'_> = CrioRuntime {
         name: "nvidia",
         program: "/usr/bin/nvidia-container-runtime",
         kept: false,
@@ -331,8 +331,8 @@ mod tests {
     const OLDER: &str = "# by hand\n[crio.runtime.runtimes.nvidia]\n\
         runtime_path = \"/opt/gone/nvidia-container-runtime\"\nruntime_type = \"oci\"\n";
 
-    fn file(path: &str, text: &str) -> ConfigFile {
-        ConfigFile {
+    fn file(path: &str, text: &str) -> CrioFile {
+        CrioFile {
             path: path.into(),
             text: text.to_owned(),
         }
@@ -361,7 +361,7 @@ mod tests {
     }
 
     /// The files after the settings, each with its name.
-    fn after(files: &[ConfigFile], runtime: &Runtime<'_>) -> (Vec<ConfigFile>, String) {
+    fn after(files: &[CrioFile], runtime: &CrioRuntime<'_>) -> (Vec<CrioFile>, String) {
         // No file of these tests takes the place of an entry of an earlier one.
         let mut now = CrioConfig::default();
         for one in files {
@@ -392,7 +392,7 @@ mod tests {
     fn each_arrangement_of_files_gets_its_keys() {
         let packaged = file("/etc/crio/crio.conf.d/10-crio.conf", PACKAGED);
         let older = file("/etc/crio/crio.conf.d/50-gpu.conf", OLDER);
-        let default = Runtime {
+        let default = CrioRuntime {
             default: true,
             ..NVIDIA
         };
@@ -402,7 +402,7 @@ mod tests {
             "as the default", vec![packaged.clone()], default;
             "an entry whose program is gone", vec![packaged.clone(), older.clone()], NVIDIA;
             "an entry that is kept, as the default", vec![packaged, older],
-                Runtime { kept: true, ..default };
+                CrioRuntime { kept: true, ..default };
         };
         let mut all = String::new();
         for (name, files, runtime) in cases {
@@ -437,7 +437,7 @@ mod tests {
 
     #[test]
     fn files_that_cri_o_refuses_are_named() {
-        let file = |name: &str, text: &str| super::ConfigFile {
+        let file = |name: &str, text: &str| super::CrioFile {
             path: format!("/etc/crio/crio.conf.d/{name}").into(),
             text: text.to_owned(),
         };
@@ -445,7 +445,7 @@ mod tests {
         let nvidia =
             "[crio.runtime.runtimes.nvidia]\nruntime_path = '/usr/bin/nvidia-container-runtime'\n";
         let monitor = "monitor_path = '/usr/libexec/crio/conmon'\n";
-        let of = |files: &[super::ConfigFile], conmon: bool| {
+        let of = |files: &[super::CrioFile], conmon: bool| {
             let found = super::faults(files, |_| conmon);
             found.into_iter().map(|fault| fault.why).collect::<Vec<_>>()
         };

@@ -10,8 +10,8 @@ use crate::{host::CudaFault, model::text::built_in};
 pub const OTHER_DEVICES: &str = "check that `libcuda.so.1` and `libnvidia-ml.so.1` are of one driver; in a container make its CDI \
      specification anew (`nvidia-ctk cdi generate`)";
 
-static TABLE: LazyLock<BTreeMap<i32, Meaning>> = LazyLock::new(|| {
-    let table: Table = built_in("cuda").expect("the built-in table parses: a test reads it");
+static TABLE: LazyLock<BTreeMap<i32, CudaResult>> = LazyLock::new(|| {
+    let table: ResultTable = built_in("cuda").expect("the built-in table parses: a test reads it");
     (table.result.into_iter())
         .filter_map(|(code, meaning)| Some((code.parse().ok()?, meaning)))
         .collect()
@@ -20,7 +20,7 @@ static TABLE: LazyLock<BTreeMap<i32, Meaning>> = LazyLock::new(|| {
 /// A result.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Meaning {
+pub struct CudaResult {
     /// As `cuda.h` names it.
     pub name: String,
     /// The cause.
@@ -31,13 +31,13 @@ pub struct Meaning {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Table {
-    result: BTreeMap<String, Meaning>,
+struct ResultTable {
+    result: BTreeMap<String, CudaResult>,
 }
 
 /// The row of a result; `None` if the table has none.
 #[must_use]
-pub fn of(code: i32) -> Option<&'static Meaning> {
+pub fn of(code: i32) -> Option<&'static CudaResult> {
     TABLE.get(&code)
 }
 
@@ -46,7 +46,7 @@ pub fn of(code: i32) -> Option<&'static Meaning> {
 pub fn why(fault: &CudaFault) -> String {
     match fault {
         CudaFault::Returned { code, .. } => match of(*code) {
-            Some(Meaning { name, what, .. }) => format!("{fault} ({name}): {what}"),
+            Some(CudaResult { name, what, .. }) => format!("{fault} ({name}): {what}"),
             None => format!("{fault}, which this program does not know"),
         },
         _ => fault.to_string(),

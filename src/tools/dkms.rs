@@ -5,7 +5,7 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::kmod;
-use crate::host::{Cmd, FilesError, Kind, Query, ReadFiles};
+use crate::host::{Cmd, FileKind, FilesError, Query, ReadFiles};
 
 /// Compiling NVIDIA's module takes 80 to 275 s; the rest is for a slow machine.
 const DEADLINE: Duration = Duration::from_secs(45 * 60);
@@ -62,14 +62,14 @@ pub fn program_of_override(text: &str) -> Option<&Utf8Path> {
 
 /// A build that has succeeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Build {
+pub struct DkmsBuild {
     pub module: String,
     pub version: String,
     pub kernel: String,
     pub architecture: String,
 }
 
-impl Build {
+impl DkmsBuild {
     fn folder(&self) -> Utf8PathBuf {
         let Self {
             module,
@@ -97,7 +97,7 @@ impl Build {
 ///
 /// # Errors
 /// A folder cannot be read.
-pub fn builds(files: &dyn ReadFiles) -> Result<Vec<Build>, FilesError> {
+pub fn builds(files: &dyn ReadFiles) -> Result<Vec<DkmsBuild>, FilesError> {
     let mut found = Vec::new();
     let tree = Utf8Path::new(TREE);
     for module in folders(files, tree)? {
@@ -106,7 +106,7 @@ pub fn builds(files: &dyn ReadFiles) -> Result<Vec<Build>, FilesError> {
                 for architecture in
                     folders(files, &tree.join(&module).join(&version).join(&kernel))?
                 {
-                    let build = Build {
+                    let build = DkmsBuild {
                         module: module.clone(),
                         version: version.clone(),
                         kernel: kernel.clone(),
@@ -131,7 +131,7 @@ fn folders(files: &dyn ReadFiles, folder: &Utf8Path) -> Result<Vec<String>, File
         .filter(|name| !name.starts_with('.'))
     {
         let stat = files.stat(&folder.join(&name))?;
-        if stat.is_some_and(|stat| stat.kind == Kind::Folder) {
+        if stat.is_some_and(|stat| stat.kind == FileKind::Folder) {
             found.push(name);
         }
     }
@@ -181,7 +181,7 @@ pub fn version_in<'n>(folder: &'n str, module: &str) -> Option<&'n str> {
 
 /// One line of `dkms status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Status {
+pub struct DkmsStatus {
     /// The module.
     pub module: String,
     pub version: String,
@@ -200,7 +200,7 @@ pub fn status(module: &str) -> Query {
 /// Reads the answer to [`status`], in the forms of dkms 2 (`name, version, kernel, arch: state`)
 /// and 3 (`name/version, kernel, arch: state`).
 #[must_use]
-pub fn parse_status(text: &str) -> Vec<Status> {
+pub fn parse_status(text: &str) -> Vec<DkmsStatus> {
     text.lines()
         .filter_map(|line| {
             let (what, state) = line.split_once(": ")?;
@@ -211,7 +211,7 @@ pub fn parse_status(text: &str) -> Vec<Status> {
                 None if fields.is_empty() => return None,
                 None => (first, fields.remove(0)),
             };
-            Some(Status {
+            Some(DkmsStatus {
                 module: module.to_owned(),
                 version: version.to_owned(),
                 kernel: fields.first().map(|kernel| (*kernel).to_owned()),

@@ -642,7 +642,7 @@ pub fn is_built_in(runtime: &str) -> bool {
 
 /// The keys that make Docker know a runtime; those that the file has already are left out.
 #[must_use]
-pub fn settings(file: &Document, runtime: &Runtime<'_>) -> Vec<Setting> {
+pub fn settings(file: &Document, runtime: &DockerRuntime<'_>) -> Vec<Setting> {
     let mut wanted = Vec::new();
     let mut want = |key: &[&str], value: Value| {
         wanted.push(Setting {
@@ -671,7 +671,7 @@ pub fn settings(file: &Document, runtime: &Runtime<'_>) -> Vec<Setting> {
 
 /// A runtime that Docker has to know.
 #[derive(Debug, Clone, Copy)]
-pub struct Runtime<'a> {
+pub struct DockerRuntime<'a> {
     pub name: &'a str,
     /// The program that takes runc's place.
     pub program: &'a str,

@@ -7,12 +7,12 @@ use serde::Deserialize;
 
 use crate::model::text::built_in;
 
-static TABLE: LazyLock<Table> =
+static TABLE: LazyLock<KnownFaults> =
     LazyLock::new(|| built_in("faults").expect("the built-in table parses: a test reads it"));
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Table {
+struct KnownFaults {
     pull: Vec<KnownFault>,
     kubeadm: Vec<KnownFault>,
     modprobe: Vec<KnownFault>,

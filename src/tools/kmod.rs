@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
-    host::{Cmd, FilesError, Kind, Query, ReadFiles},
+    host::{Cmd, FileKind, FilesError, Query, ReadFiles},
     model::paths::STATE,
 };
 
@@ -71,7 +71,7 @@ pub fn is_usable(
 /// # Errors
 /// When it cannot be examined.
 pub fn is_emptied(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> {
-    Ok((files.stat(path)?).is_some_and(|stat| stat.kind == Kind::File && stat.size == 0))
+    Ok((files.stat(path)?).is_some_and(|stat| stat.kind == FileKind::File && stat.size == 0))
 }
 
 /// The modules that a file of [`AT_BOOT`] names.

@@ -80,7 +80,7 @@ pub fn name_of(socket: &str) -> &str {
 
 /// A Kubernetes distribution that brings a containerd of its own.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct KubernetesDistribution {
     pub name: &'static str,
     /// The programs that contain the kubelet, or start it.
     pub programs: &'static [&'static str],
@@ -101,8 +101,8 @@ pub struct Owner {
 /// Sources: k3s-io/k3s, `pkg/agent/containerd/runtimes.go` (it looks for `/usr/bin/nvidia-container-runtime` when
 /// it starts), `config.go` (`templateGenerations`) and `config_linux.go`; RKE2 contains the same agent; k0s, `docs/runtime.md`; MicroK8s,
 /// <https://canonical.com/microk8s/docs/configuring-services>, and `microk8s-resources/default-args`.
-pub const OWNERS: [Owner; 4] = [
-    Owner {
+pub const OWNERS: [KubernetesDistribution; 4] = [
+    KubernetesDistribution {
         name: "rke2",
         programs: &["rke2", "rke2-agent", "rke2-server"],
         mark: "/var/lib/rancher/rke2/agent/etc/containerd",
@@ -115,7 +115,7 @@ pub const OWNERS: [Owner; 4] = [
         ],
         remedy: "run `systemctl restart rke2-agent` (on a server: rke2-server) when its pods may pause",
     },
-    Owner {
+    KubernetesDistribution {
         name: "k3s",
         programs: &["k3s", "k3s-agent", "k3s-server"],
         mark: "/var/lib/rancher/k3s/agent/etc/containerd",
@@ -128,7 +128,7 @@ pub const OWNERS: [Owner; 4] = [
         ],
         remedy: "run `systemctl restart k3s-agent` (on a server: k3s) when its pods may pause",
     },
-    Owner {
+    KubernetesDistribution {
         name: "k0s",
         programs: &["k0s"],
         mark: "/var/lib/k0s/bin/containerd",
@@ -139,7 +139,7 @@ pub const OWNERS: [Owner; 4] = [
         remedy: "add the runtime in a file of the folder `/etc/k0s/containerd.d`, from k0s 1.27.1 on, or in \
                  `/etc/k0s/containerd.toml`, and restart k0s when its pods may pause",
     },
-    Owner {
+    KubernetesDistribution {
         name: "microk8s",
         programs: &["kubelite"],
         mark: "/var/snap/microk8s/current/args/containerd-template.toml",

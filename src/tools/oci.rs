@@ -117,7 +117,7 @@ pub fn digest(content: &[u8]) -> String {
 
 /// A file of an artifact.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Layer {
+pub struct ArtifactLayer {
     /// As [`digest`] writes it.
     pub digest: String,
     pub size: u64,
@@ -125,7 +125,7 @@ pub struct Layer {
     annotations: BTreeMap<String, String>,
 }
 
-impl Layer {
+impl ArtifactLayer {
     /// Tells whether it is the file of this name.
     #[must_use]
     pub fn is(&self, name: &str) -> bool {
@@ -150,12 +150,12 @@ impl Layer {
 ///
 /// # Errors
 /// It is none, or that of another kind.
-pub fn layers(manifest: &[u8]) -> Result<Vec<Layer>, serde_json::Error> {
+pub fn layers(manifest: &[u8]) -> Result<Vec<ArtifactLayer>, serde_json::Error> {
     #[derive(Deserialize)]
-    struct Manifest {
-        layers: Vec<Layer>,
+    struct ArtifactManifest {
+        layers: Vec<ArtifactLayer>,
     }
-    serde_json::from_slice::<Manifest>(manifest).map(|manifest| manifest.layers)
+    serde_json::from_slice::<ArtifactManifest>(manifest).map(|manifest| manifest.layers)
 }
 
 /// A file, as it gets into an artifact.
@@ -401,7 +401,7 @@ mod tests {
         let text = r#"{"schemaVersion":2,"layers":[{"mediaType":"x","digest":"sha512:../a","size":1,
             "annotations":{"org.opencontainers.image.title":"b"}},{"digest":"sha256:..","size":2}]}"#;
         let layers = super::layers(text.as_bytes()).expect("a manifest");
-        assert!(layers[0].is("b") && !layers.iter().any(Layer::is_known));
+        assert!(layers[0].is("b") && !layers.iter().any(ArtifactLayer::is_known));
     }
 
     #[test]

@@ -152,46 +152,46 @@ fn verified(key: SignedPublicKey) -> Result<(SignedPublicKey, bool), OpenPgpErro
 /// Every block is read, as rpm does it; a distribution's file may begin with a sentence, and nothing else stands outside of the blocks.
 fn blocks(file: &[u8]) -> Result<Vec<Vec<u8>>, OpenPgpError> {
     #[derive(PartialEq)]
-    enum Part {
+    enum ArmorPart {
         Outside,
         Headers,
         Body,
     }
     let mut found = Vec::new();
     let mut block = Vec::new();
-    let mut part = Part::Outside;
+    let mut part = ArmorPart::Outside;
     for (index, line) in file.split_inclusive(|byte| *byte == b'\n').enumerate() {
         let wrong = |what: &str| malformed(format!("line {} {what}", index + 1));
         let begins = line.starts_with(b"-----BEGIN ");
         let ends = line.starts_with(b"-----END ");
         let is_blank = line.trim_ascii().is_empty();
         match part {
-            Part::Outside if begins => part = Part::Headers,
-            Part::Outside if is_blank => {}
-            Part::Outside if found.is_empty() && !contains(line, b"-----") => {}
-            Part::Outside => return Err(wrong("is outside of the armour")),
-            Part::Headers | Part::Body if begins => {
+            ArmorPart::Outside if begins => part = ArmorPart::Headers,
+            ArmorPart::Outside if is_blank => {}
+            ArmorPart::Outside if found.is_empty() && !contains(line, b"-----") => {}
+            ArmorPart::Outside => return Err(wrong("is outside of the armour")),
+            ArmorPart::Headers | ArmorPart::Body if begins => {
                 return Err(wrong("begins a block inside of another one"));
             }
-            Part::Headers if line.starts_with(b"Version:") => continue,
-            Part::Headers if is_blank => part = Part::Body,
-            Part::Headers if ends => return Err(wrong("ends a block without a blank line")),
-            Part::Headers => {}
-            Part::Body if ends => {
+            ArmorPart::Headers if line.starts_with(b"Version:") => continue,
+            ArmorPart::Headers if is_blank => part = ArmorPart::Body,
+            ArmorPart::Headers if ends => return Err(wrong("ends a block without a blank line")),
+            ArmorPart::Headers => {}
+            ArmorPart::Body if ends => {
                 block.extend_from_slice(line);
                 found.push(std::mem::take(&mut block));
-                part = Part::Outside;
+                part = ArmorPart::Outside;
                 continue;
             }
-            Part::Body if contains(line, b"-----") => return Err(wrong("is not Base64")),
-            Part::Body => {}
+            ArmorPart::Body if contains(line, b"-----") => return Err(wrong("is not Base64")),
+            ArmorPart::Body => {}
         }
         block.extend_from_slice(line);
     }
     match (part, found.last_mut()) {
         // The white space at the end of the file.
-        (Part::Outside, Some(last)) => last.append(&mut block),
-        (Part::Outside, None) => return Err(OpenPgpError::Empty),
+        (ArmorPart::Outside, Some(last)) => last.append(&mut block),
+        (ArmorPart::Outside, None) => return Err(OpenPgpError::Empty),
         _ => return Err(malformed("its armour has no end")),
     }
     Ok(found)

@@ -45,7 +45,7 @@ const MANIFEST: &str = "manifest.json";
 /// What modules were compiled for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct Purpose {
+pub struct BuildTarget {
     /// `ID` of os-release: distributions give the same name to different kernels.
     pub distribution: String,
     /// The release of the kernel.
@@ -56,7 +56,7 @@ pub struct Purpose {
     pub flavour: Flavour,
 }
 
-impl Purpose {
+impl BuildTarget {
     /// Returns the name of the archive.
     #[must_use]
     pub fn archive(&self) -> String {
@@ -81,7 +81,7 @@ impl Purpose {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Manifest {
-    purpose: Purpose,
+    purpose: BuildTarget,
     /// The compiler of the kernel, as its configuration names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     compiler: Option<String>,
@@ -145,7 +145,11 @@ fn is_module_name(name: &str) -> bool {
 ///
 /// # Errors
 /// When a name cannot be that of a module.
-pub fn pack(purpose: &Purpose, compiler: Option<String>, modules: &Modules) -> io::Result<Vec<u8>> {
+pub fn pack(
+    purpose: &BuildTarget,
+    compiler: Option<String>,
+    modules: &Modules,
+) -> io::Result<Vec<u8>> {
     if let Some(name) = modules.keys().find(|name| !is_module_name(name)) {
         return Err(io::Error::other(format!("`{name}` is no name of a module")));
     }
@@ -244,7 +248,7 @@ impl PrivateKey {
 /// The archive is for something else, lacks a module, or is damaged.
 pub fn unpack(
     archive: &[u8],
-    purpose: &Purpose,
+    purpose: &BuildTarget,
     compiler: Option<&str>,
     wanted: &[String],
 ) -> Result<Modules, Unfit> {
@@ -328,7 +332,7 @@ pub fn unpack(
 
 /// What a kernel accepts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Kernel {
+pub struct KernelInterface {
     /// Its release, as its headers give it to modules.
     pub release: String,
     /// The `vermagic` of its own modules; `None` if none could be read.
@@ -337,7 +341,7 @@ pub struct Kernel {
     pub symbols: BTreeMap<String, u32>,
 }
 
-impl Kernel {
+impl KernelInterface {
     /// Checks that the kernel would accept these modules. The kernel itself compares the same when it loads them
     /// (Linux, `check_modinfo` and `check_version` of `kernel/module`).
     ///
@@ -482,8 +486,8 @@ mod tests {
         DllQwNKmlB/yewv8TlV85XnznynF83D8vZ7bBLzWD4o5u8/pvArt+cU61qX+XFZIikrk38/I8DSvpOd5UD/mBQ==\n";
     const MAGIC: &str = "6.1.0-44-amd64 SMP preempt mod_unload modversions ";
 
-    fn purpose() -> Purpose {
-        Purpose {
+    fn purpose() -> BuildTarget {
+        BuildTarget {
             distribution: "debian".to_owned(),
             kernel: "6.1.0-44-amd64".parse().expect("a kernel"),
             architecture: "x86_64".to_owned(),
@@ -519,7 +523,7 @@ mod tests {
             purpose().archive(),
             "nvidia-535.261.03-open-debian-6.1.0-44-amd64-x86_64.tar.gz"
         );
-        let el = Purpose {
+        let el = BuildTarget {
             kernel: "5.14.0-570.el9_6.x86_64".parse().expect("a kernel"),
             ..purpose()
         };
@@ -533,28 +537,28 @@ mod tests {
     fn what_was_packed_is_unpacked_for_its_purpose_alone() {
         let gcc = || Some("gcc 12".to_owned());
         let archive = pack(&purpose(), gcc(), &modules()).expect("packed");
-        let unpack = |purpose: &Purpose, compiler: &str, names: &[String]| {
+        let unpack = |purpose: &BuildTarget, compiler: &str, names: &[String]| {
             unpack(&archive, purpose, Some(compiler), names)
         };
         assert_eq!(unpack(&purpose(), "gcc 12", &names()), Ok(modules()));
         let others = [
-            Purpose {
+            BuildTarget {
                 distribution: "ubuntu".to_owned(),
                 ..purpose()
             },
-            Purpose {
+            BuildTarget {
                 kernel: "6.1.0-45-amd64".parse().expect("a kernel"),
                 ..purpose()
             },
-            Purpose {
+            BuildTarget {
                 architecture: "aarch64".to_owned(),
                 ..purpose()
             },
-            Purpose {
+            BuildTarget {
                 driver: "535.261.04".parse().expect("a version"),
                 ..purpose()
             },
-            Purpose {
+            BuildTarget {
                 flavour: Flavour::Proprietary,
                 ..purpose()
             },
@@ -691,7 +695,7 @@ mod tests {
 
     #[test]
     fn a_kernel_accepts_what_was_compiled_for_it() {
-        let kernel = Kernel {
+        let kernel = KernelInterface {
             release: "6.1.0-44-amd64".to_owned(),
             magic: Some(MAGIC.to_owned()),
             symbols: symbols(
@@ -726,14 +730,14 @@ mod tests {
         ));
         assert!(matches!(refused, Err(Unfit::NoSymbols { .. })));
         // A machine on which nothing tells: its release is all that is known.
-        let unknown = Kernel {
+        let unknown = KernelInterface {
             release: "6.1.0-44-amd64".to_owned(),
-            ..Kernel::default()
+            ..KernelInterface::default()
         };
         assert_eq!(unknown.accepts(&modules()), Ok(()));
-        let other = Kernel {
+        let other = KernelInterface {
             release: "6.1.0-45-amd64".to_owned(),
-            ..Kernel::default()
+            ..KernelInterface::default()
         };
         assert!(matches!(
             other.accepts(&modules()),

@@ -165,12 +165,12 @@ impl LayerFault {
 
 /// Collects the layers, bottom up.
 #[derive(Debug, Default)]
-pub struct Layers {
+pub struct LayerResults {
     results: Vec<LayerResult>,
     fault: Option<LayerFault>,
 }
 
-impl Layers {
+impl LayerResults {
     /// A layer that works, with the compared values.
     pub fn pass(&mut self, layer: ProbeLayer, why: impl Into<String>) {
         self.add(layer, LayerStatus::Pass, why.into());
@@ -264,7 +264,7 @@ pub fn label(device: &ProbedDevice) -> String {
 }
 
 /// What CUDA's answers mean for the upper layers. The devices are those of [`devices`].
-pub fn judge(layers: &mut Layers, devices: &mut [ProbedDevice], view: &CudaView) {
+pub fn judge(layers: &mut LayerResults, devices: &mut [ProbedDevice], view: &CudaView) {
     let start = match &view.start {
         Ok(start) => start,
         Err(fault) => {
@@ -421,7 +421,7 @@ mod tests {
     }
 
     fn judged(view: &CudaView) -> ProbeDocument {
-        let mut layers = Layers::default();
+        let mut layers = LayerResults::default();
         let mut found = devices(&nvml(vec![gpu(0), gpu(1)]));
         judge(&mut layers, &mut found, view);
         layers.document()
@@ -436,7 +436,7 @@ mod tests {
 
     #[test]
     fn nothing_above_the_first_layer_that_fails_is_reached() {
-        let mut layers = Layers::default();
+        let mut layers = LayerResults::default();
         layers.pass(ProbeLayer::Pci, "2 GPUs");
         layers.fail(LayerFault::new(ProbeLayer::Nvml, "the first", "mend it"));
         layers.fail(LayerFault::new(ProbeLayer::Driver, "the second", ""));
@@ -513,7 +513,7 @@ mod tests {
                 })
                 .collect(),
         };
-        let mut layers = Layers::default();
+        let mut layers = LayerResults::default();
         judge(&mut layers, &mut found, &view);
         assert!(!layers.failed());
         assert!(found.iter().all(|one| one.work.is_some()));

@@ -20,7 +20,7 @@ pub struct Credentials {
 
 /// Where a request goes.
 #[derive(Debug, Clone, Copy)]
-pub struct Target<'t> {
+pub struct AwsEndpoint<'t> {
     /// The region, such as `eu-central-1`.
     pub region: &'t str,
     /// The service's name in signatures, such as `secretsmanager`.
@@ -33,7 +33,7 @@ pub struct Target<'t> {
 /// small letters.
 #[must_use]
 pub fn sign(
-    target: Target<'_>,
+    target: AwsEndpoint<'_>,
     credentials: &Credentials,
     now: Timestamp,
     given: &[(&'static str, &str)],
@@ -91,7 +91,7 @@ mod tests {
         given: &[(&'static str, &str)],
         document: &str,
     ) -> (String, Vec<&'static str>) {
-        let target = Target {
+        let target = AwsEndpoint {
             region: "us-east-1",
             service: "service",
             host: "example.amazonaws.com",

@@ -20,7 +20,7 @@ pub const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
 
 /// What this program reads of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Config {
+pub struct ToolkitFile {
     /// The folder below which it looks for the driver; `None` if that is the machine's own root.
     pub root: Option<String>,
     /// The host's program that makes the library cache of a container; `None` if it is one of the image.
@@ -37,7 +37,7 @@ pub struct Config {
 ///
 /// # Errors
 /// Where and why it is no TOML, in one line.
-pub fn parse_config(text: &str) -> Result<Config, String> {
+pub fn parse_config(text: &str) -> Result<ToolkitFile, String> {
     super::containerd::check_config(text)?;
     let root: Table = toml::from_str(text).map_err(|error| error.message().to_owned())?;
     let table = |name: &str| root.get(name).and_then(Value::as_table);
@@ -51,7 +51,7 @@ pub fn parse_config(text: &str) -> Result<Config, String> {
     };
     let modes =
         runtime.and_then(|table| table.get("modes")?.get("cdi")?.get("spec-dirs")?.as_array());
-    Ok(Config {
+    Ok(ToolkitFile {
         root: text_of(cli, "root").filter(|root| root != "/" && root.starts_with('/')),
         ldconfig: (text_of(cli, "ldconfig"))
             .and_then(|path| path.strip_prefix('@').map(str::to_owned))
@@ -102,14 +102,14 @@ fn effective(configuration: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Config, both_names, is_named_in, needs_packages, parse_config};
+    use super::{ToolkitFile, both_names, is_named_in, needs_packages, parse_config};
 
     #[test]
     fn its_configuration_is_read() {
         let text = "disable-require = false\n[nvidia-container-cli]\nroot = \"/run/nvidia/driver\"\n\
                     ldconfig = \"@/sbin/ldconfig.real\"\nno-cgroups = true\n[nvidia-container-runtime]\n\
                     mode = \"auto\"\n[nvidia-container-runtime.modes.cdi]\nspec-dirs = [\"/etc/cdi\"]\n";
-        let wanted = Config {
+        let wanted = ToolkitFile {
             root: Some("/run/nvidia/driver".to_owned()),
             ldconfig: Some("/sbin/ldconfig.real".to_owned()),
             no_cgroups: true,
@@ -117,7 +117,7 @@ mod tests {
             spec_folders: vec!["/etc/cdi".to_owned()],
         };
         assert_eq!(parse_config(text), Ok(wanted));
-        assert_eq!(parse_config("#root = 1\n"), Ok(Config::default()));
+        assert_eq!(parse_config("#root = 1\n"), Ok(ToolkitFile::default()));
         let why = parse_config("[nvidia-container-cli]\nno-cgroups = True\n").unwrap_err();
         assert!(why.contains("line 2"), "{why}");
         assert_eq!(

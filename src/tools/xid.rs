@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::model::text::built_in;
 
 static TABLE: LazyLock<BTreeMap<u32, Xid>> = LazyLock::new(|| {
-    let table: Table = built_in("xid").expect("the built-in table parses: a test reads it");
+    let table: XidTable = built_in("xid").expect("the built-in table parses: a test reads it");
     (table.xid.into_iter())
         .filter_map(|(code, xid)| Some((code.parse().ok()?, xid)))
         .collect()
@@ -45,7 +45,7 @@ pub struct Xid {
 }
 
 #[derive(Deserialize)]
-struct Table {
+struct XidTable {
     xid: BTreeMap<String, Xid>,
 }
 

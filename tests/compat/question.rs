@@ -1,6 +1,6 @@
 //! The answers of the `compat` command.
 
-use gpu_bootstrap::compat::question::{self, Compatibility, EmptyQuestion, Machine, Question};
+use gpu_bootstrap::compat::question::{self, Compatibility, EmptyQuestion, MachineGpus, Question};
 use gpu_bootstrap::model::gpu::SupportedFlavours;
 
 use crate::{gpu, matrix};
@@ -122,7 +122,7 @@ fn gpus_that_share_no_modules_get_no_flavour() {
         ["10de:1eb8", "10de:1db1"], Some(SupportedFlavours::Proprietary);
     } {
         let question = Question {
-            machine: Some(Machine {
+            machine: Some(MachineGpus {
                 gpus: gpus.map(gpu).to_vec(),
                 nvswitch: false,
             }),
@@ -259,7 +259,7 @@ fn an_empty_question_is_an_error_and_an_unknown_name_is_not() {
 fn the_machine_says_nothing_about_a_gpu_that_nobody_knows() {
     let question = Question {
         gpu: Some("H300X".to_owned()),
-        machine: Some(Machine {
+        machine: Some(MachineGpus {
             gpus: vec![gpu("10de:102d")],
             nvswitch: false,
         }),

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use gpu_bootstrap::config::{
     file, keys,
-    reference::{self, Row},
+    reference::{self, KeyRow},
 };
 
 fn doc(name: &str) -> std::path::PathBuf {
@@ -43,7 +43,7 @@ fn every_key_is_documented_and_no_other() {
             .strip_prefix("| `")
             .and_then(|rest| rest.split_once("` |"));
         let row = key.and_then(|(key, _)| rows.iter().find(|row| row.name == key));
-        row.map_or_else(|| line.to_owned(), Row::markdown) + "\n"
+        row.map_or_else(|| line.to_owned(), KeyRow::markdown) + "\n"
     };
     let now: String = text.lines().map(line_now).collect();
     if std::env::var_os("UPDATE_DOCS").is_some() {

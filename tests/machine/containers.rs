@@ -4,11 +4,11 @@ use gpu_bootstrap::{
     host::{
         Cmd, Nvml, Output, ReadFiles,
         fake::{FakeFiles, failed, ok},
-        files::Kind,
+        files::FileKind,
     },
     tools::{
         container_view::{ContainerView, LIBRARIES},
-        probe::{self, Layers, ProbeDocument},
+        probe::{self, LayerResults, ProbeDocument},
     },
 };
 use serde_json::{Map, Value, json};
@@ -196,7 +196,7 @@ fn see(files: &FakeFiles, state: &State) -> Output {
         let probe = match gpu::survey(files, state) {
             Nvml::Ready(view) => Some(ProbeDocument {
                 devices: probe::devices(&view),
-                ..Layers::default().document()
+                ..LayerResults::default().document()
             }),
             _ => None,
         };
@@ -415,7 +415,7 @@ pub fn link_nodes(files: &FakeFiles) -> String {
         let blocked = ["nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink"];
         if name.starts_with("nvidia")
             && !blocked.iter().any(|one| name.starts_with(one))
-            && let Some(Kind::CharDevice(major, minor)) = stat.map(|stat| stat.kind)
+            && let Some(FileKind::CharDevice(major, minor)) = stat.map(|stat| stat.kind)
         {
             files.put_link(&format!("/dev/char/{major}:{minor}"), &path);
         }
@@ -439,7 +439,7 @@ pub fn unlink_nodes(files: &FakeFiles) {
 /// In the form of nvidia-ctk 1.20: with device numbers, and without zeros.
 fn device_node(files: &FakeFiles, path: &str) -> String {
     let stat = files.stat(path.into()).expect("a device can be looked at");
-    let Some(Kind::CharDevice(major, minor)) = stat.map(|stat| stat.kind) else {
+    let Some(FileKind::CharDevice(major, minor)) = stat.map(|stat| stat.kind) else {
         return String::new();
     };
     let minor = match minor {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use camino::Utf8Path;
 use gpu_bootstrap::host::{
-    Cmd, Kind, Output, ReadFiles,
+    Cmd, FileKind, Output, ReadFiles,
     fake::{FakeFiles, failed, ok},
 };
 
@@ -173,7 +173,7 @@ fn owned_files(files: &FakeFiles, name: &str) -> Vec<String> {
         let stat = files
             .stat(Utf8Path::new(path))
             .expect("it can be looked at");
-        stat.is_some_and(|stat| stat.kind != Kind::Folder)
+        stat.is_some_and(|stat| stat.kind != FileKind::Folder)
     };
     listed.lines().filter(is_file).map(str::to_owned).collect()
 }

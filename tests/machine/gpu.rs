@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use gpu_bootstrap::host::{
-    Answer, Ask, Clock, CudaDevice, CudaFault, CudaStart, CudaView, CudaWork, Gpu, Http, HttpError,
-    Nvml, NvmlDevice, NvmlView, ReadFiles,
+    Clock, CudaDevice, CudaFault, CudaStart, CudaView, CudaWork, Gpu, Http, HttpError, HttpRequest,
+    HttpResponse, Nvml, NvmlDevice, NvmlView, ReadFiles,
     fake::{FakeClock, FakeFiles, FakeHttp},
 };
 
@@ -154,7 +154,7 @@ impl Http for MachineHttp {
         self.pages.get(url, limit).await
     }
 
-    async fn ask(&self, request: &Ask) -> Result<Answer, HttpError> {
+    async fn ask(&self, request: &HttpRequest) -> Result<HttpResponse, HttpError> {
         self.pages.ask(request).await
     }
 }

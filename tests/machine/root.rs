@@ -3,7 +3,7 @@
 use std::os::unix::fs::symlink;
 
 use camino::Utf8Path;
-use gpu_bootstrap::host::{ReadFiles, files::Kind};
+use gpu_bootstrap::host::{ReadFiles, files::FileKind};
 use serde_json::Value;
 use toml::Table;
 
@@ -19,13 +19,13 @@ fn mount(machine: &Machine, root: &Utf8Path) {
         let at = root.join(path.as_str().trim_start_matches('/'));
         let stat = files.stat(path).expect("a stat").expect("it is there");
         match stat.kind {
-            Kind::Folder => std::fs::create_dir_all(&at).expect("a folder"),
-            Kind::Link(target) => symlink(&target, &at).expect("a link"),
-            Kind::File => {
+            FileKind::Folder => std::fs::create_dir_all(&at).expect("a folder"),
+            FileKind::Link(target) => symlink(&target, &at).expect("a link"),
+            FileKind::File => {
                 let content = files.read(path).expect("a file").unwrap_or_default();
                 std::fs::write(&at, content).expect("a file");
             }
-            Kind::CharDevice(..) | Kind::Other => {}
+            FileKind::CharDevice(..) | FileKind::Other => {}
         }
     }
 }

@@ -1,7 +1,7 @@
 //! systemd's units: files on disk, links of enabled units, and the running units below `/run`.
 
 use gpu_bootstrap::host::{
-    Cmd, Kind, Output, ReadFiles,
+    Cmd, FileKind, Output, ReadFiles,
     fake::{FakeFiles, failed, ok},
 };
 
@@ -28,7 +28,7 @@ fn masked(files: &FakeFiles, unit: &str) -> bool {
     files
         .stat(path.as_str().into())
         .expect("the file can be looked at")
-        .is_some_and(|stat| matches!(stat.kind, Kind::Link(target) if target == "/dev/null"))
+        .is_some_and(|stat| matches!(stat.kind, FileKind::Link(target) if target == "/dev/null"))
 }
 
 /// The directory of links that the unit's `[Install]` names.

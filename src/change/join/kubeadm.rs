@@ -9,7 +9,7 @@ use crate::{
     model::{cluster::Discovery, secret::Secret, token::TokenSource},
     tools::{
         faults,
-        kubernetes::kubeadm::{self, Found, Registration},
+        kubernetes::kubeadm::{self, KubeadmDiscovery, Registration},
     },
 };
 
@@ -118,7 +118,7 @@ impl Applier {
                 ca_cert_hashes,
             } => {
                 let token = self.bootstrap_token(token_source).await?;
-                let found = Found::Token {
+                let found = KubeadmDiscovery::Token {
                     server,
                     token: &token,
                     ca_cert_hashes,
@@ -131,7 +131,7 @@ impl Applier {
                     None => None,
                 };
                 self.refuse_unusable(path)?;
-                let found = Found::File {
+                let found = KubeadmDiscovery::File {
                     path,
                     token: token.as_ref(),
                 };

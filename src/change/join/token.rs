@@ -15,7 +15,7 @@ use super::bad_secret;
 use crate::{
     change::{Applier, Problem},
     facts::Service,
-    host::{Answer, Ask, Host, HttpError, Method, Persistence, Route, ask_again},
+    host::{Host, HttpError, HttpRequest, HttpResponse, Method, RetryLimit, Route, ask_again},
     model::{
         secret::{Secret, Secrets},
         token::TokenSource,
@@ -80,7 +80,7 @@ struct Clouds<'h> {
 }
 
 /// Why a cloud gives no token.
-type Failure = (TokenFault, String);
+type TokenFailure = (TokenFault, String);
 
 /// Why the token is not to be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,7 +192,7 @@ impl Clouds<'_> {
     }
 
     /// What an identity's document has at a key; it is secret.
-    fn learned(&self, document: &Value, key: &str) -> Result<Secret, Failure> {
+    fn learned(&self, document: &Value, key: &str) -> Result<Secret, TokenFailure> {
         let text = document
             .get(key)
             .and_then(Value::as_str)
@@ -213,13 +213,13 @@ impl Clouds<'_> {
         host: &str,
         path: &str,
         headers: Vec<(&'static str, Secret)>,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<HttpResponse, TokenFailure> {
         let url = match self.instead {
             Some(instead) => format!("{instead}{path}"),
             None => format!("https://{host}{path}"),
         };
         let clock = &*self.host.clock;
-        let request = Ask {
+        let request = HttpRequest {
             method,
             route: Route::Proxied,
             url,
@@ -227,7 +227,7 @@ impl Clouds<'_> {
             within: ANSWER,
             limit: LARGEST,
         };
-        let persistence = Persistence {
+        let persistence = RetryLimit {
             until: clock.monotonic() + SECRET,
             silences: SILENCES,
         };
@@ -235,7 +235,7 @@ impl Clouds<'_> {
     }
 }
 
-fn failed(error: HttpError) -> Failure {
+fn failed(error: HttpError) -> TokenFailure {
     let fault = match &error {
         error if error.passes() => TokenFault::Unreachable,
         HttpError::TooLarge { .. } => TokenFault::Form,
@@ -245,7 +245,7 @@ fn failed(error: HttpError) -> Failure {
 }
 
 /// An answer that is no success, by its status and by the word with which the service names the error.
-fn refused(status: u16, word: Option<&str>) -> Failure {
+fn refused(status: u16, word: Option<&str>) -> TokenFailure {
     let fault = match status {
         401 | 403 => TokenFault::Denied,
         404 => TokenFault::NotFound,
@@ -272,14 +272,14 @@ fn document(body: &[u8]) -> Value {
 }
 
 /// The text of a value that may be in Base64.
-fn decoded(bytes: Result<Vec<u8>, base64::DecodeError>) -> Result<Secret, Failure> {
+fn decoded(bytes: Result<Vec<u8>, base64::DecodeError>) -> Result<Secret, TokenFailure> {
     let text = bytes.ok().and_then(|bytes| String::from_utf8(bytes).ok());
     text.map(Secret::new)
         .ok_or_else(|| (TokenFault::Form, "the secret is no text".to_owned()))
 }
 
 /// An answer without the value.
-fn valueless() -> Failure {
+fn valueless() -> TokenFailure {
     let why = "the answer has no secret in it".to_owned();
     (TokenFault::Form, why)
 }

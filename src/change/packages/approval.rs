@@ -8,7 +8,7 @@ use crate::{
     config::desired::{Guard, PackageWish},
     facts::detection::carries_driver,
     model::{pattern, version::DriverVersion},
-    tools::packages::{Action, Backend, Fault, LowerBounds, Offer},
+    tools::packages::{Action, Backend, Fault, LowerBounds, PackageOffer},
 };
 
 /// What the plan approves.
@@ -36,7 +36,7 @@ pub(super) struct Approved<'p> {
 pub(super) fn choose(
     backend: &dyn Backend,
     wish: &PackageWish,
-    offer: Option<&Offer>,
+    offer: Option<&PackageOffer>,
 ) -> Result<String, Problem> {
     let wanted = wish.version.as_deref().unwrap_or("*");
     let none = |offered: String| {
@@ -64,7 +64,7 @@ pub(super) fn choose(
 /// an administrator has forbidden never fits.
 pub(super) fn preferred(
     backend: &dyn Backend,
-    offer: &Offer,
+    offer: &PackageOffer,
     fits: &dyn Fn(&str) -> bool,
 ) -> Option<String> {
     let fits = |version: &str| fits(version) && !offer.forbidden.iter().any(|one| one == version);
@@ -144,7 +144,7 @@ pub(super) fn is_of_driver(name: &str, version: &str) -> bool {
 pub(super) fn allowed(
     backend: &dyn Backend,
     actions: &[Action],
-    offers: &[Offer],
+    offers: &[PackageOffer],
     hint: &'static str,
 ) -> Result<(), Problem> {
     let is_forbidden = |name: &str, version: &String| {
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_part_of_a_driver_from_a_forbidden_repository_is_refused() {
-        let offer = Offer {
+        let offer = PackageOffer {
             name: "libcuda1".to_owned(),
             candidate: Some("580.999.0".to_owned()),
             versions: vec![
@@ -307,7 +307,7 @@ mod tests {
                 ("580.95.05-1".to_owned(), 1001),
             ],
             forbidden: vec!["580.999.0".to_owned()],
-            ..Offer::default()
+            ..PackageOffer::default()
         };
         let chosen = preferred(APT.backend(), &offer, &|version| {
             version.starts_with("580.")
@@ -359,8 +359,8 @@ mod tests {
         }
     }
 
-    fn offer(candidate: Option<&str>, versions: &[(&str, i32)]) -> Offer {
-        Offer {
+    fn offer(candidate: Option<&str>, versions: &[(&str, i32)]) -> PackageOffer {
+        PackageOffer {
             name: "nvidia-kernel-dkms".into(),
             candidate: candidate.map(str::to_owned),
             versions: versions

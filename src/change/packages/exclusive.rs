@@ -32,7 +32,7 @@ struct Paused {
 }
 
 /// The process or service to wait for, and the lock.
-struct Holder {
+struct LockHolder {
     path: Utf8PathBuf,
     who: String,
 }
@@ -84,7 +84,7 @@ impl Applier {
             let now = clock.monotonic();
             let waited = now.saturating_sub(started).as_secs();
             if waited >= self.policy.lock_timeout_seconds {
-                let Holder { path, who } = holder;
+                let LockHolder { path, who } = holder;
                 return Err(Problem {
                     passes: true,
                     ..of_fault(
@@ -131,7 +131,7 @@ impl Applier {
         Ok(())
     }
 
-    async fn current_holder(&self) -> Result<Option<Holder>, Problem> {
+    async fn current_holder(&self) -> Result<Option<LockHolder>, Problem> {
         if let Some(holder) =
             locks::holder(&*self.host.files, &*self.host.system, self.backend.locks())?
         {
@@ -139,7 +139,7 @@ impl Applier {
                 Some(command) if !command.is_empty() => format!("{holder}, `{command}`,"),
                 _ => holder.to_string(),
             };
-            return Ok(Some(Holder {
+            return Ok(Some(LockHolder {
                 path: holder.lock.into(),
                 who,
             }));
@@ -150,7 +150,7 @@ impl Applier {
             if let Some(state) = self.unit_state_if_any(unit).await?
                 && state.active == "activating"
             {
-                return Ok(Some(Holder {
+                return Ok(Some(LockHolder {
                     path: self
                         .backend
                         .locks()

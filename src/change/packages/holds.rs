@@ -19,9 +19,9 @@ use crate::{
 
 /// The holds of this program, as far as they are known: those of earlier runs, and of this one.
 #[derive(Debug, Default)]
-pub(in crate::change) struct Holds(Mutex<BTreeSet<String>>);
+pub(in crate::change) struct OwnHolds(Mutex<BTreeSet<String>>);
 
-impl Holds {
+impl OwnHolds {
     pub(in crate::change) fn add(&self, names: impl IntoIterator<Item = String>) {
         self.set().extend(names);
     }
@@ -43,7 +43,7 @@ const ENDING: &str = ".held";
 /// undo was captured, and this program may be killed before the journal has the exact one.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-struct Held {
+struct HeldPackages {
     /// Layout of this document.
     schema: u32,
     packages: Vec<String>,
@@ -133,7 +133,7 @@ impl Applier {
             return Ok(Undo::Unhold(undo));
         };
         Ok(match self.held_by(name)? {
-            Some(Held {
+            Some(HeldPackages {
                 packages, entries, ..
             }) => Undo::Unhold(Unhold {
                 held: packages,
@@ -144,7 +144,7 @@ impl Applier {
         })
     }
 
-    fn held_by(&self, name: &str) -> Result<Option<Held>, Problem> {
+    fn held_by(&self, name: &str) -> Result<Option<HeldPackages>, Problem> {
         let path = self.record_path(name, ENDING);
         (self.host.files.read(&path)?)
             .map(|text| serde_json::from_slice(&text))
@@ -165,7 +165,7 @@ impl Applier {
         else {
             return Err(Problem::unreadable(WHAT, "its undo is of another kind"));
         };
-        let held = Held {
+        let held = HeldPackages {
             schema: 1,
             packages: names.to_vec(),
             entries: self.new_entries(database, names)?,

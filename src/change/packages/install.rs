@@ -16,7 +16,7 @@ use crate::{
         pattern,
         version::{Branch, DriverVersion},
     },
-    tools::packages::{Action, Offer, Removals, TransactionRequest},
+    tools::packages::{Action, PackageOffer, Removals, TransactionRequest},
 };
 
 /// The preview of an installation whose packages the lists do not know yet: an earlier change of the plan adds their
@@ -25,7 +25,7 @@ pub const NOT_SIMULATED: &str =
     "simulated by `install` with the new package lists, as all that the lists do not know yet";
 
 /// A transaction that was simulated.
-struct Work {
+struct SimulatedTransaction {
     /// To install, with their versions.
     packages: Vec<String>,
     /// To remove.
@@ -35,7 +35,7 @@ struct Work {
     actions: Vec<Action>,
 }
 
-impl Work {
+impl SimulatedTransaction {
     fn request(&self) -> TransactionRequest<'_> {
         let (packages, removing) = (&*self.packages, &*self.removing);
         if self.moves {
@@ -154,12 +154,12 @@ impl Applier {
         &self,
         resolved: &BTreeMap<String, String>,
         replaced: &[String],
-    ) -> Result<Option<Work>, Problem> {
+    ) -> Result<Option<SimulatedTransaction>, Problem> {
         let (packages, replaced) = (
             self.to_install(resolved).await?,
             self.present(replaced).await?,
         );
-        let mut work = Work {
+        let mut work = SimulatedTransaction {
             packages,
             removing: Vec::new(),
             moves: !replaced.is_empty(),
@@ -234,7 +234,7 @@ impl Applier {
         let fits = |version: &str| {
             DriverVersion::from_package(version).is_ok_and(|version| wanted.contains(&version))
         };
-        let best = |offer: Offer| {
+        let best = |offer: PackageOffer| {
             let version = preferred(self.backend, &offer, &fits)?;
             Some((offer.name, version))
         };

@@ -7,10 +7,10 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::effects::{Inventory, Unowned};
 use crate::{
     change::{Applier, Problem},
-    host::Kind,
+    host::FileKind,
     tools::{
         accounts,
-        packages::{Condition, DatabaseError, Package},
+        packages::{DatabaseError, Package, PackageCondition},
     },
 };
 
@@ -61,8 +61,8 @@ impl Applier {
         for package in &database {
             let id = package.id.clone();
             match package.condition {
-                Condition::Absent => {}
-                Condition::Configuration => {
+                PackageCondition::Absent => {}
+                PackageCondition::Configuration => {
                     inventory.configured.insert(id);
                 }
                 _ => {
@@ -96,8 +96,8 @@ impl Applier {
         for name in self.host.files.list(folder)? {
             let path = folder.join(name);
             match self.host.files.stat(&path)?.map(|stat| stat.kind) {
-                Some(Kind::Folder) => self.walk(&path, found)?,
-                Some(Kind::File | Kind::Link(_)) => {
+                Some(FileKind::Folder) => self.walk(&path, found)?,
+                Some(FileKind::File | FileKind::Link(_)) => {
                     found.insert(path);
                 }
                 _ => {}

@@ -28,14 +28,14 @@ impl Lists {
 
 /// What a run wants of the package lists: so it is known whether a source that failed is needed.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Wanted {
+pub struct WantedPackages {
     /// All wanted packages.
     pub packages: Vec<PackageWish>,
     /// The repositories that the run adds, or uses if the machine has them already.
     pub repositories: Vec<Repository>,
 }
 
-impl Wanted {
+impl WantedPackages {
     /// What the desired state needs.
     #[must_use]
     pub fn of(desired: &Desired) -> Self {

@@ -25,11 +25,11 @@ mod undo;
 mod withdraw;
 
 pub use effects::{Effects, Inventory, Unowned};
-pub(super) use holds::Holds;
+pub(super) use holds::OwnHolds;
 pub use holds::Unhold;
 pub use install::NOT_SIMULATED;
 pub(super) use lists::Lists;
-pub use lists::Wanted;
+pub use lists::WantedPackages;
 pub use streams::RestoreStream;
 pub use withdraw::Withdrawn;
 

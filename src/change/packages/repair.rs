@@ -3,7 +3,7 @@
 use super::{install::removals, run::Attempts};
 use crate::{
     change::{Applier, Class, Problem, Sink, Undo},
-    host::{Cmd, Kind},
+    host::{Cmd, FileKind},
     tools::packages::{Action, Fault, Package, TransactionRequest},
 };
 
@@ -275,7 +275,7 @@ impl Applier {
             // power cut has emptied has that time. One that a person has emptied has another.
             let emptied = (self.host.files.stat(&path)?).is_some_and(|stat| {
                 let packaged = format!("|{}|{path}", stat.mtime);
-                stat.kind == Kind::File
+                stat.kind == FileKind::File
                     && stat.size == 0
                     && answer.lines().any(|line| line.ends_with(&packaged))
             });

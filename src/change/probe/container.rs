@@ -175,7 +175,7 @@ mod tests {
         },
         tools::{
             container_view::ContainerView,
-            probe::{LayerFault, Layers, ProbeDocument, ProbeLayer, ProbedDevice},
+            probe::{LayerFault, LayerResults, ProbeDocument, ProbeLayer, ProbedDevice},
         },
     };
 
@@ -226,7 +226,7 @@ mod tests {
             libraries: libraries.into(),
             ..ContainerView::default()
         };
-        let probed = |layers: Layers| ContainerView {
+        let probed = |layers: LayerResults| ContainerView {
             probe: Some(ProbeDocument {
                 devices: vec![device("GPU-a"), device("MIG-b")],
                 ..layers.document()
@@ -238,14 +238,14 @@ mod tests {
             judge(view, 0, "1.2", &uuids)
                 .map_err(|error| (error.to_string(), error.hint().unwrap_or_default()))
         };
-        let good = probed(Layers::default());
+        let good = probed(LayerResults::default());
         assert_eq!(said(&good, &["MIG-b", "GPU-a"]), Ok(()));
         let (why, _) = said(&good, &["GPU-a", "GPU-c"]).expect_err("other devices");
         assert_eq!(
             why,
             "the container fails at the layer NVML: only it has MIG-b; only the host has GPU-c"
         );
-        let mut layers = Layers::default();
+        let mut layers = LayerResults::default();
         layers.fail(LayerFault::new(
             ProbeLayer::Cuda,
             "`cuInit` returned 803",

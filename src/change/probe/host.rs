@@ -7,7 +7,7 @@ use super::SEE_CHECK;
 use crate::{
     change::Problem,
     host::{Gpu, Host, Nvml, NvmlView},
-    tools::probe::{self, LayerFault, Layers, ProbeDocument, ProbeLayer},
+    tools::probe::{self, LayerFault, LayerResults, ProbeDocument, ProbeLayer},
 };
 
 /// The time limit of a whole probe: NVML and CUDA each have limits of their own, which are longer
@@ -20,7 +20,7 @@ pub const WHOLE: Duration = Duration::from_secs(50);
 /// The first layer that fails.
 pub(super) async fn run(host: &Host) -> Result<String, Problem> {
     let begin = host.clock.monotonic();
-    let mut layers = Layers::default();
+    let mut layers = LayerResults::default();
     let document = match host.gpu.survey().await {
         Nvml::Ready(view) => {
             let spent = host.clock.monotonic().saturating_sub(begin);
@@ -42,7 +42,7 @@ pub(super) async fn run(host: &Host) -> Result<String, Problem> {
 /// Asks CUDA, if the layers below work and NVML lists devices.
 pub async fn compute(
     gpu: &dyn Gpu,
-    mut layers: Layers,
+    mut layers: LayerResults,
     view: Option<&NvmlView>,
     within: Duration,
 ) -> ProbeDocument {

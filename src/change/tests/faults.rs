@@ -15,7 +15,7 @@ use crate::{
     config::desired::{PackageWish, Repository, RuntimeKind},
     error::{Report, causes},
     host::{
-        Answer, Ask, ExecError, Http, HttpError,
+        ExecError, Http, HttpError, HttpRequest, HttpResponse,
         fake::{Damage, failed, ok},
     },
     model::secret::Secret,
@@ -207,7 +207,7 @@ impl Http for Hangs {
         std::future::pending().await
     }
 
-    async fn ask(&self, _: &Ask) -> Result<Answer, HttpError> {
+    async fn ask(&self, _: &HttpRequest) -> Result<HttpResponse, HttpError> {
         std::future::pending().await
     }
 }

@@ -6,7 +6,7 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Verbs, packages::Wanted},
+    change::{Verbs, packages::WantedPackages},
     error::Report,
     exit::Exit,
 };
@@ -61,7 +61,7 @@ async fn a_kernel_that_another_step_asks_for_is_no_kernel_that_nobody_wants(kind
         (error.exit(), error.reason()),
         (Exit::Blocked, "new-kernel")
     );
-    machine.applier = machine.restarted().wanting(Wanted {
+    machine.applier = machine.restarted().wanting(WantedPackages {
         packages: vec![wish("linux-image", None)],
         repositories: vec![],
     });

@@ -7,7 +7,7 @@ use super::{
     packages::{docker, install, wish},
 };
 use crate::{
-    change::{Applier, Change, Verbs, packages::Wanted},
+    change::{Applier, Change, Verbs, packages::WantedPackages},
     error::Report,
     exit::Exit,
     host::files::Room,
@@ -135,7 +135,7 @@ fn with_dead_source(words: &'static str) -> (TestMachine, Archive, Applier) {
         format!("deb http://debian.example.org/debian bookworm main\ndeb {DEAD} stable main\n"),
     );
     *apt.faults.lock().unwrap() = vec![words; 8];
-    let wanted = Wanted {
+    let wanted = WantedPackages {
         packages: vec![wish("docker.io", None)],
         repositories: Vec::new(),
     };

@@ -12,8 +12,8 @@ use crate::{
     host::{Cmd, FilesError, Query, ReadFiles, Reader},
     model::packages::Repository,
     tools::packages::{
-        Action, Backend, Commands, Condition, DatabaseError, Fault, Mark, Offer, Package, Removals,
-        Settings, TransactionRequest,
+        Action, Backend, Commands, DatabaseError, Fault, Mark, Package, PackageCondition,
+        PackageOffer, Removals, Settings, TransactionRequest,
     },
 };
 
@@ -73,9 +73,9 @@ impl Backend for Tiny {
             architecture: String::new(),
             version: line[1].clone(),
             condition: match () {
-                () if has(&line, "gone") => Condition::Configuration,
-                () if has(&line, "half") => Condition::Unpacked,
-                () => Condition::Installed,
+                () if has(&line, "gone") => PackageCondition::Configuration,
+                () if has(&line, "half") => PackageCondition::Unpacked,
+                () => PackageCondition::Installed,
             },
             held: has(&line, "held"),
             packager: None,
@@ -175,10 +175,10 @@ impl Backend for Tiny {
         Query::new("tiny", ["offers"].iter().chain(names).copied())
     }
 
-    fn parse_offers(&self, text: &str) -> Vec<Offer> {
+    fn parse_offers(&self, text: &str) -> Vec<PackageOffer> {
         text.lines()
             .filter_map(|line| line.split_once(' '))
-            .map(|(name, versions)| Offer {
+            .map(|(name, versions)| PackageOffer {
                 name: name.to_owned(),
                 candidate: versions.split(' ').next().map(str::to_owned),
                 versions: (versions.split(' '))

@@ -5,14 +5,14 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 
 /// A request as the server saw it, with the names of headers in small letters.
-pub(crate) struct Seen {
+pub(crate) struct SeenRequest {
     pub(crate) method: String,
     pub(crate) path: String,
     headers: BTreeMap<String, String>,
     pub(crate) body: String,
 }
 
-impl Seen {
+impl SeenRequest {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(String::as_str)
     }
@@ -30,7 +30,7 @@ pub(crate) fn no(status: u16) -> Reply {
 }
 
 /// Serves for as long as the test runs; gives the address.
-pub(crate) fn serve(reply: impl Fn(&Seen) -> Reply + Send + 'static) -> String {
+pub(crate) fn serve(reply: impl Fn(&SeenRequest) -> Reply + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
@@ -53,7 +53,7 @@ pub(crate) fn serve(reply: impl Fn(&Seen) -> Reply + Send + 'static) -> String {
                 .unwrap_or_default()
                 .split(' ')
                 .map(str::to_owned);
-            let seen = Seen {
+            let seen = SeenRequest {
                 method: first.next().unwrap_or_default(),
                 path: first.next().unwrap_or_default(),
                 headers: lines
@@ -89,7 +89,7 @@ fn is_whole(request: &[u8]) -> bool {
 }
 
 /// IMDSv2: nothing without a token, and a token by PUT alone.
-pub(crate) fn aws(seen: &Seen) -> Reply {
+pub(crate) fn aws(seen: &SeenRequest) -> Reply {
     if seen.path == "/latest/api/token" {
         let seconds = seen.header("x-aws-ec2-metadata-token-ttl-seconds");
         return match (seen.method.as_str(), seconds) {
@@ -113,7 +113,7 @@ pub(crate) fn aws(seen: &Seen) -> Reply {
     }
 }
 
-pub(crate) fn gcp(seen: &Seen) -> Reply {
+pub(crate) fn gcp(seen: &SeenRequest) -> Reply {
     if seen.header("metadata-flavor") != Some("Google") {
         return no(403);
     }
@@ -126,7 +126,7 @@ pub(crate) fn gcp(seen: &Seen) -> Reply {
     }
 }
 
-pub(crate) fn azure(seen: &Seen) -> Reply {
+pub(crate) fn azure(seen: &SeenRequest) -> Reply {
     let path = "/metadata/instance/compute?api-version=2021-02-01&format=json";
     if seen.header("metadata") != Some("true") || seen.path != path {
         return no(400);

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::standin::{Seen, aws, azure, gcp, no, ok, serve};
+use super::standin::{SeenRequest, aws, azure, gcp, no, ok, serve};
 use super::*;
 use crate::{
     host::{
@@ -28,7 +28,7 @@ async fn asked(provider: &str, address: &str, http: &dyn Http, clock: &dyn Clock
         http,
         clock,
         address,
-        persistence: Persistence {
+        persistence: RetryLimit {
             until: clock.monotonic() + WHOLE,
             silences: 2,
         },
@@ -111,7 +111,7 @@ async fn what_the_disk_tells_stays_and_a_complete_machine_asks_nobody() {
         http: &RealHttp::new(Arc::new(clock.clone()), None),
         clock: &clock,
         address: &serve(aws),
-        persistence: Persistence {
+        persistence: RetryLimit {
             until: clock.monotonic() + WHOLE,
             silences: 2,
         },
@@ -165,7 +165,7 @@ async fn too_many_requests_are_repeated_within_the_deadline() {
 async fn a_slow_service_is_waited_for() {
     let clock = Arc::new(RealClock);
     let http = RealHttp::new(clock.clone(), None);
-    let slow = |seen: &Seen| {
+    let slow = |seen: &SeenRequest| {
         std::thread::sleep(Duration::from_millis(100));
         aws(seen)
     };

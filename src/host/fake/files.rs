@@ -11,7 +11,7 @@ use super::locked;
 use super::snapshot::Snapshot;
 use super::tree::{Node, Thing, Tree};
 use super::unsynced;
-use crate::host::files::{Disk, Room};
+use crate::host::files::{FullFilesystem, Room};
 use crate::host::os;
 use crate::host::{Files, FilesError, ReadFiles, Stat};
 
@@ -349,7 +349,7 @@ impl FakeFiles {
                 read_only: !full,
                 ..room
             };
-            *disk = Some(Box::new(Disk { mount, room }));
+            *disk = Some(Box::new(FullFilesystem { mount, room }));
         }
         error
     }

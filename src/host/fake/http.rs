@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 
 use super::locked;
-use crate::host::{Answer, Ask, Http, HttpError};
+use crate::host::{Http, HttpError, HttpRequest, HttpResponse};
 
 /// Addresses with their content; anything else answers 404.
 #[derive(Clone, Default)]
@@ -75,14 +75,14 @@ impl Http for FakeHttp {
         Ok(content)
     }
 
-    async fn ask(&self, request: &Ask) -> Result<Answer, HttpError> {
+    async fn ask(&self, request: &HttpRequest) -> Result<HttpResponse, HttpError> {
         match self.get(&request.url, request.limit).await {
-            Ok(body) => Ok(Answer {
+            Ok(body) => Ok(HttpResponse {
                 status: 200,
                 body,
                 headers: Vec::new(),
             }),
-            Err(HttpError::Status { status, .. }) => Ok(Answer {
+            Err(HttpError::Status { status, .. }) => Ok(HttpResponse {
                 status,
                 body: Vec::new(),
                 headers: Vec::new(),

@@ -5,7 +5,7 @@ use nix::errno::Errno;
 
 use super::{Damage, FakeFiles, diff};
 use crate::host::files::Room;
-use crate::host::{Files, FilesError, Kind, ReadFiles};
+use crate::host::{FileKind, Files, FilesError, ReadFiles};
 
 fn errno<T: std::fmt::Debug>(result: Result<T, FilesError>) -> Errno {
     match result {
@@ -31,7 +31,7 @@ fn links_lead_where_they_should() {
     );
     assert_eq!(
         files.stat("/lib".into()).unwrap().unwrap().kind,
-        Kind::Link("usr/lib".into())
+        FileKind::Link("usr/lib".into())
     );
     assert_eq!(files.list("/lib".into()).unwrap(), ["os-release"]);
     assert_eq!(errno(files.read("/loop".into())), Errno::ELOOP);

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use crate::host::files::Room;
 use crate::host::os;
-use crate::host::{Kind, Stat};
+use crate::host::{FileKind, Stat};
 
 /// As many links as Linux follows before it says `ELOOP`.
 const MAX_LINKS: usize = 40;
@@ -67,11 +67,11 @@ impl Node {
     pub fn stat(&self) -> Stat {
         Stat {
             kind: match &self.thing {
-                Thing::File(_) => Kind::File,
-                Thing::Folder => Kind::Folder,
-                Thing::Link(target) => Kind::Link(target.clone()),
-                Thing::CharDevice(major, minor) => Kind::CharDevice(*major, *minor),
-                Thing::Other => Kind::Other,
+                Thing::File(_) => FileKind::File,
+                Thing::Folder => FileKind::Folder,
+                Thing::Link(target) => FileKind::Link(target.clone()),
+                Thing::CharDevice(major, minor) => FileKind::CharDevice(*major, *minor),
+                Thing::Other => FileKind::Other,
             },
             mode: self.mode,
             uid: self.uid,

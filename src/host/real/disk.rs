@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::sys::statvfs::statvfs;
 
 use crate::host::FilesError;
-use crate::host::files::{Disk, Room};
+use crate::host::files::{FullFilesystem, Room};
 use crate::host::os::{self, takes_no_more};
 
 /// Adds what was tried on which path, and the filesystem where that is at fault.
@@ -33,7 +33,7 @@ pub(super) fn failed(
 }
 
 /// The filesystem on which a path is or would be.
-fn disk(path: &Utf8Path) -> io::Result<Disk> {
+fn disk(path: &Utf8Path) -> io::Result<FullFilesystem> {
     let mut there = path
         .ancestors()
         .find_map(|at| at.canonicalize_utf8().ok())
@@ -45,7 +45,7 @@ fn disk(path: &Utf8Path) -> io::Result<Disk> {
     {
         there = above.to_owned();
     }
-    Ok(Disk { mount: there, room })
+    Ok(FullFilesystem { mount: there, room })
 }
 
 pub(super) fn room(path: &Utf8Path) -> io::Result<Room> {

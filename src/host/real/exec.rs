@@ -16,8 +16,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep_until};
 
-use super::lines::{Kept, Lines, Tail};
-use super::work::Work;
+use super::lines::{KeptOutput, Lines, Tail};
+use super::work::CommandWork;
 use crate::host::exec::{OnLine, Status};
 use crate::host::{Cmd, Exec, ExecError, Output, Stream};
 
@@ -58,10 +58,10 @@ impl Exec for RealExec {
                 }
             });
         }
-        let mut run = Run::new(cmd, &child, self.grace);
+        let mut run = RunningCommand::new(cmd, &child, self.grace);
         let mut out = Pipe::new(Stream::Out, child.stdout.take());
         let mut err = Pipe::new(Stream::Err, child.stderr.take());
-        let mut group = Group(run.group);
+        let mut group = ProcessGroup(run.group);
         loop {
             if run.ended() && out.closed() && err.closed() {
                 break;
@@ -169,15 +169,15 @@ fn find(cmd: &Cmd) -> Result<PathBuf, ExecError> {
 }
 
 /// Ends the group if the caller stops waiting: nothing that we started outlives our interest.
-struct Group(Option<Pid>);
+struct ProcessGroup(Option<Pid>);
 
-impl Group {
+impl ProcessGroup {
     fn release(&mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         signal(self.0, Signal::SIGKILL);
     }
@@ -194,7 +194,7 @@ fn signal(group: Option<Pid>, which: Signal) {
 
 /// Why a command is being ended.
 #[derive(Clone, Copy)]
-enum Bound {
+enum EndCause {
     Deadline,
     Silence,
 }
@@ -203,26 +203,26 @@ enum Bound {
 #[derive(Clone, Copy)]
 enum Stage {
     Running,
-    Asked(Bound, Instant),
-    Killed(Bound, Instant),
+    Asked(EndCause, Instant),
+    Killed(EndCause, Instant),
 }
 
 /// One command under way.
-struct Run {
+struct RunningCommand {
     group: Option<Pid>,
     grace: Duration,
     deadline: Instant,
     silence: Option<Duration>,
     /// When it last printed something, or was seen to work.
     last_sign: Instant,
-    work: Option<Work>,
+    work: Option<CommandWork>,
     stage: Stage,
     end: Option<Status>,
     drain_until: Option<Instant>,
     tail: Tail,
 }
 
-impl Run {
+impl RunningCommand {
     fn new(cmd: &Cmd, child: &Child, grace: Duration) -> Self {
         let now = Instant::now();
         let group = child
@@ -231,7 +231,7 @@ impl Run {
             .map(Pid::from_raw);
         Self {
             group,
-            work: group.map(Work::of),
+            work: group.map(CommandWork::of),
             grace,
             deadline: now + cmd.deadline,
             silence: cmd.silence,
@@ -284,12 +284,12 @@ impl Run {
         self.stage = match self.stage {
             Stage::Running => {
                 let bound = if now >= self.deadline {
-                    Bound::Deadline
+                    EndCause::Deadline
                 } else if self.works() {
                     self.last_sign = now;
                     return false;
                 } else {
-                    Bound::Silence
+                    EndCause::Silence
                 };
                 signal(self.group, Signal::SIGTERM);
                 Stage::Asked(bound, now + self.grace)
@@ -323,7 +323,7 @@ impl Run {
                 stdout,
                 stderr,
             }),
-            (Stage::Asked(Bound::Silence, _) | Stage::Killed(Bound::Silence, _), _) => {
+            (Stage::Asked(EndCause::Silence, _) | Stage::Killed(EndCause::Silence, _), _) => {
                 Err(ExecError::Silent {
                     command,
                     after: cmd.silence.unwrap_or_default(),
@@ -345,7 +345,7 @@ struct Pipe<R> {
     reader: Option<R>,
     buffer: Box<[u8]>,
     lines: Lines,
-    kept: Kept,
+    kept: KeptOutput,
 }
 
 impl<R: AsyncRead + Unpin> Pipe<R> {
@@ -355,7 +355,7 @@ impl<R: AsyncRead + Unpin> Pipe<R> {
             reader,
             buffer: vec![0; 16 << 10].into_boxed_slice(),
             lines: Lines::default(),
-            kept: Kept::default(),
+            kept: KeptOutput::default(),
         }
     }
 
@@ -374,7 +374,7 @@ impl<R: AsyncRead + Unpin> Pipe<R> {
     fn take(
         &mut self,
         read: io::Result<usize>,
-        run: &mut Run,
+        run: &mut RunningCommand,
         on_line: &mut OnLine<'_>,
     ) -> io::Result<()> {
         let count = read?;
@@ -392,7 +392,7 @@ impl<R: AsyncRead + Unpin> Pipe<R> {
         Ok(())
     }
 
-    fn finish(&mut self, run: &mut Run, on_line: &mut OnLine<'_>) {
+    fn finish(&mut self, run: &mut RunningCommand, on_line: &mut OnLine<'_>) {
         self.lines.finish(|line| {
             run.tail.add(line);
             on_line(self.stream, line);

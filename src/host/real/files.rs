@@ -354,7 +354,7 @@ fn is(error: &io::Error, errno: Errno) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::Kind;
+    use crate::host::FileKind;
 
     fn folder() -> (tempfile::TempDir, Utf8PathBuf) {
         let temporary = tempfile::tempdir().unwrap();
@@ -370,9 +370,12 @@ mod tests {
         RealFiles.write(&path, b"two", 0o640).unwrap();
         assert_eq!(RealFiles.read_text(&path).unwrap().unwrap(), "two");
         let stat = RealFiles.stat(&path).unwrap().unwrap();
-        assert_eq!((stat.kind, stat.mode, stat.size), (Kind::File, 0o640, 3));
+        assert_eq!(
+            (stat.kind, stat.mode, stat.size),
+            (FileKind::File, 0o640, 3)
+        );
         let parent = RealFiles.stat(&root.join("a/b")).unwrap().unwrap();
-        assert_eq!((parent.kind, parent.mode), (Kind::Folder, 0o755));
+        assert_eq!((parent.kind, parent.mode), (FileKind::Folder, 0o755));
         assert_eq!(RealFiles.list(&root.join("a/b")).unwrap(), ["daemon.json"]);
         RealFiles.write(&path, b"", 0o4666).unwrap();
         assert_eq!(RealFiles.stat(&path).unwrap().unwrap().mode, 0o4666);
@@ -406,7 +409,7 @@ mod tests {
         );
         assert_eq!(
             RealFiles.stat(&root.join("l")).unwrap().unwrap().kind,
-            Kind::File
+            FileKind::File
         );
     }
 
@@ -444,7 +447,7 @@ mod tests {
         RealFiles.link(&link, "/elsewhere".into()).unwrap();
         assert_eq!(
             RealFiles.stat(&link).unwrap().unwrap().kind,
-            Kind::Link("/elsewhere".into())
+            FileKind::Link("/elsewhere".into())
         );
         assert_eq!(RealFiles.resolve(&link).unwrap(), None);
         assert_eq!(RealFiles.read(&link).unwrap(), None);
@@ -471,7 +474,7 @@ mod tests {
         let null = Utf8Path::new("/dev/null");
         assert_eq!(
             RealFiles.stat(null).unwrap().unwrap().kind,
-            Kind::CharDevice(1, 3)
+            FileKind::CharDevice(1, 3)
         );
         assert!(RealFiles.read(null).is_err());
         assert!(RealFiles.read("/proc".into()).is_err());

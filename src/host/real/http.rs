@@ -12,7 +12,7 @@ use reqwest::{Client, ClientBuilder, NoProxy, Proxy, Response, Url};
 use tokio::io::AsyncReadExt;
 
 use crate::error::one_line;
-use crate::host::{Answer, Ask, Clock, Http, HttpError, Method, Route};
+use crate::host::{Clock, Http, HttpError, HttpRequest, HttpResponse, Method, Route};
 use crate::model::secret::{Secret, without_logins};
 
 /// How this program calls itself.
@@ -50,14 +50,14 @@ pub struct RealHttp {
     clock: Arc<dyn Clock>,
     proxy: Option<HttpProxy>,
     limits: Limits,
-    client: Built,
+    client: BuiltClient,
     /// The clients of [`Http::ask`].
-    direct: Built,
-    proxied: Built,
+    direct: BuiltClient,
+    proxied: BuiltClient,
 }
 
 /// A client, or why there is none.
-type Built = Arc<OnceLock<Result<Client, String>>>;
+type BuiltClient = Arc<OnceLock<Result<Client, String>>>;
 
 /// A proxy from the configuration. Without one, `https_proxy`, `http_proxy`, `all_proxy` and
 /// `no_proxy` of the environment count.
@@ -87,9 +87,9 @@ impl RealHttp {
             clock,
             proxy,
             limits: LIMITS,
-            client: Built::default(),
-            direct: Built::default(),
-            proxied: Built::default(),
+            client: BuiltClient::default(),
+            direct: BuiltClient::default(),
+            proxied: BuiltClient::default(),
         }
     }
 
@@ -245,7 +245,7 @@ impl Http for RealHttp {
         }
     }
 
-    async fn ask(&self, request: &Ask) -> Result<Answer, HttpError> {
+    async fn ask(&self, request: &HttpRequest) -> Result<HttpResponse, HttpError> {
         let url = &request.url;
         let client = self.asking(request.route, url)?;
         let asked = match &request.method {
@@ -263,7 +263,7 @@ impl Http for RealHttp {
         // No header that this program reads has other characters.
         let headers = (response.headers().iter())
             .filter_map(|(name, value)| Some((name.to_string(), value.to_str().ok()?.to_owned())));
-        Ok(Answer {
+        Ok(HttpResponse {
             status: response.status().as_u16(),
             headers: headers.collect(),
             body: body(url, response, request.limit).await?,
@@ -460,7 +460,7 @@ mod tests {
             String::from_utf8(request).unwrap()
         });
         let (http, _) = http();
-        let ask = Ask {
+        let ask = HttpRequest {
             method: Method::Store(b"content".to_vec()),
             route: Route::Direct,
             url,

@@ -57,13 +57,13 @@ impl Lines {
 
 /// A stream as it is kept: whole, or beginning and end with a note between them.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct KeptOutput {
     head: Vec<u8>,
     tail: Vec<u8>,
     left_out: usize,
 }
 
-impl Kept {
+impl KeptOutput {
     /// Adds bytes.
     pub fn add(&mut self, bytes: &[u8]) {
         let to_head = bytes.len().min(HALF - self.head.len());
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn keeps_beginning_and_end() {
-        let mut kept = Kept::default();
+        let mut kept = KeptOutput::default();
         kept.add(b"first\n");
         for _ in 0..(5 * HALF / 1000) {
             kept.add(&[b'x'; 1000]);

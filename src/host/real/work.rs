@@ -22,12 +22,12 @@ struct Told {
 }
 
 /// How much work there was by now of a command.
-pub(super) struct Work {
+pub(super) struct CommandWork {
     leader: i32,
     ticks: u64,
 }
 
-impl Work {
+impl CommandWork {
     /// Of a session, and of what descends from it, as it begins.
     pub(super) fn of(leader: Pid) -> Self {
         Self {
@@ -134,12 +134,12 @@ mod tests {
 
     #[test]
     fn who_works_goes_on_and_who_waits_does_not() {
-        let mut work = Work::of(Pid::this());
+        let mut work = CommandWork::of(Pid::this());
         // Since this process began, there was some.
         let end = std::time::Instant::now() + std::time::Duration::from_millis(50);
         while std::time::Instant::now() < end {}
         assert!(work.went_on(0.1));
-        let mut idle = Work::of(Pid::from_raw(i32::MAX));
+        let mut idle = CommandWork::of(Pid::from_raw(i32::MAX));
         assert!(!idle.went_on(0.1));
     }
 }

@@ -51,16 +51,16 @@ pub enum RecordError {
 /// Every answer, by its question.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-struct Manifest {
+struct RecordManifest {
     schema: u32,
     tool: String,
     recorded_at: jiff::Timestamp,
-    reads: BTreeMap<Utf8PathBuf, Answer<Content>>,
-    stats: BTreeMap<Utf8PathBuf, Answer<Option<Stat>>>,
-    lists: BTreeMap<Utf8PathBuf, Answer<Vec<String>>>,
-    resolved: BTreeMap<Utf8PathBuf, Answer<Option<Utf8PathBuf>>>,
-    rooms: BTreeMap<Utf8PathBuf, Answer<Room>>,
-    commands: Vec<Command>,
+    reads: BTreeMap<Utf8PathBuf, RecordedAnswer<RecordedContent>>,
+    stats: BTreeMap<Utf8PathBuf, RecordedAnswer<Option<Stat>>>,
+    lists: BTreeMap<Utf8PathBuf, RecordedAnswer<Vec<String>>>,
+    resolved: BTreeMap<Utf8PathBuf, RecordedAnswer<Option<Utf8PathBuf>>>,
+    rooms: BTreeMap<Utf8PathBuf, RecordedAnswer<Room>>,
+    commands: Vec<RecordedCommand>,
     nvml: Option<Nvml>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cuda: Option<CudaView>,
@@ -69,15 +69,15 @@ struct Manifest {
 /// An answer of the operating system.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Answer<T> {
+enum RecordedAnswer<T> {
     Is(T),
-    Error(Fault),
+    Error(RecordedError),
 }
 
 /// An error of the operating system.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-struct Fault {
+struct RecordedError {
     errno: Option<i32>,
     why: String,
 }
@@ -85,7 +85,7 @@ struct Fault {
 /// Where a content is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Content {
+enum RecordedContent {
     /// Nothing was at the path.
     Absent,
     /// Below `files`, at this path.
@@ -97,17 +97,17 @@ enum Content {
 /// A command and how it ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-struct Command {
+struct RecordedCommand {
     program: String,
     args: Vec<String>,
     env: Vec<(String, String)>,
-    end: End,
+    end: RecordedEnd,
 }
 
 /// How a command ended, or why there is no end of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
-enum End {
+enum RecordedEnd {
     Output(Output),
     NotFound,
     Deadline { after_ms: u64, tail: String },
@@ -116,22 +116,22 @@ enum End {
     LeftOut(String),
 }
 
-impl Command {
+impl RecordedCommand {
     fn is(&self, cmd: &Cmd) -> bool {
         self.program == cmd.program && self.args == cmd.args && self.env == cmd.env
     }
 }
 
-impl<T: Clone> Answer<T> {
+impl<T: Clone> RecordedAnswer<T> {
     fn of(result: &Result<T, FilesError>) -> Self {
         match result {
             Ok(value) => Self::Is(value.clone()),
-            Err(error) => Self::Error(Fault::of(error)),
+            Err(error) => Self::Error(RecordedError::of(error)),
         }
     }
 }
 
-impl Fault {
+impl RecordedError {
     fn of(error: &FilesError) -> Self {
         match error {
             FilesError::Io { source, .. } => Self {
@@ -153,7 +153,7 @@ fn below(folder: &Utf8Path, path: &Utf8Path) -> Utf8PathBuf {
     folder.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-impl End {
+impl RecordedEnd {
     fn of(result: &Result<Output, ExecError>) -> Self {
         let ms = |duration: &std::time::Duration| {
             u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)

@@ -14,7 +14,10 @@ use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::unistd::geteuid;
 
-use super::{Answer, Command, Content, End, FILES, MANIFEST, Manifest, RecordError, SCHEMA};
+use super::{
+    FILES, MANIFEST, RecordError, RecordManifest, RecordedAnswer, RecordedCommand, RecordedContent,
+    RecordedEnd, SCHEMA,
+};
 use super::{below, sensitive};
 use crate::host::exec::OnLine;
 use crate::host::files::Room;
@@ -23,8 +26,8 @@ use crate::host::real::RealFiles;
 use crate::host::system::{MemoryError, ProcFiles, Process, System};
 use crate::host::trusted::refuse_foreign;
 use crate::host::{
-    Cmd, CudaView, Exec, ExecError, Files, FilesError, Gpu, Host, Kind, Nvml, Output, ReadFiles,
-    Stat,
+    Cmd, CudaView, Exec, ExecError, FileKind, Files, FilesError, Gpu, Host, Nvml, Output,
+    ReadFiles, Stat,
 };
 use crate::model::secret::Secrets;
 
@@ -39,12 +42,12 @@ const SECRET: &str = "it holds a secret of the configuration";
 pub struct Recording {
     folder: Utf8PathBuf,
     secrets: Secrets,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<RecorderState>>,
 }
 
 #[derive(Default)]
-struct State {
-    manifest: Manifest,
+struct RecorderState {
+    manifest: RecordManifest,
     contents: BTreeMap<Utf8PathBuf, Vec<u8>>,
     links: BTreeMap<Utf8PathBuf, Utf8PathBuf>,
     folders: BTreeSet<Utf8PathBuf>,
@@ -69,18 +72,18 @@ pub fn record(
 ) -> Result<(Host, Recording), RecordError> {
     let folder = &from_the_root(folder)?;
     prepare(&RealFiles, folder, geteuid().is_root())?;
-    let manifest = Manifest {
+    let manifest = RecordManifest {
         schema: SCHEMA,
         tool: concat!("gpu-bootstrap ", env!("CARGO_PKG_VERSION")).to_owned(),
         recorded_at: host.clock.now(),
-        ..Manifest::default()
+        ..RecordManifest::default()
     };
     let recording = Recording {
         folder: folder.to_owned(),
         secrets: secrets.clone(),
-        state: Arc::new(Mutex::new(State {
+        state: Arc::new(Mutex::new(RecorderState {
             manifest,
-            ..State::default()
+            ..RecorderState::default()
         })),
     };
     let files = Arc::new(Recorder {
@@ -179,8 +182,8 @@ impl Recording {
     }
 
     /// What the run learned to be a secret may have been read before that.
-    fn leave_out_secrets(&self, state: &mut State) {
-        let State {
+    fn leave_out_secrets(&self, state: &mut RecorderState) {
+        let RecorderState {
             manifest,
             contents,
             left_out,
@@ -191,8 +194,8 @@ impl Recording {
             if !keep {
                 left_out.insert(path.clone());
                 for answer in manifest.reads.values_mut() {
-                    if matches!(answer, Answer::Is(Content::At(at)) if at == path) {
-                        *answer = Answer::Is(Content::LeftOut(SECRET.to_owned()));
+                    if matches!(answer, RecordedAnswer::Is(RecordedContent::At(at)) if at == path) {
+                        *answer = RecordedAnswer::Is(RecordedContent::LeftOut(SECRET.to_owned()));
                     }
                 }
             }
@@ -200,7 +203,7 @@ impl Recording {
         });
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RecorderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -276,7 +279,7 @@ struct Recorder<T: ?Sized> {
 
 impl Recorder<dyn Files> {
     /// The content's place in the recording, or why it has none.
-    fn keep(&self, path: &Utf8Path, content: &[u8]) -> Content {
+    fn keep(&self, path: &Utf8Path, content: &[u8]) -> RecordedContent {
         let real = match self.inner.resolve(path) {
             Ok(Some(real)) => real,
             // It was removed meanwhile, or cannot be resolved, as some paths below `/proc`.
@@ -288,7 +291,7 @@ impl Recorder<dyn Files> {
             .or_else(|| (content.len() > LARGEST).then_some("it is too large"));
         if let Some(why) = left_out {
             self.recording.state().left_out.insert(real);
-            return Content::LeftOut(why.to_owned());
+            return RecordedContent::LeftOut(why.to_owned());
         }
         if real != path {
             self.keep_links(path);
@@ -298,7 +301,7 @@ impl Recorder<dyn Files> {
             .contents
             .entry(real.clone())
             .or_insert_with(|| kept(path, content).to_vec());
-        Content::At(real)
+        RecordedContent::At(real)
     }
 
     /// Keeps that something was seen without being read, and the links on the way to it, for `--root` on the recording.
@@ -313,10 +316,10 @@ impl Recorder<dyn Files> {
         let kind = self.inner.stat(&real).ok().flatten().map(|stat| stat.kind);
         let mut state = self.recording.state();
         match kind {
-            Some(Kind::Folder) => {
+            Some(FileKind::Folder) => {
                 state.folders.insert(real);
             }
-            Some(Kind::File) if sensitive::path(&real).is_none() && is_name(&real) => {
+            Some(FileKind::File) if sensitive::path(&real).is_none() && is_name(&real) => {
                 state.files.insert(real);
             }
             _ => {}
@@ -331,7 +334,7 @@ impl Recorder<dyn Files> {
                 continue;
             };
             if let Ok(Some(Stat {
-                kind: Kind::Link(target),
+                kind: FileKind::Link(target),
                 ..
             })) = self.inner.stat(at)
                 && let Ok(Some(parent)) = self.inner.resolve(parent)
@@ -362,13 +365,13 @@ impl Recorder<dyn Files> {
 
 /// Remembers the first answer to a question.
 fn first<T: Clone>(
-    answers: &mut BTreeMap<Utf8PathBuf, Answer<T>>,
+    answers: &mut BTreeMap<Utf8PathBuf, RecordedAnswer<T>>,
     path: &Utf8Path,
     result: &Result<T, FilesError>,
 ) {
     answers
         .entry(path.to_owned())
-        .or_insert_with(|| Answer::of(result));
+        .or_insert_with(|| RecordedAnswer::of(result));
 }
 
 impl ReadFiles for Recorder<dyn Files> {
@@ -376,9 +379,9 @@ impl ReadFiles for Recorder<dyn Files> {
         let result = self.inner.read(path);
         if !self.recording.state().manifest.reads.contains_key(path) {
             let answer = match &result {
-                Ok(Some(content)) => Answer::Is(self.keep(path, content)),
-                Ok(None) => Answer::Is(Content::Absent),
-                Err(error) => Answer::Error(super::Fault::of(error)),
+                Ok(Some(content)) => RecordedAnswer::Is(self.keep(path, content)),
+                Ok(None) => RecordedAnswer::Is(RecordedContent::Absent),
+                Err(error) => RecordedAnswer::Error(super::RecordedError::of(error)),
             };
             let mut state = self.recording.state();
             if result.is_err() {
@@ -477,17 +480,20 @@ impl Exec for Recorder<dyn Exec> {
         let env = cmd.env.iter().map(|(_, value)| value);
         let command = match sensitive::args(cmd.args.iter().chain(env)) {
             // The command line itself must not be kept either.
-            Some(why) => Command {
+            Some(why) => RecordedCommand {
                 program: cmd.program.clone(),
                 args: Vec::new(),
                 env: Vec::new(),
-                end: End::LeftOut(why.to_owned()),
+                end: RecordedEnd::LeftOut(why.to_owned()),
             },
-            None => Command {
+            None => RecordedCommand {
                 program: cmd.program.clone(),
                 args: cmd.args.clone(),
                 env: cmd.env.clone(),
-                end: said.map_or_else(|| End::of(&result), |why| End::LeftOut(why.to_owned())),
+                end: said.map_or_else(
+                    || RecordedEnd::of(&result),
+                    |why| RecordedEnd::LeftOut(why.to_owned()),
+                ),
             },
         };
         state.manifest.commands.push(command);

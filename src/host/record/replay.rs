@@ -7,7 +7,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Answer, Content, End, FILES, Fault, MANIFEST, Manifest, SCHEMA, below};
+use super::{
+    FILES, MANIFEST, RecordManifest, RecordedAnswer, RecordedContent, RecordedEnd, RecordedError,
+    SCHEMA, below,
+};
 use crate::host::exec::OnLine;
 use crate::host::fake::FakeClock;
 use crate::host::files::Room;
@@ -30,7 +33,7 @@ const UNKNOWN: &str = "it is not in the recording";
 /// When there is no recording in the folder, or a later version wrote it.
 pub fn replay(folder: &Utf8Path) -> Host {
     let text = RealFiles.read(&folder.join(MANIFEST)).unwrap().unwrap();
-    let manifest: Manifest = serde_json::from_slice(&text).unwrap();
+    let manifest: RecordManifest = serde_json::from_slice(&text).unwrap();
     assert_eq!(manifest.schema, SCHEMA);
     let clock = FakeClock::default();
     clock.set(manifest.recorded_at);
@@ -51,7 +54,7 @@ pub fn replay(folder: &Utf8Path) -> Host {
     }
 }
 
-impl<T: Clone> Answer<T> {
+impl<T: Clone> RecordedAnswer<T> {
     fn give(&self, verb: &'static str, path: &Utf8Path) -> Result<T, FilesError> {
         match self {
             Self::Is(value) => Ok(value.clone()),
@@ -60,7 +63,7 @@ impl<T: Clone> Answer<T> {
     }
 }
 
-impl Fault {
+impl RecordedError {
     fn give(&self, verb: &'static str, path: &Utf8Path) -> FilesError {
         FilesError::Io {
             verb,
@@ -74,7 +77,7 @@ impl Fault {
     }
 }
 
-impl End {
+impl RecordedEnd {
     fn give(&self, cmd: &Cmd) -> Result<Output, ExecError> {
         let command = cmd.line();
         let after = |ms: &u64| std::time::Duration::from_millis(*ms);
@@ -109,7 +112,7 @@ impl End {
 struct Replay(Arc<Recorded>);
 
 struct Recorded {
-    manifest: Manifest,
+    manifest: RecordManifest,
     files: Utf8PathBuf,
 }
 
@@ -125,15 +128,16 @@ impl Recorded {
             .parent()
             .zip(path.file_name())
             .and_then(|(parent, name)| match manifest.lists.get(parent)? {
-                Answer::Is(names) => Some(!names.iter().any(|known| known == name)),
-                Answer::Error(_) => None,
+                RecordedAnswer::Is(names) => Some(!names.iter().any(|known| known == name)),
+                RecordedAnswer::Error(_) => None,
             });
-        listed_without == Some(true) || matches!(manifest.stats.get(path), Some(Answer::Is(None)))
+        listed_without == Some(true)
+            || matches!(manifest.stats.get(path), Some(RecordedAnswer::Is(None)))
     }
 
     fn answer<T: Clone>(
         &self,
-        answer: Option<&Answer<T>>,
+        answer: Option<&RecordedAnswer<T>>,
         verb: &'static str,
         path: &Utf8Path,
         absent: impl FnOnce() -> Option<T>,
@@ -164,14 +168,14 @@ impl ReadFiles for Replay {
         let answer = self.0.manifest.reads.get(path);
         match self
             .0
-            .answer(answer, "read", path, || Some(Content::Absent))?
+            .answer(answer, "read", path, || Some(RecordedContent::Absent))?
         {
-            Content::Absent => Ok(None),
-            Content::LeftOut(why) => {
+            RecordedContent::Absent => Ok(None),
+            RecordedContent::LeftOut(why) => {
                 let why = format!("left out of the recording: {why}");
                 Err(other("read", path, why))
             }
-            Content::At(real) => match RealFiles.read(&below(&self.0.files, &real))? {
+            RecordedContent::At(real) => match RealFiles.read(&below(&self.0.files, &real))? {
                 Some(content) => Ok(Some(content)),
                 None => Err(other(
                     "read",

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use super::{RecordError, record, replay::replay};
 use crate::error::one_line;
 use crate::host::fake::{self, Damage, Fakes, failed, ok};
-use crate::host::{Cmd, Host, Kind, Nvml, ReadFiles, rooted};
+use crate::host::{Cmd, FileKind, Host, Nvml, ReadFiles, rooted};
 use crate::model::secret::{Secret, Secrets};
 
 /// A link that is seen, and leads to nothing that is read.
@@ -111,7 +111,7 @@ async fn a_replay_answers_as_the_machine_did() {
     let driver = tree.files.stat(DRIVER.into()).unwrap();
     assert_eq!(
         driver.map(|link| link.kind),
-        Some(Kind::Link("../../drivers/nvidia".into()))
+        Some(FileKind::Link("../../drivers/nvidia".into()))
     );
     // A file that was seen and not read has a name there.
     let library = tree.files.resolve(LIBRARY.into()).unwrap();

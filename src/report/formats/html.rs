@@ -7,7 +7,7 @@ use crate::{
     facts::{Facts, PciFact},
     model::{findings::Layer, pci::PciAddress},
     report::{
-        document::{Machine, TOOL, Verdicts},
+        document::{MachineSummary, TOOL, Verdicts},
         style::word,
     },
 };
@@ -20,7 +20,7 @@ const STYLE: &str = include_str!("page.css");
 /// # Errors
 /// An error of the writer.
 pub fn html(to: &mut dyn Write, report: &RunReport, facts: &Facts) -> io::Result<()> {
-    let machine = Machine::of(facts);
+    let machine = MachineSummary::of(facts);
     let alarm = Alarm::of(report);
     let (class, verdict) = match alarm {
         Alarm::Fine => ("pass", "No fault found"),

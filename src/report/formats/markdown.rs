@@ -4,14 +4,18 @@ use super::{Alarm, line, values};
 use crate::{
     check::{Finding, Verdict},
     engine::RunReport,
-    report::document::{Machine, TOOL, Verdicts},
+    report::document::{MachineSummary, TOOL, Verdicts},
 };
 
 /// Markdown for a ticket: the verdict, the machine, and each finding that a person should read, with its remedy.
 ///
 /// # Errors
 /// An error of the writer.
-pub fn markdown(to: &mut dyn Write, report: &RunReport, machine: &Machine) -> io::Result<()> {
+pub fn markdown(
+    to: &mut dyn Write,
+    report: &RunReport,
+    machine: &MachineSummary,
+) -> io::Result<()> {
     let alarm = Alarm::of(report);
     let verdict = match alarm {
         Alarm::Fine => "no fault found",

@@ -6,7 +6,7 @@ use crate::{
     engine::{Mode, RunReport},
     exit::Exit,
     model::id::Id,
-    report::document::Machine,
+    report::document::MachineSummary,
 };
 
 /// A finding whose texts have what each format must escape.
@@ -56,8 +56,8 @@ fn broken() -> RunReport {
     )
 }
 
-fn machine() -> Machine {
-    Machine {
+fn machine() -> MachineSummary {
+    MachineSummary {
         os: Some("ubuntu 24.04".to_owned()),
         kernel: Some("6.8.0-1067-gcp".to_owned()),
         arch: Some("x86_64".to_owned()),

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use crate::{
-    model::findings::{Layer, Row},
+    model::findings::{FindingRow, Layer},
     report::{Style, style::Ink},
 };
 
@@ -11,7 +11,7 @@ use crate::{
 ///
 /// # Errors
 /// When the target cannot be written.
-pub fn findings(to: &mut dyn Write, rows: &[&Row], style: Style) -> io::Result<()> {
+pub fn findings(to: &mut dyn Write, rows: &[&FindingRow], style: Style) -> io::Result<()> {
     let width = rows.iter().map(|row| row.id.as_str().len()).max();
     let width = width.unwrap_or_default();
     for layer in Layer::ALL {
@@ -28,7 +28,7 @@ pub fn findings(to: &mut dyn Write, rows: &[&Row], style: Style) -> io::Result<(
 ///
 /// # Errors
 /// When the target cannot be written.
-pub fn explain(to: &mut dyn Write, rows: &[&Row], style: Style) -> io::Result<()> {
+pub fn explain(to: &mut dyn Write, rows: &[&FindingRow], style: Style) -> io::Result<()> {
     for (at, row) in rows.iter().enumerate() {
         if at > 0 {
             writeln!(to)?;

@@ -57,7 +57,7 @@ pub fn probe(to: &mut dyn Write, document: &ProbeDocument, style: Style) -> io::
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tools::probe::{LayerFault, Layers, ProbeLayer};
+    use crate::tools::probe::{LayerFault, LayerResults, ProbeLayer};
 
     fn shown(document: &ProbeDocument) -> String {
         let mut text = Vec::new();
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn the_first_line_names_the_layer_and_the_second_what_to_do() {
-        let mut layers = Layers::default();
+        let mut layers = LayerResults::default();
         layers.pass(ProbeLayer::Pci, "2 GPUs");
         let why = "no driver is bound to GPU 0000:18:00.0";
         layers.fail(LayerFault::new(ProbeLayer::Driver, why, "run `dmesg`"));

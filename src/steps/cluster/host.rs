@@ -38,10 +38,10 @@ const SYSCTLS: [(&str, &str); 3] = [
 ];
 
 /// See the module.
-pub struct Kernel;
+pub struct ClusterKernel;
 
 #[derive(Debug, Clone, Default)]
-struct KernelState {
+struct ClusterKernelState {
     /// Files of ours that are as wanted.
     files: BTreeMap<&'static str, Option<String>>,
     /// Modules whose function is missing.
@@ -55,9 +55,9 @@ struct KernelState {
     fstab_mode: u32,
 }
 
-fn detect(cx: &Cx<'_>) -> Result<KernelState, StepError> {
+fn detect(cx: &Cx<'_>) -> Result<ClusterKernelState, StepError> {
     let files = cx.host.files();
-    let mut state = KernelState::default();
+    let mut state = ClusterKernelState::default();
     for path in [MODULES_FILE, SYSCTL_FILE] {
         state.files.insert(path, files.read_text(path.into())?);
     }
@@ -91,7 +91,7 @@ fn sysctl_file() -> String {
     format!("{HEADER}{}", lines.concat())
 }
 
-fn decide(state: &KernelState, desired: &Desired) -> Assessment {
+fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
     let Some(wish) = wish(desired) else {
         return no_cluster();
     };
@@ -152,7 +152,12 @@ fn decide(state: &KernelState, desired: &Desired) -> Assessment {
 }
 
 /// What is missing in the kernel that runs.
-fn now(state: &KernelState, may_swap: bool, whys: &mut Vec<String>, changes: &mut Vec<Change>) {
+fn now(
+    state: &ClusterKernelState,
+    may_swap: bool,
+    whys: &mut Vec<String>,
+    changes: &mut Vec<Change>,
+) {
     for module in &state.missing {
         whys.push(format!("kernel module `{module}` is not loaded"));
         changes.push(Change::LoadModule {
@@ -187,7 +192,7 @@ fn now(state: &KernelState, may_swap: bool, whys: &mut Vec<String>, changes: &mu
 }
 
 #[async_trait]
-impl Step for Kernel {
+impl Step for ClusterKernel {
     fn id(&self) -> StepId {
         CLUSTER_KERNEL
     }
@@ -203,7 +208,7 @@ impl Step for Kernel {
             wish(cx.desired).is_some_and(|wish| matches!(wish.method, JoinMethod::Kubeadm { .. }));
         let state = match is_kubeadms {
             true => detect(cx)?,
-            false => KernelState::default(),
+            false => ClusterKernelState::default(),
         };
         Ok(decide(&state, cx.desired))
     }
@@ -214,8 +219,8 @@ mod tests {
     use super::*;
     use crate::steps::cluster::join::fixtures::with_kubeadm;
 
-    fn good() -> KernelState {
-        KernelState {
+    fn good() -> ClusterKernelState {
+        ClusterKernelState {
             files: BTreeMap::from([
                 (MODULES_FILE, Some(modules_file())),
                 (SYSCTL_FILE, Some(sysctl_file())),
@@ -232,14 +237,14 @@ mod tests {
 
     #[test]
     fn a_bare_machine_gets_files_modules_and_parameters() {
-        let bare = KernelState {
+        let bare = ClusterKernelState {
             missing: vec!["overlay", "br_netfilter"],
             swaps: vec!["/swap.img".to_owned()],
             fstab: Some("/swap.img none swap sw 0 0\n".to_owned()),
             fstab_mode: 0o644,
-            ..KernelState::default()
+            ..ClusterKernelState::default()
         };
-        let with_passwords = KernelState {
+        let with_passwords = ClusterKernelState {
             fstab_mode: 0o600,
             ..bare.clone()
         };
@@ -268,7 +273,7 @@ mod tests {
 
     #[test]
     fn swap_stays_where_the_cluster_allows_it() {
-        let swapping = KernelState {
+        let swapping = ClusterKernelState {
             swaps: vec!["/dev/zram0".to_owned()],
             fstab: Some("/swap.img none swap sw 0 0\n".to_owned()),
             ..good()
@@ -281,7 +286,7 @@ mod tests {
     #[test]
     fn a_good_machine_is_left_alone() {
         decide(&good(), &with_kubeadm(&[])).expect_satisfied();
-        let forwarding_off = KernelState {
+        let forwarding_off = ClusterKernelState {
             values: BTreeMap::from([("net.ipv4.ip_forward", Some("0".to_owned()))]),
             ..good()
         };

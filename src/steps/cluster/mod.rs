@@ -56,7 +56,7 @@ async fn joined(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<Membership>, S
 
 /// The labels that the node must have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Wanted {
+struct WantedLabels {
     /// Those of its GPUs, and those of the settings, which count more.
     labels: Labels,
     /// What a file says about its GPUs to Node Feature Discovery; `None` without GPU labels.
@@ -65,8 +65,8 @@ struct Wanted {
     unknown: Option<String>,
 }
 
-async fn wanted(cx: &Cx<'_>, wish: &ClusterWish) -> Wanted {
-    let mut wanted = Wanted::default();
+async fn wanted(cx: &Cx<'_>, wish: &ClusterWish) -> WantedLabels {
+    let mut wanted = WantedLabels::default();
     if wish.node.gpu_labels {
         let strategy = wish.node.mig_strategy;
         match labels::of(cx.facts, cx.state.nvml().await, strategy) {

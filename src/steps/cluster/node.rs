@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{Wanted, joined, name, no_cluster, wanted, wish};
+use super::{WantedLabels, joined, name, no_cluster, wanted, wish};
 use crate::{
     change::{Admission, Change},
     config::desired::{ClusterWish, Desired, JoinMethod},
@@ -30,7 +30,7 @@ enum NodeState {
     Joined {
         name: NodeName,
         says: Registered,
-        wanted: Wanted,
+        wanted: WantedLabels,
         /// The file for Node Feature Discovery, as it is.
         features: Option<String>,
     },
@@ -199,9 +199,9 @@ mod tests {
         NodeState::Joined {
             name: "gpu-1".parse().expect("a name"),
             says,
-            wanted: Wanted {
+            wanted: WantedLabels {
                 labels: Labels::from([("team".to_owned(), "research".to_owned())]),
-                ..Wanted::default()
+                ..WantedLabels::default()
             },
             features: None,
         }
@@ -264,9 +264,9 @@ mod tests {
             let state = NodeState::Joined {
                 name: "gpu-1".parse().expect("a name"),
                 says: Registered::Node(Box::new(ready.clone())),
-                wanted: Wanted {
+                wanted: WantedLabels {
                     features: Some("new".to_owned()),
-                    ..Wanted::default()
+                    ..WantedLabels::default()
                 },
                 features: found.map(str::to_owned),
             };

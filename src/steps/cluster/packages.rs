@@ -11,14 +11,14 @@ use crate::{
     step::{Assessment, Cx, Step, StepError},
     steps::{
         CLUSTER_PACKAGES, REPOSITORIES, packages,
-        wishes::{Packages, outdated, package_step},
+        wishes::{InstalledPackages, outdated, package_step},
     },
 };
 
 /// See the module.
 pub struct ClusterPackages;
 
-fn decide(installed: &Packages, ours: &Ours, desired: &Desired) -> Assessment {
+fn decide(installed: &InstalledPackages, ours: &Ours, desired: &Desired) -> Assessment {
     let Some(wish) = wish(desired) else {
         return no_cluster();
     };
@@ -51,7 +51,7 @@ impl Step for ClusterPackages {
         let needs_packages = wish(cx.desired).is_some_and(|wish| !wish.packages.is_empty());
         let installed = match needs_packages {
             true => packages::held_by_others(cx).await?,
-            false => Packages::default(),
+            false => InstalledPackages::default(),
         };
         Ok(decide(&installed, cx.state.ours(), cx.desired))
     }

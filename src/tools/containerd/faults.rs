@@ -19,7 +19,7 @@ use super::{
 
 /// A fault of a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct ConfigFault {
     /// The file.
     pub path: Utf8PathBuf,
     /// What is wrong, and what follows.
@@ -30,13 +30,13 @@ pub struct Fault {
     pub refused: bool,
 }
 
-struct Parsed<'f> {
+struct ParsedConfig<'f> {
     path: &'f Utf8Path,
     root: Table,
     format: Option<i64>,
 }
 
-impl Parsed<'_> {
+impl ParsedConfig<'_> {
     /// The table of the plugin with the runtimes. containerd 2 keeps other keys below the older name, and reads runtimes
     /// below the newer one.
     fn plugin(&self) -> Option<&Table> {
@@ -50,7 +50,7 @@ const REMOVED: [&str; 2] = ["io.containerd.runtime.v1.linux", "io.containerd.run
 
 /// A runtime, as all files say together, and the file that spoke last.
 #[derive(Clone)]
-struct Runtime<'f> {
+struct MergedRuntime<'f> {
     keys: Table,
     path: &'f Utf8Path,
 }
@@ -58,13 +58,17 @@ struct Runtime<'f> {
 /// The faults of the files: the first is the one that containerd is started with, the others are those that it
 /// imports, in their order. `strays` are files beside them that nothing imports.
 #[must_use]
-pub fn faults(files: &[ConfigFile], strays: &[ConfigFile], version: Option<Version>) -> Vec<Fault> {
+pub fn faults(
+    files: &[ConfigFile],
+    strays: &[ConfigFile],
+    version: Option<Version>,
+) -> Vec<ConfigFault> {
     let mut found = Vec::new();
     let mut parsed = Vec::new();
     for file in files {
         let Some(text) = &file.text else { continue };
         match check_config(text) {
-            Err(why) => found.push(Fault {
+            Err(why) => found.push(ConfigFault {
                 path: file.path.clone(),
                 why: format!(
                     "`{}` is no TOML ({why}), so containerd does not start",
@@ -98,7 +102,7 @@ pub fn faults(files: &[ConfigFile], strays: &[ConfigFile], version: Option<Versi
         if let (Some(name_of_type), Some(version)) =
             (removed, version.filter(|version| *version >= Version(2, 0)))
         {
-            found.push(Fault {
+            found.push(ConfigFault {
                 path: runtime.path.to_owned(),
                 why: format!(
                     "runtime `{name}` is of type `{name_of_type}` (`{}`), which containerd {version} lacks: no container of \
@@ -114,7 +118,7 @@ pub fn faults(files: &[ConfigFile], strays: &[ConfigFile], version: Option<Versi
             });
         }
         if of_type.is_none_or(str::is_empty) {
-            found.push(Fault {
+            found.push(ConfigFault {
                 path: runtime.path.to_owned(),
                 why: format!(
                     "runtime `{name}` has no `runtime_type` (`{}`), so no container of it starts",
@@ -138,7 +142,7 @@ pub fn faults(files: &[ConfigFile], strays: &[ConfigFile], version: Option<Versi
         else {
             continue;
         };
-        let file = Parsed {
+        let file = ParsedConfig {
             path: &stray.path,
             format: None,
             root,
@@ -154,7 +158,7 @@ pub fn faults(files: &[ConfigFile], strays: &[ConfigFile], version: Option<Versi
                 || stray.path.to_string(),
                 |folder| folder.join("*.toml").into_string(),
             );
-            found.push(Fault {
+            found.push(ConfigFault {
                 path: stray.path.clone(),
                 why: format!(
                     "containerd has no runtime `{name}`: `{}` has it, and nothing imports that file",
@@ -180,7 +184,7 @@ pub fn faults(files: &[ConfigFile], strays: &[ConfigFile], version: Option<Versi
             if lost(name) && name != BUILT_IN {
                 let last = parsed.iter().rev().find(|file| file.plugin().is_some());
                 let last = last.map_or(file.path, |last| last.path);
-                found.push(Fault {
+                found.push(ConfigFault {
                     path: last.to_owned(),
                     why: format!(
                         "containerd has no runtime `{name}`, which `{}` names: before containerd 2.1 the plugin's \
@@ -196,9 +200,9 @@ pub fn faults(files: &[ConfigFile], strays: &[ConfigFile], version: Option<Versi
     found
 }
 
-fn parse(file: &ConfigFile) -> Option<Parsed<'_>> {
+fn parse(file: &ConfigFile) -> Option<ParsedConfig<'_>> {
     let root = toml::from_str::<Table>(file.text.as_deref()?).ok()?;
-    Some(Parsed {
+    Some(ParsedConfig {
         path: &file.path,
         format: root.get("version").and_then(Value::as_integer),
         root,
@@ -220,7 +224,7 @@ pub struct Program {
 /// The programs that the runtimes name, as all files say together.
 #[must_use]
 pub fn programs(files: &[ConfigFile], version: Option<Version>) -> Vec<Program> {
-    let parsed: Vec<Parsed<'_>> = files.iter().filter_map(parse).collect();
+    let parsed: Vec<ParsedConfig<'_>> = files.iter().filter_map(parse).collect();
     let (runtimes, default) = merged(&parsed, version);
     (runtimes.into_iter())
         .filter_map(|(name, runtime)| {
@@ -238,12 +242,12 @@ pub fn programs(files: &[ConfigFile], version: Option<Version>) -> Vec<Program> 
 }
 
 /// The versions of the files against containerd and against each other.
-fn versions(files: &[Parsed<'_>], version: Option<Version>) -> Option<Fault> {
+fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
     let root = files.first()?;
     let odd =
         (files.iter()).find(|file| file.format.is_none() && file.root.contains_key("version"));
     if let Some(file) = odd {
-        return Some(Fault {
+        return Some(ConfigFault {
             path: file.path.to_owned(),
             why: format!(
                 "`version` in `{}` is no number, so containerd does not start",
@@ -269,7 +273,7 @@ fn versions(files: &[Parsed<'_>], version: Option<Version>) -> Option<Fault> {
         version.filter(|version| *version < Version(2, 0)),
         unread,
     ) {
-        return Some(Fault {
+        return Some(ConfigFault {
             path: file.path.to_owned(),
             why: format!(
                 "`{}` has no `version`, so containerd {version} takes it for one of version 1 and does not see \
@@ -287,7 +291,7 @@ fn versions(files: &[Parsed<'_>], version: Option<Version>) -> Option<Fault> {
         let Some(format) = file.format else { continue };
         if let Some(version) = version.filter(|version| format > version.format()) {
             let newest = version.format();
-            return Some(Fault {
+            return Some(ConfigFault {
                 path: file.path.to_owned(),
                 why: format!(
                     "containerd {version} reads files up to version {newest}, and `{}` is of version {format}: it \
@@ -302,7 +306,7 @@ fn versions(files: &[Parsed<'_>], version: Option<Version>) -> Option<Fault> {
             });
         }
         if let Some(own) = root.format.filter(|own| format > *own) {
-            return Some(Fault {
+            return Some(ConfigFault {
                 path: file.path.to_owned(),
                 why: format!(
                     "`{}` is of version {format}, and `{}`, which imports it, of version {own}: containerd does \
@@ -327,13 +331,13 @@ fn runtimes_of(plugin: &Table) -> Option<&Table> {
 
 /// The runtimes as all files say together, and the default one with its file.
 fn merged<'f>(
-    files: &'f [Parsed<'f>],
+    files: &'f [ParsedConfig<'f>],
     version: Option<Version>,
 ) -> (
-    BTreeMap<String, Runtime<'f>>,
+    BTreeMap<String, MergedRuntime<'f>>,
     Option<(String, &'f Utf8Path)>,
 ) {
-    let mut runtimes: BTreeMap<String, Runtime<'f>> = BTreeMap::new();
+    let mut runtimes: BTreeMap<String, MergedRuntime<'f>> = BTreeMap::new();
     let mut default = None;
     for file in files {
         let Some(plugin) = file.plugin() else {
@@ -345,10 +349,12 @@ fn merged<'f>(
         }
         for (name, keys) in runtimes_of(plugin).into_iter().flatten() {
             let keys = keys.as_table().cloned().unwrap_or_default();
-            let runtime = runtimes.entry(name.clone()).or_insert_with(|| Runtime {
-                keys: Table::new(),
-                path: file.path,
-            });
+            let runtime = runtimes
+                .entry(name.clone())
+                .or_insert_with(|| MergedRuntime {
+                    keys: Table::new(),
+                    path: file.path,
+                });
             runtime.keys.extend(keys);
             runtime.path = file.path;
         }
@@ -367,10 +373,10 @@ fn merged<'f>(
 
 /// A default runtime that is not there: the CRI plugin does not start.
 fn no_default(
-    runtimes: &BTreeMap<String, Runtime<'_>>,
+    runtimes: &BTreeMap<String, MergedRuntime<'_>>,
     default: Option<(String, &Utf8Path)>,
     version: Option<Version>,
-) -> Option<Fault> {
+) -> Option<ConfigFault> {
     let built_in = runtimes.is_empty() || version.is_some_and(|version| !version.forgets_runc());
     let (name, path) = match default {
         Some((name, path)) => (name, path.to_owned()),
@@ -382,7 +388,7 @@ fn no_default(
         }
     };
     let is_there = runtimes.contains_key(&name) || (name == BUILT_IN && built_in);
-    (!is_there && (version.is_some() || name != BUILT_IN)).then(|| Fault {
+    (!is_there && (version.is_some() || name != BUILT_IN)).then(|| ConfigFault {
         why: format!(
             "the default runtime of containerd is `{name}`, which no file configures (`{path}`): its CRI plugin does \
              not start"
@@ -399,7 +405,7 @@ fn no_default(
 #[cfg(test)]
 mod tests {
     use super::super::layout::fixtures::{ROOT, file};
-    use super::{ConfigFile, Fault, Version, faults, programs};
+    use super::{ConfigFault, ConfigFile, Version, faults, programs};
 
     const DROP_IN: &str = "/etc/containerd/conf.d/99-nvidia.toml";
 
@@ -417,7 +423,7 @@ mod tests {
 
     const TYPE: &str = "runtime_type = 'io.containerd.runc.v2'";
 
-    fn only(found: Vec<Fault>) -> Fault {
+    fn only(found: Vec<ConfigFault>) -> ConfigFault {
         assert_eq!(found.len(), 1, "{found:?}");
         found.into_iter().next().unwrap()
     }

@@ -27,7 +27,7 @@ pub const BUILT_IN: &str = "runc";
 
 /// A runtime that containerd has to know; it may be [`BUILT_IN`].
 #[derive(Debug, Clone, Copy)]
-pub struct Runtime<'a> {
+pub struct ContainerdRuntime<'a> {
     pub name: &'a str,
     /// The program that takes runc's place.
     pub program: &'a str,
@@ -192,7 +192,7 @@ fn is_cri(name: &Value) -> bool {
 pub fn settings(
     files: &[ConfigFile],
     version: Option<Version>,
-    runtime: &Runtime<'_>,
+    runtime: &ContainerdRuntime<'_>,
 ) -> Result<Vec<FileSettings>, String> {
     let files: Vec<Parsed<'_>> = (files.iter())
         .map(|file| Parsed::of(file, version))
@@ -360,7 +360,7 @@ fn set(key: &[&str], value: Value) -> Setting {
 
 /// The runtime's entry: what the file says about runc (an administrator's choices count for all
 /// containers), with the other program. What the entry has already stays.
-fn entry(files: &[Parsed<'_>], at: usize, runtime: &Runtime<'_>) -> Value {
+fn entry(files: &[Parsed<'_>], at: usize, runtime: &ContainerdRuntime<'_>) -> Value {
     let file = &files[at];
     let object = |name: &str| {
         let found = file
@@ -396,7 +396,7 @@ fn entry(files: &[Parsed<'_>], at: usize, runtime: &Runtime<'_>) -> Value {
 
 #[cfg(test)]
 pub(crate) mod fixtures {
-    use super::{ConfigFile, Runtime};
+    use super::{ConfigFile, ContainerdRuntime};
 
     pub(in crate::tools::containerd) const ROOT: &str = "/etc/containerd/config.toml";
 
@@ -407,7 +407,7 @@ pub(crate) mod fixtures {
         }
     }
 
-    pub(crate) const NVIDIA: Runtime<'_> = Runtime {
+    pub(crate) const NVIDIA: ContainerdRuntime<'_> = ContainerdRuntime {
         name: "nvidia",
         program: "/usr/bin/nvidia-container-runtime",
         kept: false,

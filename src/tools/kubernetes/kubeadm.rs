@@ -37,7 +37,7 @@ pub const UNIT: &str = "kubelet.service";
 
 /// How kubeadm finds the cluster, with the secret itself.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Found<'a> {
+pub enum KubeadmDiscovery<'a> {
     /// By a bootstrap token.
     Token {
         /// `HOST:PORT` of the API server.
@@ -71,9 +71,9 @@ pub struct Registration<'a> {
 
 /// The configuration of `kubeadm join`: JSON, which is YAML, too. It contains the token.
 #[must_use]
-pub fn join_configuration(found: &Found<'_>, node: &Registration<'_>) -> Secret {
+pub fn join_configuration(found: &KubeadmDiscovery<'_>, node: &Registration<'_>) -> Secret {
     let discovery = match found {
-        Found::Token {
+        KubeadmDiscovery::Token {
             server,
             token,
             ca_cert_hashes,
@@ -82,7 +82,7 @@ pub fn join_configuration(found: &Found<'_>, node: &Registration<'_>) -> Secret 
             "token": token.expose(),
             "caCertHashes": ca_cert_hashes,
         }}),
-        Found::File { path, token } => {
+        KubeadmDiscovery::File { path, token } => {
             let mut discovery = json!({"file": {"kubeConfigPath": path}});
             if let Some(token) = token {
                 discovery["tlsBootstrapToken"] = json!(token.expose());
@@ -180,13 +180,13 @@ mod tests {
         };
         let token = Secret::new("abcdef.0123456789abcdef");
         let path = Utf8PathBuf::from("/etc/gpu-bootstrap/cluster.conf");
-        let by_token = Found::Token {
+        let by_token = KubeadmDiscovery::Token {
             server: "10.0.0.1:6443",
             token: &token,
             ca_cert_hashes: &[format!("sha256:{}", "ab".repeat(32))],
         };
         insta::assert_snapshot!(join_configuration(&by_token, &node).expose());
-        let by_file = Found::File {
+        let by_file = KubeadmDiscovery::File {
             path: &path,
             token: Some(&token),
         };

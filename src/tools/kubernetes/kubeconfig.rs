@@ -43,7 +43,7 @@ pub struct Cluster {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-struct File {
+struct Kubeconfig {
     #[serde(default)]
     current_context: String,
     // The cluster's own description of itself, `cluster-info` in `kube-public`, has `null` here.
@@ -70,11 +70,11 @@ struct User {
 #[derive(Debug, Deserialize)]
 struct NamedContext {
     name: String,
-    context: Context,
+    context: KubeconfigContext,
 }
 
 #[derive(Debug, Deserialize)]
-struct Context {
+struct KubeconfigContext {
     cluster: String,
     #[serde(default)]
     user: String,
@@ -101,7 +101,7 @@ struct ClusterEntry {
 /// # Errors
 /// Why it is no kubeconfig, in one line.
 pub fn parse(text: &str) -> Result<Cluster, String> {
-    let file: File = yaml::parse(text)?;
+    let file: Kubeconfig = yaml::parse(text)?;
     let mut clusters = file.clusters.iter().flatten();
     let mut users = file.users.iter().flatten();
     let context = (file.contexts.iter().flatten())

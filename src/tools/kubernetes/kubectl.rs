@@ -239,7 +239,7 @@ pub enum Registered {
 
 /// What the cluster answers, as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum NodeAnswer {
     /// The node, as JSON.
     Node(String),
     /// It does not know it.
@@ -257,25 +257,25 @@ pub async fn asked(
     kubectl: Kubectl,
     kubeconfig: &Utf8Path,
     name: &NodeName,
-) -> Result<Answer, ExecError> {
+) -> Result<NodeAnswer, ExecError> {
     let query = kubectl.node(kubeconfig, name);
     let output = match host.query(&query).await {
         Ok(output) => output,
         Err(error @ ExecError::Deadline { .. }) => {
-            return Ok(Answer::Silent(error.to_string()));
+            return Ok(NodeAnswer::Silent(error.to_string()));
         }
         Err(error) => return Err(error),
     };
     if !output.ok() {
         if output.stderr.contains(NOT_FOUND) {
-            return Ok(Answer::Unknown);
+            return Ok(NodeAnswer::Unknown);
         }
         // Before its last line kubectl tells of each of its own attempts.
         let said = output.stderr.trim().lines().last();
         let why = said.map_or_else(|| output.failure(query.cmd()).to_string(), str::to_owned);
-        return Ok(Answer::Silent(why));
+        return Ok(NodeAnswer::Silent(why));
     }
-    Ok(Answer::Node(output.stdout))
+    Ok(NodeAnswer::Node(output.stdout))
 }
 
 /// What the cluster says about a node, see [`asked`].
@@ -289,9 +289,9 @@ pub async fn registered(
     name: &NodeName,
 ) -> Result<Registered, ExecError> {
     let text = match asked(host, kubectl, kubeconfig, name).await? {
-        Answer::Node(text) => text,
-        Answer::Unknown => return Ok(Registered::Unknown),
-        Answer::Silent(why) => return Ok(Registered::Silent(why)),
+        NodeAnswer::Node(text) => text,
+        NodeAnswer::Unknown => return Ok(Registered::Unknown),
+        NodeAnswer::Silent(why) => return Ok(Registered::Silent(why)),
     };
     let node = parse_node(&text).map_err(|why| ExecError::Unexpected {
         command: kubectl.node(kubeconfig, name).cmd().line(),
@@ -305,20 +305,20 @@ pub async fn registered(
 pub fn server_version(text: &str) -> Option<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Version {
+    struct ServerVersion {
         git_version: String,
     }
-    let version: Version = serde_json::from_str(text).ok()?;
+    let version: ServerVersion = serde_json::from_str(text).ok()?;
     Some(version.git_version)
 }
 
 #[derive(Debug, Deserialize)]
-struct Document {
+struct NodeObject {
     metadata: Metadata,
     #[serde(default)]
-    spec: Spec,
+    spec: NodeSpec,
     #[serde(default)]
-    status: Status,
+    status: NodeStatus,
 }
 
 #[derive(Debug, Deserialize)]
@@ -328,7 +328,7 @@ struct Metadata {
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Spec {
+struct NodeSpec {
     #[serde(default)]
     taints: Vec<TaintEntry>,
 }
@@ -343,9 +343,9 @@ struct TaintEntry {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Status {
+struct NodeStatus {
     #[serde(default)]
-    conditions: Vec<Condition>,
+    conditions: Vec<NodeCondition>,
     #[serde(default)]
     allocatable: BTreeMap<String, String>,
     #[serde(default)]
@@ -353,7 +353,7 @@ struct Status {
 }
 
 #[derive(Debug, Deserialize)]
-struct Condition {
+struct NodeCondition {
     r#type: String,
     status: String,
     #[serde(default)]
@@ -376,7 +376,7 @@ struct NodeInfo {
 /// # Errors
 /// Why it is no node.
 fn parse_node(text: &str) -> Result<Node, String> {
-    let document: Document = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let document: NodeObject = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let ready = (document.status.conditions.iter()).find(|one| one.r#type == "Ready");
     let is_ready = ready.is_some_and(|condition| condition.status == "True");
     let why = match ready {

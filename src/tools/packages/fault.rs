@@ -6,21 +6,21 @@ use serde::Deserialize;
 
 use crate::{model::text::built_in, tools::dkms};
 
-static TABLE: LazyLock<Vec<Row>> = LazyLock::new(|| {
-    let table: Table =
+static TABLE: LazyLock<Vec<FaultRow>> = LazyLock::new(|| {
+    let table: FaultTable =
         built_in("package_faults").expect("the built-in table parses: a test reads it");
     table.fault
 });
 
 #[derive(Deserialize)]
-struct Table {
-    fault: Vec<Row>,
+struct FaultTable {
+    fault: Vec<FaultRow>,
 }
 
 /// A row of the table `package_faults.toml`, which explains its fields.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Row {
+struct FaultRow {
     fault: Fault,
     reason: String,
     hint: Option<String>,
@@ -108,7 +108,7 @@ impl Fault {
         own.map(String::as_str).or_else(|| self.hint())
     }
 
-    fn row(self) -> &'static Row {
+    fn row(self) -> &'static FaultRow {
         let row = TABLE.iter().find(|row| row.fault == self);
         row.expect("a test looks for the row of each class")
     }

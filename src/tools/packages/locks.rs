@@ -3,7 +3,7 @@
 
 use camino::Utf8Path;
 
-use crate::host::{FilesError, Kind, ReadFiles, System};
+use crate::host::{FileKind, FilesError, ReadFiles, System};
 
 /// The kernel's list of all file locks.
 const PROC_LOCKS: &str = "/proc/locks";
@@ -176,7 +176,7 @@ fn named(
         let path = format!("{folder}/fd/{fd}");
         match files.stat(Utf8Path::new(&path)) {
             Ok(Some(stat)) => match stat.kind {
-                Kind::Link(target) => Some(target),
+                FileKind::Link(target) => Some(target),
                 _ => None,
             },
             _ => None,

@@ -27,9 +27,9 @@ use serde::{Deserialize, Serialize};
 
 pub use fault::Fault;
 pub use types::{
-    Action, ArchiveError, Commands, Condition, Contents, Estimate, Exclusion, Further, HalfDone,
-    Impact, LowerBounds, Mark, NoHolds, Offer, Package, Removals, Settings, SourceEntry,
-    SourceFailure, SourceFlaw, TransactionRequest, contradictions,
+    Action, ArchiveError, Commands, Contents, Estimate, Exclusion, Further, HalfDone, Impact,
+    LowerBounds, Mark, NoHolds, Package, PackageCondition, PackageOffer, Removals, Settings,
+    SourceEntry, SourceFailure, SourceFlaw, TransactionRequest, contradictions,
 };
 
 use crate::{
@@ -372,7 +372,7 @@ pub trait Backend: Debug + Send + Sync {
     }
 
     /// Parses the answer to [`Backend::offers`].
-    fn parse_offers(&self, text: &str) -> Vec<Offer>;
+    fn parse_offers(&self, text: &str) -> Vec<PackageOffer>;
 
     /// Queries the files of every version of these packages that is offered; `None` if this manager's
     /// lists do not contain them.

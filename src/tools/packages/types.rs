@@ -15,7 +15,7 @@ use crate::{
 
 /// The condition of a package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Condition {
+pub enum PackageCondition {
     /// In the database, but not installed.
     Absent,
     /// Removed; only its configuration is left.
@@ -39,7 +39,7 @@ pub struct Package {
     pub architecture: String,
     /// Its version, including the epoch; empty for a removed package.
     pub version: String,
-    pub condition: Condition,
+    pub condition: PackageCondition,
     /// Whether it is held.
     pub held: bool,
     /// Its maintainer, as `Name <mail>`.
@@ -54,7 +54,10 @@ impl Package {
     /// Whether more than its configuration exists.
     #[must_use]
     pub fn is_there(&self) -> bool {
-        !matches!(self.condition, Condition::Absent | Condition::Configuration)
+        !matches!(
+            self.condition,
+            PackageCondition::Absent | PackageCondition::Configuration
+        )
     }
 
     /// Whether it is of another architecture than the machine's: its id has that behind the name.
@@ -67,13 +70,16 @@ impl Package {
     /// Whether its files are unpacked, configured or not.
     #[must_use]
     pub fn is_unpacked(&self) -> bool {
-        matches!(self.condition, Condition::Unpacked | Condition::Installed)
+        matches!(
+            self.condition,
+            PackageCondition::Unpacked | PackageCondition::Installed
+        )
     }
 
     /// Whether it is installed and configured, with at most triggers pending.
     #[must_use]
     pub fn is_installed(&self) -> bool {
-        self.condition == Condition::Installed
+        self.condition == PackageCondition::Installed
     }
 
     /// Whether it is neither completely installed nor completely removed.
@@ -81,14 +87,14 @@ impl Package {
     pub fn needs_repair(&self) -> bool {
         matches!(
             self.condition,
-            Condition::HalfInstalled | Condition::Unpacked
+            PackageCondition::HalfInstalled | PackageCondition::Unpacked
         )
     }
 }
 
 /// The versions of one package that repositories offer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Offer {
+pub struct PackageOffer {
     pub name: String,
     /// The version that the package manager would choose.
     pub candidate: Option<String>,
@@ -101,7 +107,7 @@ pub struct Offer {
     pub only_installed: Option<String>,
 }
 
-impl Offer {
+impl PackageOffer {
     /// Whether a repository offers exactly this version.
     #[must_use]
     pub fn has(&self, version: &str) -> bool {

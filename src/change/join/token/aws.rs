@@ -7,18 +7,20 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-use super::{Clouds, Failure, TokenFault, decoded, document, failed, refused, said, valueless};
+use super::{
+    Clouds, TokenFailure, TokenFault, decoded, document, failed, refused, said, valueless,
+};
 use crate::{
     host::Method,
     model::secret::Secret,
-    tools::sigv4::{self, Credentials, Target},
+    tools::sigv4::{self, AwsEndpoint, Credentials},
 };
 
 /// The roles of the instance.
 const ROLES: &str = "/latest/meta-data/iam/security-credentials/";
 
 impl Clouds<'_> {
-    pub(super) async fn of_aws(&self, region: &str, name: &str) -> Result<Secret, Failure> {
+    pub(super) async fn of_aws(&self, region: &str, name: &str) -> Result<Secret, TokenFailure> {
         let credentials = self.role().await?;
         let end = if region.starts_with("cn-") { ".cn" } else { "" };
         let host = format!("secretsmanager.{region}.amazonaws.com{end}");
@@ -27,7 +29,7 @@ impl Clouds<'_> {
             ("content-type", "application/x-amz-json-1.1"),
             ("x-amz-target", "secretsmanager.GetSecretValue"),
         ];
-        let target = Target {
+        let target = AwsEndpoint {
             region,
             service: "secretsmanager",
             host: &host,
@@ -56,7 +58,7 @@ impl Clouds<'_> {
         Err((fault, said(answer.status, word)))
     }
 
-    async fn role(&self) -> Result<Credentials, Failure> {
+    async fn role(&self) -> Result<Credentials, TokenFailure> {
         let none = || {
             let why = "the instance has no role".to_owned();
             (TokenFault::NoIdentity, why)

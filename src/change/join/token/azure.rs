@@ -6,7 +6,7 @@
 
 use serde_json::Value;
 
-use super::{Clouds, Failure, TokenFault, document, failed, refused, valueless};
+use super::{Clouds, TokenFailure, TokenFault, document, failed, refused, valueless};
 use crate::{
     facts::Service,
     host::{HttpError, Method},
@@ -25,7 +25,7 @@ impl Clouds<'_> {
         vault: &str,
         name: &str,
         version: Option<&str>,
-    ) -> Result<Secret, Failure> {
+    ) -> Result<Secret, TokenFailure> {
         let told = (self
             .metadata
             .ask(Method::Get, TOKEN, Service::azure_header()))

@@ -7,7 +7,7 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::Value;
 
-use super::{Clouds, Failure, TokenFault, decoded, document, failed, refused, valueless};
+use super::{Clouds, TokenFailure, TokenFault, decoded, document, failed, refused, valueless};
 use crate::{facts::Service, host::Method, model::secret::Secret};
 
 const TOKEN: &str = "/computeMetadata/v1/instance/service-accounts/default/token";
@@ -18,7 +18,7 @@ impl Clouds<'_> {
         project: &str,
         name: &str,
         version: &str,
-    ) -> Result<Secret, Failure> {
+    ) -> Result<Secret, TokenFailure> {
         let told = (self.metadata.find(TOKEN, Service::gcp_header()).await).map_err(failed)?;
         let told = told.ok_or_else(|| {
             let why = "the instance has no service account".to_owned();

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use super::*;
 use crate::{
     error::Report,
-    facts::standin::{Reply, Seen, aws as imds, no, ok, serve},
+    facts::standin::{Reply, SeenRequest, aws as imds, no, ok, serve},
     host::{
         fake::{self, Fakes},
         real::{HttpProxy, RealHttp},
     },
-    tools::sigv4::{self, Credentials, Target},
+    tools::sigv4::{self, AwsEndpoint, Credentials},
 };
 
 const TOKEN: &str = "abcdef.0123456789abcdef";
@@ -32,7 +32,7 @@ fn reason(fault: TokenFault) -> &'static str {
 }
 
 /// The metadata services of all three clouds, each with an identity.
-fn metadata(seen: &Seen) -> Reply {
+fn metadata(seen: &SeenRequest) -> Reply {
     let roles = "/latest/meta-data/iam/security-credentials/";
     match seen.path.as_str() {
         "/computeMetadata/v1/instance/service-accounts/default/token" => {
@@ -66,7 +66,7 @@ fn metadata(seen: &Seen) -> Reply {
 }
 
 /// The services with the secrets: each wants what its cloud wants.
-fn services(fakes: &Fakes) -> impl Fn(&Seen) -> Reply + Send + 'static {
+fn services(fakes: &Fakes) -> impl Fn(&SeenRequest) -> Reply + Send + 'static {
     use crate::host::Clock;
     let now = fakes.clock.now();
     move |seen| match seen.path.as_str() {
@@ -76,7 +76,7 @@ fn services(fakes: &Fakes) -> impl Fn(&Seen) -> Reply + Send + 'static {
                 key: Secret::new("wJalrXUtnFEMI/K7MDENG"),
                 session: Some(Secret::new("IQoJb3JpZ2luX2VjE")),
             };
-            let target = Target {
+            let target = AwsEndpoint {
                 region: "eu-central-1",
                 service: "secretsmanager",
                 host: "secretsmanager.eu-central-1.amazonaws.com",
@@ -183,7 +183,7 @@ async fn the_metadata_service_is_asked_through_no_proxy_and_the_cloud_through_it
 
 #[tokio::test]
 async fn an_instance_without_an_identity_asks_no_further() {
-    let nobody = |seen: &Seen| match seen.path.as_str() {
+    let nobody = |seen: &SeenRequest| match seen.path.as_str() {
         path if path.starts_with("/metadata/identity/") => {
             Some((400, r#"{"error": "invalid_request"}"#.to_owned()))
         }

@@ -121,7 +121,7 @@ pub(super) struct Memory<'c> {
 }
 
 /// The kernel of the probe, compiled for a device.
-pub(super) struct Kernel<'c> {
+pub(super) struct ProbeKernel<'c> {
     raw: *mut c_void,
     owner: PhantomData<&'c ()>,
 }
@@ -248,7 +248,7 @@ impl<'c> Context<'c> {
     }
 
     /// Compiles the kernel of the probe from PTX.
-    pub(super) fn compile(&self, ptx: &CStr, name: &CStr) -> Tried<Kernel<'c>> {
+    pub(super) fn compile(&self, ptx: &CStr, name: &CStr) -> Tried<ProbeKernel<'c>> {
         // SAFETY: it writes one handle, and the text has an end.
         let module = written(ptr::null_mut(), |place| unsafe {
             self.cuda.cuModuleLoadData(place, ptx.as_ptr().cast())
@@ -257,7 +257,7 @@ impl<'c> Context<'c> {
         let raw = written(ptr::null_mut(), |place| unsafe {
             (self.cuda).cuModuleGetFunction(place, module, name.as_ptr())
         })?;
-        Ok(Kernel {
+        Ok(ProbeKernel {
             raw,
             owner: PhantomData,
         })
@@ -267,7 +267,7 @@ impl<'c> Context<'c> {
     /// `threads`.
     pub(super) fn launch(
         &self,
-        kernel: &Kernel<'_>,
+        kernel: &ProbeKernel<'_>,
         (to, from): (&Memory<'_>, &Memory<'_>),
         mut rounds: u32,
         threads: u32,

@@ -13,7 +13,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     host::{FilesError, ReadFiles},
-    tools::packages::{Condition, Package},
+    tools::packages::{Package, PackageCondition},
 };
 
 /// The path of the database.
@@ -110,7 +110,7 @@ fn paragraph(text: &str) -> Option<Package> {
         id: String::new(),
         architecture: String::new(),
         version: String::new(),
-        condition: Condition::Absent,
+        condition: PackageCondition::Absent,
         held: false,
         packager: None,
         vendor: None,
@@ -153,7 +153,7 @@ fn paragraph(text: &str) -> Option<Package> {
 
 /// The three words of `Status`, dpkg-query(1): what the administrator wants, whether the package
 /// must be installed again, and its condition. Returns whether it is held, and its condition.
-fn status_words(status: &str) -> Option<(bool, Condition)> {
+fn status_words(status: &str) -> Option<(bool, PackageCondition)> {
     let mut words = status.split_whitespace();
     let held = match words.next()? {
         "hold" => true,
@@ -166,18 +166,20 @@ fn status_words(status: &str) -> Option<(bool, Condition)> {
         _ => return None,
     };
     let condition = match words.next()? {
-        "not-installed" => Condition::Absent,
-        "config-files" => Condition::Configuration,
-        "half-installed" => Condition::HalfInstalled,
-        "unpacked" | "half-configured" => Condition::Unpacked,
-        "triggers-awaited" | "triggers-pending" | "installed" => Condition::Installed,
+        "not-installed" => PackageCondition::Absent,
+        "config-files" => PackageCondition::Configuration,
+        "half-installed" => PackageCondition::HalfInstalled,
+        "unpacked" | "half-configured" => PackageCondition::Unpacked,
+        "triggers-awaited" | "triggers-pending" | "installed" => PackageCondition::Installed,
         _ => return None,
     };
     Some((
         held,
         match condition {
-            Condition::Installed if reinstall => Condition::Unpacked,
-            Condition::Absent | Condition::Configuration if reinstall => Condition::HalfInstalled,
+            PackageCondition::Installed if reinstall => PackageCondition::Unpacked,
+            PackageCondition::Absent | PackageCondition::Configuration if reinstall => {
+                PackageCondition::HalfInstalled
+            }
             other => other,
         },
     ))
@@ -272,7 +274,7 @@ mod tests {
         files.put("/var/lib/dpkg/updates/0001", package("c", "unpacked"));
         files.put("/var/lib/dpkg/updates/0002", package("b", "installed"));
         files.put("/var/lib/dpkg/updates/tmp.i", package("a", "unpacked"));
-        let found: Vec<(String, Condition)> = read(&files)
+        let found: Vec<(String, PackageCondition)> = read(&files)
             .unwrap()
             .unwrap()
             .into_iter()
@@ -282,9 +284,9 @@ mod tests {
         assert_eq!(
             found,
             [
-                of("a", Condition::Installed),
-                of("b", Condition::Installed),
-                of("c", Condition::Unpacked)
+                of("a", PackageCondition::Installed),
+                of("b", PackageCondition::Installed),
+                of("c", PackageCondition::Unpacked)
             ]
         );
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::SourceEntry;
-use crate::host::{FilesError, Kind, ReadFiles, Stat};
+use crate::host::{FileKind, FilesError, ReadFiles, Stat};
 
 /// The folder of the lists.
 pub const FOLDER: &str = "/var/lib/apt/lists";
@@ -26,7 +26,7 @@ pub fn torn(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let folder = Utf8Path::new(FOLDER);
     let mut sizes = BTreeMap::new();
     for name in files.list(folder)? {
-        let is_file = |stat: &Stat| stat.kind == Kind::File && name != "lock";
+        let is_file = |stat: &Stat| stat.kind == FileKind::File && name != "lock";
         if let Some(stat) = files.stat(&folder.join(&name))?.filter(is_file) {
             sizes.insert(name, stat.size);
         }

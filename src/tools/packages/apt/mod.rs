@@ -25,11 +25,11 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
     Action, ArchiveError, Backend, Commands, DatabaseError, Estimate, Exclusion, Fault, Further,
-    LowerBounds, Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure, SourceFlaw,
-    TransactionRequest, Updater,
+    LowerBounds, Mark, Package, PackageOffer, Removals, Settings, SourceEntry, SourceFailure,
+    SourceFlaw, TransactionRequest, Updater,
 };
 use crate::{
-    host::{Cmd, FilesError, Kind, Query, ReadFiles, Reader},
+    host::{Cmd, FileKind, FilesError, Query, ReadFiles, Reader},
     model::packages::{Pin, Repository},
 };
 
@@ -227,7 +227,7 @@ impl Backend for Apt {
         bounds::parse(text)
     }
 
-    fn parse_offers(&self, text: &str) -> Vec<Offer> {
+    fn parse_offers(&self, text: &str) -> Vec<PackageOffer> {
         offers::parse(text)
     }
 
@@ -250,7 +250,7 @@ impl Backend for Apt {
             .into_iter()
             .map(|name| folder.join(name));
         for path in parts.chain(["/etc/apt/preferences".into()]) {
-            let is_file = (files.stat(&path)?).is_some_and(|stat| stat.kind != Kind::Folder);
+            let is_file = (files.stat(&path)?).is_some_and(|stat| stat.kind != FileKind::Folder);
             if is_file
                 && (files.read(&path)?)
                     .is_some_and(|text| offers::forbids(&String::from_utf8_lossy(&text)))

@@ -1,6 +1,6 @@
 //! `apt-cache policy`: what the package lists offer, without any lock.
 
-use crate::{host::Query, model::packages::Pin, tools::packages::Offer};
+use crate::{host::Query, model::packages::Pin, tools::packages::PackageOffer};
 
 /// Queries the candidates of packages.
 #[must_use]
@@ -19,16 +19,16 @@ pub fn names(prefix: &str) -> Query {
 
 /// Parses the answer to [`candidates`]. A name that is not in the lists has no paragraph.
 #[must_use]
-pub fn parse(text: &str) -> Vec<Offer> {
+pub fn parse(text: &str) -> Vec<PackageOffer> {
     let some = |version: &str| (version != "(none)").then(|| version.to_owned());
-    let mut found: Vec<Offer> = Vec::new();
+    let mut found: Vec<PackageOffer> = Vec::new();
     let mut is_allowed = false;
     for line in text.lines() {
         if !line.starts_with(' ') {
             if let Some(name) = line.strip_suffix(':') {
-                found.push(Offer {
+                found.push(PackageOffer {
                     name: name.to_owned(),
-                    ..Offer::default()
+                    ..PackageOffer::default()
                 });
             }
             continue;

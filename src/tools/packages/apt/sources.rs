@@ -4,7 +4,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
-    host::{FilesError, Kind, ReadFiles, Stat},
+    host::{FileKind, FilesError, ReadFiles, Stat},
     tools::packages::{Impact, SourceEntry, SourceFlaw, contradictions},
 };
 
@@ -50,7 +50,7 @@ fn texts(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, String)>, FilesError
     let mut found = Vec::new();
     for path in paths {
         // A folder may have such a name, too; apt ignores it.
-        let is_folder = |stat: &Stat| stat.kind == Kind::Folder;
+        let is_folder = |stat: &Stat| stat.kind == FileKind::Folder;
         if files.stat(&path)?.as_ref().is_some_and(is_folder) {
             continue;
         }
@@ -178,7 +178,7 @@ fn flaw_of(files: &dyn ReadFiles, key: &str) -> Result<Option<(Impact, &'static 
         let is_told = !files.list(folder)?.is_empty();
         return Ok(is_told.then_some((Impact::Lacking, "is not there")));
     };
-    if (stat.kind, stat.uid, stat.gid, stat.mode & 0o044) == (Kind::File, 0, 0, 0) {
+    if (stat.kind, stat.uid, stat.gid, stat.mode & 0o044) == (FileKind::File, 0, 0, 0) {
         return Ok(Some((Impact::Lacking, UNREADABLE)));
     }
     let Ok(Some(bytes)) = files.read(path) else {

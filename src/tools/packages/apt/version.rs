@@ -4,13 +4,13 @@
 use std::cmp::Ordering;
 
 /// The parts of a version, each without the characters that separate them.
-struct Version<'v> {
+struct AptVersion<'v> {
     epoch: u32,
     upstream: &'v str,
     revision: &'v str,
 }
 
-impl<'v> Version<'v> {
+impl<'v> AptVersion<'v> {
     /// `[EPOCH:]UPSTREAM[-REVISION]`; `None` if the text is not a version.
     fn parse(text: &'v str) -> Option<Self> {
         let (epoch, rest) = match text.split_once(':') {
@@ -29,7 +29,7 @@ impl<'v> Version<'v> {
 
 /// Compares two versions. Text that is not a version sorts as text.
 pub(super) fn compare(a: &str, b: &str) -> Ordering {
-    match (Version::parse(a), Version::parse(b)) {
+    match (AptVersion::parse(a), AptVersion::parse(b)) {
         (Some(a), Some(b)) => (a.epoch.cmp(&b.epoch))
             .then_with(|| part(a.upstream.as_bytes(), b.upstream.as_bytes()))
             .then_with(|| part(a.revision.as_bytes(), b.revision.as_bytes())),

@@ -4,7 +4,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::CACHE;
-use crate::host::{Cmd, FilesError, Kind, ReadFiles};
+use crate::host::{Cmd, FileKind, FilesError, ReadFiles};
 
 /// The home of GnuPG in a repository's folder.
 const HOME: &str = "pubring";
@@ -17,7 +17,7 @@ pub fn end(files: &dyn ReadFiles) -> Result<Vec<Cmd>, FilesError> {
     let mut homes: Vec<Utf8PathBuf> = Vec::new();
     for repository in files.list(Utf8Path::new(CACHE))? {
         let folder = Utf8Path::new(CACHE).join(repository);
-        let is_folder = (files.stat(&folder)?).is_some_and(|stat| stat.kind == Kind::Folder);
+        let is_folder = (files.stat(&folder)?).is_some_and(|stat| stat.kind == FileKind::Folder);
         let home = folder.join(HOME);
         if is_folder && files.exists(&home)? {
             homes.push(home);

@@ -7,7 +7,7 @@ use rpm_version::rpm_evr_compare;
 
 use crate::{
     host::{Cmd, Query},
-    tools::packages::{Condition, Package},
+    tools::packages::{Package, PackageCondition},
 };
 
 /// The name of the packages as which rpm keeps keys.
@@ -212,7 +212,7 @@ pub fn parse(text: &str) -> Vec<Package> {
     let old: Vec<bool> = packages.iter().map(newer).collect();
     for (package, _) in packages.iter_mut().zip(old).filter(|(_, is_old)| *is_old) {
         package.id = format!("{}-{}", package.name, without_epoch(&package.version));
-        package.condition = Condition::HalfInstalled;
+        package.condition = PackageCondition::HalfInstalled;
     }
     packages
 }
@@ -248,7 +248,7 @@ fn line(text: &str) -> Option<Package> {
         id: name.to_owned(),
         architecture: architecture.to_owned(),
         version,
-        condition: Condition::Installed,
+        condition: PackageCondition::Installed,
         held: false,
         packager: some(packager),
         vendor: some(vendor),

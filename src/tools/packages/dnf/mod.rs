@@ -25,7 +25,7 @@ use rpm_version::rpm_evr_compare;
 
 use super::{
     Action, ArchiveError, Backend, Commands, Contents, DatabaseError, Estimate, Exclusion, Fault,
-    Further, HalfDone, HoldList, Mark, Offer, Package, Removals, Settings, SourceEntry,
+    Further, HalfDone, HoldList, Mark, Package, PackageOffer, Removals, Settings, SourceEntry,
     SourceFailure, SourceFlaw, Streams, TransactionRequest,
 };
 use crate::{
@@ -275,7 +275,7 @@ impl Backend for Dnf {
         offers::versions_of_all_streams(names)
     }
 
-    fn parse_offers(&self, text: &str) -> Vec<Offer> {
+    fn parse_offers(&self, text: &str) -> Vec<PackageOffer> {
         offers::parse(text)
     }
 

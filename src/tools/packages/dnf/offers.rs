@@ -5,7 +5,7 @@ use camino::Utf8PathBuf;
 use super::commands;
 use crate::{
     host::Query,
-    tools::packages::{Contents, Offer},
+    tools::packages::{Contents, PackageOffer},
 };
 
 /// One line per version: dnf replaces `\t` and `\n` itself.
@@ -69,8 +69,8 @@ pub fn parse_contents(text: &str) -> Vec<Contents> {
 /// Parses the answer to [`versions`]. The newest version is the candidate; a package of a repository
 /// with a worse priority is not in the answer of a transaction, which is what counts.
 #[must_use]
-pub fn parse(text: &str) -> Vec<Offer> {
-    let mut offers: Vec<Offer> = Vec::new();
+pub fn parse(text: &str) -> Vec<PackageOffer> {
+    let mut offers: Vec<PackageOffer> = Vec::new();
     for line in text.lines() {
         let fields: Vec<&str> = line.split('\t').collect();
         let [name, version, architecture] = fields[..] else {
@@ -83,9 +83,9 @@ pub fn parse(text: &str) -> Vec<Offer> {
         let offer = match offers.iter_mut().find(|offer| offer.name == name) {
             Some(offer) => offer,
             None => {
-                offers.push(Offer {
+                offers.push(PackageOffer {
                     name: name.to_owned(),
-                    ..Offer::default()
+                    ..PackageOffer::default()
                 });
                 let Some(last) = offers.last_mut() else {
                     continue;

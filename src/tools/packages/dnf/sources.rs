@@ -132,12 +132,12 @@ pub fn parse(file: &Utf8Path, text: &str, default: Verified) -> Vec<SourceEntry>
 }
 
 /// A section's name, and its options.
-type Section<'t> = (&'t str, Vec<(&'t str, &'t str)>);
+type SourceSection<'t> = (&'t str, Vec<(&'t str, &'t str)>);
 
 /// The sections of a text.
-fn sections(text: &str) -> Vec<Section<'_>> {
+fn sections(text: &str) -> Vec<SourceSection<'_>> {
     let mut found = Vec::new();
-    let mut section: Option<Section<'_>> = None;
+    let mut section: Option<SourceSection<'_>> = None;
     for line in text.lines().map(str::trim_end).chain(["[]"]) {
         if let Some(id) = line
             .strip_prefix('[')

@@ -38,13 +38,13 @@ fn section(title: &str) -> Section {
 
 /// One row with the packages that it replaces.
 #[derive(Debug, Default)]
-struct Row<'t> {
+struct TransactionRow<'t> {
     fields: Vec<&'t str>,
     /// `NAME.ARCHITECTURE`, and the version.
     replaces: Vec<(&'t str, &'t str)>,
 }
 
-impl<'t> Row<'t> {
+impl<'t> TransactionRow<'t> {
     /// Name, architecture, version, repository.
     fn package(&self) -> Option<[&'t str; 4]> {
         self.fields.get(..4)?.try_into().ok()
@@ -61,8 +61,8 @@ impl<'t> Row<'t> {
 }
 
 /// All rows with their sections.
-fn rows(text: &str) -> Vec<(Section, Row<'_>)> {
-    let mut rows: Vec<(Section, Row<'_>)> = Vec::new();
+fn rows(text: &str) -> Vec<(Section, TransactionRow<'_>)> {
+    let mut rows: Vec<(Section, TransactionRow<'_>)> = Vec::new();
     let (mut inside, mut current) = (false, Section::Other);
     for line in text.lines() {
         let line = line.trim_end();
@@ -84,7 +84,7 @@ fn rows(text: &str) -> Vec<(Section, Row<'_>)> {
         } else {
             let fields = line.split_whitespace().collect();
             let replaces = Vec::new();
-            rows.push((current, Row { fields, replaces }));
+            rows.push((current, TransactionRow { fields, replaces }));
         }
     }
     rows
