@@ -1348,16 +1348,16 @@ mod tests {
         let lockup = "watchdog: BUG: soft lockup - CPU#20 stuck for 26s! [UVM GPU1 BH:6142]\n";
         let peers = "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)\n";
         for (text, answers, verdict, words) in rows! {
-            task.to_owned(), None, Verdict::Warn, "hung, or hangs";
+            task.to_owned(), None, Verdict::Warn, "hung, or still hangs";
             task.to_owned(), Some(false), Verdict::Fail, "NVML hangs now, too";
             task.repeat(2), None, Verdict::Fail, "the log says so 2 times";
-            task.repeat(2), Some(true), Verdict::Warn, "hung, or hangs";
-            lockup.to_owned(), None, Verdict::Warn, "it hung, or hangs";
+            task.repeat(2), Some(true), Verdict::Warn, "hung, or still hangs";
+            lockup.to_owned(), None, Verdict::Warn, "it hung, or the hypervisor";
             lockup.repeat(3), None, Verdict::Fail, "the log says so 3 times";
             // What is no hang fails neither way, and comes behind one that fails.
             peers.repeat(2), None, Verdict::Warn, "GPUDirect RDMA";
             peers.to_owned(), Some(false), Verdict::Warn, "GPUDirect RDMA";
-            format!("{peers}{lockup}"), Some(false), Verdict::Fail, "busy for long: it hung, or hangs; also: ";
+            format!("{peers}{lockup}"), Some(false), Verdict::Fail, "it hung, or the hypervisor paused this machine; also: ";
         } {
             let context = LogContext {
                 answers,

@@ -311,7 +311,7 @@ pub fn dangling(files: &dyn ReadFiles, kernel: &str) -> Result<Option<Utf8PathBu
         // Some packages have no folder of their own.
         if files
             .stat(&folder)?
-            .is_none_or(|about| about.kind != Kind::Folder)
+            .is_none_or(|about| about.kind != FileKind::Folder)
         {
             continue;
         }
