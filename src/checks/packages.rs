@@ -201,6 +201,13 @@ fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> 
 /// NVIDIA's repositories of CUDA, below which each system has a folder of its own.
 const CUDA_REPOSITORIES: &str = "/compute/cuda/repos/";
 
+/// NVIDIA's repositories of the container toolkit.
+const TOOLKIT_REPOSITORIES: &str = "nvidia.github.io/libnvidia-container/";
+
+/// Folders of theirs that are gone. Source: NVIDIA's answers in NVIDIA/libnvidia-container issues 202 and 225, and
+/// NVIDIA/nvidia-container-toolkit issue 89.
+const GONE: [&str; 2] = ["ubuntu20.04", "ubuntu22.04"];
+
 /// Docker's repositories; a system is a folder, and a release of it a suite.
 const DOCKER_REPOSITORIES: &str = "download.docker.com/linux/";
 
@@ -214,6 +221,28 @@ fn folder_of(os: &Os) -> Option<String> {
         "almalinux" | "centos" | "ol" | "rhel" | "rocky" => format!("rhel{major}"),
         "amzn" if version == "2023" => "amzn2023".to_owned(),
         _ => return None,
+    })
+}
+
+/// The first source at an address where NVIDIA has no repository.
+fn nowhere(entries: &[SourceEntry]) -> Option<(String, String)> {
+    (entries.iter().filter(|entry| entry.enabled)).find_map(|entry| {
+        let SourceEntry {
+            file, uri, written, ..
+        } = entry;
+        // The folder of the system was a variable without a value (NVIDIA/nvidia-container-toolkit issue 402).
+        if uri.ends_with(CUDA_REPOSITORIES.trim_end_matches('/')) {
+            return Some((
+                format!("`{file}` names `{written}`, which lacks the folder of a system: no repository is there"),
+                format!("remove that entry from `{file}`"),
+            ));
+        }
+        let (_, rest) = uri.split_once(TOOLKIT_REPOSITORIES)?;
+        let gone = (rest.split('/').nth(1)).filter(|folder| GONE.contains(folder))?;
+        Some((
+            format!("`{file}` names NVIDIA's packages of the container toolkit for `{gone}`, which are there no more"),
+            format!("name `deb` in place of `{gone}` in `{file}`, or remove that entry"),
+        ))
     })
 }
 
@@ -291,6 +320,15 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
             });
         }
         let entries = backend.entries(files)?;
+        if let Some((why, remedy)) = nowhere(&entries) {
+            return Ok(Finding {
+                remedy: Some(remedy),
+                ..say(
+                    Verdict::Warn,
+                    format!("each update ends with an error: {why}"),
+                )
+            });
+        }
         if let Some((why, remedy)) = os.and_then(|os| foreign(&entries, os)) {
             return Ok(Finding {
                 remedy: Some(remedy),
@@ -482,6 +520,40 @@ mod tests {
         let files = FakeFiles::new();
         files.put("/etc/yum.repos.d/cuda.repo", "<!DOCTYPE html>\n");
         assert_eq!(sources(&files, None, false).unwrap().status, Verdict::Warn);
+    }
+
+    #[test]
+    fn sources_where_no_repository_is_are_named() {
+        for (address, words) in rows! {
+            "https://developer.download.nvidia.com/compute/cuda/repos//", Some("lacks the folder of a system");
+            "https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/x86_64/", None;
+            "https://nvidia.github.io/libnvidia-container/stable/ubuntu22.04/$(ARCH)", Some("`ubuntu22.04`");
+            "https://nvidia.github.io/libnvidia-container/experimental/ubuntu20.04/amd64", Some("`ubuntu20.04`");
+            "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)", None;
+            "https://nvidia.github.io/libnvidia-container/stable/ubuntu18.04/$(ARCH)", None;
+        } {
+            let files = FakeFiles::new();
+            files.put(
+                "/var/lib/dpkg/status",
+                "Package: a\nStatus: install ok installed\nVersion: 1\n",
+            );
+            files.put(
+                "/etc/apt/sources.list.d/a.list",
+                format!("deb {address} /\n"),
+            );
+            let finding = sources(&files, None, false).unwrap();
+            let wanted = match words {
+                Some(_) => Verdict::Warn,
+                None => Verdict::Pass,
+            };
+            assert_eq!(finding.status, wanted, "{address}: {}", finding.why);
+            assert!(
+                finding.why.contains(words.unwrap_or_default()),
+                "{}",
+                finding.why
+            );
+            assert_eq!(finding.remedy.is_some(), words.is_some());
+        }
     }
 
     #[test]
