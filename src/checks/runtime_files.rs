@@ -573,6 +573,47 @@ async fn podman_reads_none(subject: &Subject<'_>) -> Result<Option<Finding>, Ste
     }))
 }
 
+/// The file that tells the release of Jetson Linux.
+const JETSON: &str = "/etc/nv_tegra_release";
+
+/// What Docker on a Jetson lacks: there containers get the GPU by the runtime `nvidia` or by CDI, and the toolkit refuses
+/// `--gpus`. NVIDIA-AI-IOT/live-vlm-webui issue 14 ("Please use the NVIDIA Container Runtime"), dusty-nv/jetson-containers issue 1460.
+async fn jetson_has_no_runtime(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
+    let files = subject.host.files();
+    let found = subject.state.found_runtimes().await;
+    let installed = found.iter().any(|runtime| runtime.name == "docker");
+    if !installed || !files.exists(Utf8Path::new(JETSON))? {
+        return Ok(None);
+    }
+    let other = docker::other_config(files, docker::UNIT, DAEMON_JSON)?
+        .filter(|other| other.config.starts_with('/'));
+    let path = Utf8Path::new(other.as_ref().map_or(DAEMON_JSON, |other| &other.config));
+    let flags = docker::unit_flags(files, docker::UNIT)?;
+    let text = files.read_text(path)?.unwrap_or_default();
+    let mut programs = docker::runtimes(&text, &flags).into_values().flatten();
+    let mut knows = programs.any(|program| toolkit::is_named_in(&program));
+    for folder in cdi::FOLDERS {
+        knows |= (files.list(Utf8Path::new(folder))?.iter())
+            .any(|name| cdi::is_read(Utf8Path::new(name)));
+    }
+    if knows {
+        return Ok(None);
+    }
+    Ok(Some(Finding {
+        remedy: Some(
+            "run `nvidia-ctk runtime configure --runtime=docker` (of the package `nvidia-container-toolkit`), then run `systemctl \
+             restart docker`; start containers with `--runtime=nvidia`"
+                .to_owned(),
+        ),
+        ..say(
+            &DOCKER,
+            Verdict::Warn,
+            "Docker has no runtime `nvidia`, by which containers get the GPU of a Jetson: the container toolkit refuses `--gpus` \
+             there",
+        )
+    }))
+}
+
 #[async_trait]
 impl Check for RuntimeFiles {
     fn ids(&self) -> &[Id] {
@@ -584,9 +625,13 @@ impl Check for RuntimeFiles {
         if matches!(toolkit.status, Verdict::Pass | Verdict::Skip) {
             toolkit = podman_reads_none(subject).await?.unwrap_or(toolkit);
         }
+        let mut docker = docker(subject).await?;
+        if matches!(docker.status, Verdict::Pass | Verdict::Skip) {
+            docker = jetson_has_no_runtime(subject).await?.unwrap_or(docker);
+        }
         Ok(vec![
             containerd(subject).await?,
-            docker(subject).await?,
+            docker,
             crio_files(subject).await?,
             toolkit,
         ])
