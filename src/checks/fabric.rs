@@ -45,6 +45,8 @@ struct InFiles {
     there: bool,
     /// Its unit is started at boot.
     enabled: bool,
+    /// Links of units that are started at boot are in the tree.
+    listed: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -111,6 +113,7 @@ fn in_files(files: &dyn ReadFiles) -> Result<InFiles, FilesError> {
         told: files.exists(Utf8Path::new("/usr"))?,
         there: files.exists(Utf8Path::new(PROGRAM))? || any(&UNITS)?,
         enabled: any(&ENABLED)?,
+        listed: !files.list(Utf8Path::new(ENABLED[0]))?.is_empty(),
     })
 }
 
@@ -328,6 +331,16 @@ fn unit(state: &FabricState) -> Finding {
         ),
         Ok(None) => fail("not installed".to_owned(), install()),
         Err(_) if !installed => fail("not installed".to_owned(), install()),
+        Err(_) if state.files.there && state.files.listed && !state.files.enabled => Finding {
+            remedy: Some(format!("run `systemctl enable --now {}`", fabric::UNIT)),
+            ..say(
+                Verdict::Warn,
+                format!(
+                    "{needed}, which is installed and not enabled: unless something else starts it, no program reaches the GPUs \
+                     after a boot (CUDA error 802)"
+                ),
+            )
+        },
         Err(why) => say(
             Verdict::Skip,
             format!("{needed}; whether it runs is not known: {why}"),
@@ -660,6 +673,17 @@ mod tests {
             ..told
         };
         assert_eq!(unit(&unknown(there)).status, Verdict::Skip);
+        // What is started at boot is known only of a tree that has such links.
+        let of = |enabled| InFiles {
+            enabled,
+            listed: true,
+            ..there
+        };
+        let disabled = unit(&unknown(of(false)));
+        assert_eq!(disabled.status, Verdict::Warn, "{}", disabled.why);
+        assert!(disabled.why.contains("not enabled"), "{}", disabled.why);
+        assert!(disabled.remedy.unwrap().contains("systemctl enable --now"));
+        assert_eq!(unit(&unknown(of(true))).status, Verdict::Skip);
         // A tree without programs tells nothing.
         assert_eq!(unit(&unknown(InFiles::default())).status, Verdict::Skip);
     }
@@ -677,6 +701,7 @@ mod tests {
                     told: true,
                     there: true,
                     enabled,
+                    listed: true,
                 },
                 ..state()
             };

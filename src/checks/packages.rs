@@ -217,6 +217,20 @@ fn folder_of(os: &Os) -> Option<String> {
     })
 }
 
+/// Returns the first source of NVIDIA's repositories of CUDA without the folder of a system: a variable in its address had no value
+/// (NVIDIA/nvidia-container-toolkit issue 402).
+fn nowhere(entries: &[SourceEntry]) -> Option<(String, String)> {
+    let entry = (entries.iter().filter(|entry| entry.enabled))
+        .find(|entry| entry.uri.ends_with(CUDA_REPOSITORIES.trim_end_matches('/')))?;
+    let SourceEntry { file, written, .. } = entry;
+    Some((
+        format!(
+            "`{file}` names `{written}`, which lacks the folder of a system: no repository is there"
+        ),
+        format!("remove that entry from `{file}`"),
+    ))
+}
+
 /// The first source of another release than the machine's: its packages do not fit.
 fn foreign(entries: &[SourceEntry], os: &Os) -> Option<(String, String)> {
     let name = os.pretty_name.as_deref().unwrap_or(&os.id);
@@ -311,6 +325,15 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
                 ..say(
                     status,
                     format!("{} {impact}: {}", backend.name(), whys.join("; ")),
+                )
+            });
+        }
+        if let Some((why, remedy)) = nowhere(&entries) {
+            return Ok(Finding {
+                remedy: Some(remedy),
+                ..say(
+                    Verdict::Warn,
+                    format!("each update ends with an error: {why}"),
                 )
             });
         }
@@ -505,6 +528,25 @@ mod tests {
         let files = FakeFiles::new();
         files.put("/etc/yum.repos.d/cuda.repo", "<!DOCTYPE html>\n");
         assert_eq!(sources(&files, None, false).unwrap().status, Verdict::Warn);
+    }
+
+    #[test]
+    fn an_address_without_the_folder_of_a_system_is_named() {
+        for (address, is_wrong) in rows! {
+            "https://developer.download.nvidia.com/compute/cuda/repos//", true;
+            "https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/x86_64/", false;
+        } {
+            let files = FakeFiles::new();
+            files.put(
+                "/etc/apt/sources.list.d/a.list",
+                format!("deb {address} /\n"),
+            );
+            let finding = sources(&files, None, false).unwrap();
+            let told = finding.why.contains("lacks the folder of a system");
+            assert_eq!(told, is_wrong, "{address}: {}", finding.why);
+            assert_eq!(finding.status == Verdict::Warn, is_wrong);
+            assert_eq!(finding.remedy.is_some(), is_wrong);
+        }
     }
 
     #[test]

@@ -203,6 +203,12 @@ pub(super) fn stale(
         Ok(spec) => spec,
         Err(why) => return Some(format!("cannot be read: {why}")),
     };
+    if let Some(name) = spec.forbidden_name() {
+        return Some(format!(
+            "is of version {}, in which no name begins with a digit, as `{name}` does: runtimes refuse it",
+            spec.cdi_version
+        ));
+    }
     if let Some(path) = seen.missing.first() {
         return Some(format!("names `{path}`, which does not exist"));
     }
@@ -422,6 +428,10 @@ devices:
         );
         let two = machine(2, None);
         assert!(why(&seen(SPEC), &two, "535.261.03").contains("names 1 GPU, 2 are on the bus"));
+        let old = format!("cdiVersion: 0.4.0{SPEC}");
+        assert!(
+            why(&seen(&old), &one, "535.261.03").contains("of version 0.4.0, in which no name")
+        );
     }
 
     /// The names of a specification against what NVML lists.

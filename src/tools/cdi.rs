@@ -107,6 +107,21 @@ impl Spec {
         matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (0, 7))
     }
 
+    /// A name of a device that its version does not allow: below 0.5.0 none begins with a digit. Runtimes refuse the whole file
+    /// then. Source: container-device-interface, `specs-go/version.go` (`ValidateVersion`, `requiresV050`).
+    #[must_use]
+    pub fn forbidden_name(&self) -> Option<&str> {
+        let version = self
+            .cdi_version
+            .strip_prefix('v')
+            .unwrap_or(&self.cdi_version);
+        let mut numbers = version.split('.').map(str::parse::<u32>);
+        let is_old =
+            matches!((numbers.next(), numbers.next()), (Some(Ok(0)), Some(Ok(minor))) if minor < 5);
+        let begins = |name: &&str| name.starts_with(|c: char| c.is_ascii_digit());
+        self.names().filter(|_| is_old).find(begins)
+    }
+
     fn edits(&self) -> impl Iterator<Item = &Edits> {
         let of_devices = self.devices.iter().map(|device| &device.container_edits);
         iter::once(&self.container_edits).chain(of_devices)
@@ -290,6 +305,26 @@ containerEdits:
         }
         let without = parse("kind: nvidia.com/gpu\ndevices: []\n").expect("a specification");
         assert!(!without.has_groups());
+    }
+
+    #[test]
+    fn a_version_before_0_5_allows_no_name_that_begins_with_a_digit() {
+        for (version, wanted) in [
+            ("0.3.0", Some("0")),
+            ("v0.4.0", Some("0")),
+            ("0.5.0", None),
+            ("1.0.0", None),
+            ("\"\"", None),
+        ] {
+            let text = SPEC.replace("cdiVersion: 0.5.0", &format!("cdiVersion: {version}"));
+            let spec = parse(&text).expect("a specification");
+            assert_eq!(spec.forbidden_name(), wanted, "{version}");
+        }
+        let named = "cdiVersion: 0.4.0\ndevices:\n- name: gpu0\n- name: all\n";
+        assert_eq!(
+            parse(named).expect("a specification").forbidden_name(),
+            None
+        );
     }
 
     #[test]

@@ -5,7 +5,10 @@
 //! `internal/cri/config/config.go` (`ValidateRuntimeConfig`: the default runtime must be there);
 //! NVIDIA/aicr issue 1688 and NVIDIA/gpu-operator issue 2646 (a file that is imported may not be of a higher version
 //! than the root file); containerd/containerd issue 5237 (before 2.0 a file without `version` is of version 1, in which
-//! plugins have short names); containerd, `RELEASES.md`, "Deprecated features" (types of runtimes that 2.0 lacks).
+//! plugins have short names); containerd, `RELEASES.md`, "Deprecated features" (types of runtimes that 2.0 lacks), and
+//! `plugins/cri/runtime/plugin.go`, `configMigration` (the older table is read only in files of an older version than
+//! containerd's own); containerd/containerd issues 3843 and 4806, and `pkg/config/config.go` of its CRI plugin in 1.2.5 and 1.3.0
+//! (pods are of type `io.containerd.runtime.v1.linux` by default only before 1.3).
 
 use std::collections::BTreeMap;
 
@@ -16,6 +19,7 @@ use super::{
     PLUGINS, check_config,
     layout::{BUILT_IN, ConfigFile, Version},
 };
+use crate::tools::toolkit;
 
 /// A fault of a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,6 +96,7 @@ pub fn faults(
     }
     let (runtimes, default) = merged(&parsed, version);
     found.extend(no_default(&runtimes, default, version));
+    found.extend(first_shim(&parsed, &runtimes, version));
     // The built-in runc keeps its type from 2.0 on, whatever keys a file adds (`config dump` of 2.1.9 and 2.3.7; 1.7.24
     // prints an empty one).
     let keeps_type =
@@ -322,7 +327,73 @@ fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Conf
             });
         }
     }
-    None
+    old_table(files, version)
+}
+
+/// A runtime in the table of version 2, in a file of containerd's own version, which names it otherwise.
+fn old_table(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
+    let version = version.filter(|version| *version >= Version(2, 0))?;
+    files.iter().find_map(|file| {
+        let format = file.format.filter(|format| *format == version.format())?;
+        let plugins = file.root.get("plugins")?.as_table()?;
+        let of = |plugin: &str| plugins.get(plugin)?.as_table().and_then(runtimes_of);
+        let [old, new] = PLUGINS;
+        let known = of(new);
+        let is_lost = |name: &&String| known.is_none_or(|known| !known.contains_key(*name));
+        let name = of(old)?.keys().find(is_lost)?;
+        let path = file.path;
+        Some(ConfigFault {
+            path: path.to_owned(),
+            why: format!(
+                "`{path}` is of version {format}, in which containerd {version} does not see runtimes below \
+                 `plugins.\"{old}\"`: what it says about runtime `{name}` counts for nothing"
+            ),
+            remedy: format!(
+                "name the table `plugins.\"{new}\".containerd.runtimes.{name}` in `{path}`, then run `systemctl restart \
+                 containerd`"
+            ),
+            refused: false,
+        })
+    })
+}
+
+/// The toolkit's runtime as the program of the first shims alone: pods have other ones.
+fn first_shim(
+    files: &[ParsedConfig<'_>],
+    runtimes: &BTreeMap<String, MergedRuntime<'_>>,
+    version: Option<Version>,
+) -> Option<ConfigFault> {
+    const SHIM: [&str; 2] = ["linux", REMOVED[0]];
+    let version = version.filter(|version| *version >= Version(1, 3))?;
+    let has_toolkit = |runtime: &MergedRuntime<'_>| {
+        let options = runtime.keys.get("options");
+        let program = options.and_then(|options| options.get("BinaryName")?.as_str());
+        let of_type = runtime.keys.get("runtime_type").and_then(Value::as_str);
+        program.is_some_and(toolkit::is_named_in) || of_type == Some(REMOVED[0])
+    };
+    if runtimes.values().any(has_toolkit) {
+        return None;
+    }
+    files.iter().find_map(|file| {
+        let plugins = file.root.get("plugins")?.as_table()?;
+        let name = SHIM.iter().find(|name| {
+            let program = (plugins.get(**name)).and_then(|shim| shim.get("runtime")?.as_str());
+            program.is_some_and(toolkit::is_named_in)
+        })?;
+        let path = file.path;
+        Some(ConfigFault {
+            path: path.to_owned(),
+            why: format!(
+                "`{path}` names `{}` in `plugins.{name}`, which containerd {version} does not use for pods, and no runtime \
+                 of theirs names it: no pod gets a GPU by it",
+                toolkit::RUNTIME_NAME
+            ),
+            remedy: "run `nvidia-ctk runtime configure --runtime=containerd`, which adds a runtime `nvidia`, then run `systemctl \
+                     restart containerd`"
+                .to_owned(),
+            refused: false,
+        })
+    })
 }
 
 fn runtimes_of(plugin: &Table) -> Option<&Table> {
@@ -513,6 +584,72 @@ mod tests {
             "{}",
             fault.why
         );
+    }
+
+    #[test]
+    fn a_runtime_in_the_table_of_an_older_version_counts_for_nothing() {
+        let both = format!(
+            "{}[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\n{TYPE}\n",
+            new(3, "runc", TYPE)
+        );
+        let only_old = old("nvidia", TYPE).replace("version = 2", "version = 3");
+        for (text, version) in rows! {
+            &both, Version(2, 0);
+            &only_old, Version(2, 2);
+            &only_old.replace("version = 3", "version = 4"), Version(2, 3);
+        } {
+            let fault = only(faults(&[file(ROOT, text)], &[], Some(version)));
+            assert!(!fault.refused && fault.path == ROOT, "{}", fault.why);
+            assert!(
+                fault.why.contains("does not see runtimes") && fault.why.contains("`nvidia`"),
+                "{}",
+                fault.why
+            );
+            assert!(
+                (fault.remedy)
+                    .contains("io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia"),
+                "{}",
+                fault.remedy
+            );
+        }
+        // From 2.3 on files of version 3 are older ones; what both tables name is there.
+        let twice = format!(
+            "{}[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\n{TYPE}\n",
+            new(3, "nvidia", TYPE)
+        );
+        for (text, version) in rows! {
+            &only_old, Some(Version(2, 3));
+            &only_old, None;
+            &twice, Some(Version(2, 1));
+        } {
+            assert_eq!(faults(&[file(ROOT, text)], &[], version), [], "{text}");
+        }
+    }
+
+    #[test]
+    fn the_program_of_the_first_shims_is_none_of_pods() {
+        let shim =
+            |plugin: &str| format!("[plugins.'{plugin}']\nruntime = 'nvidia-container-runtime'\n");
+        let (short, long) = (shim("linux"), shim("io.containerd.runtime.v1.linux"));
+        let options = "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia.options]\n";
+        let program = "BinaryName = '/usr/bin/nvidia-container-runtime'\n";
+        let whole = format!("{}{options}{program}{long}", old("nvidia", TYPE));
+        let first = "[plugins.cri.containerd.runtimes.a]\nruntime_type = 'io.containerd.runtime.v1.linux'\n";
+        for (text, version, said) in rows! {
+            short.clone(), Some(Version(1, 7)), true;
+            format!("version = 2\n{long}"), Some(Version(2, 1)), true;
+            short.clone(), Some(Version(1, 2)), false;
+            short.clone(), None, false;
+            short.replace("nvidia-container-runtime", "runc"), Some(Version(1, 7)), false;
+            format!("{short}{first}"), Some(Version(1, 6)), false;
+            whole, Some(Version(1, 7)), false;
+        } {
+            let found = faults(&[file(ROOT, &text)], &[], version);
+            let is_said = found
+                .iter()
+                .any(|fault| fault.why.contains("does not use for pods"));
+            assert_eq!(is_said, said, "{text}: {found:?}");
+        }
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! What an administrator keeps apt from installing: a negative priority, apt_preferences(5); and the proxy that apt is told
-//! to use, apt.conf(5).
+//! What an administrator keeps apt from installing: a negative priority, apt_preferences(5); preferences with which apt
+//! stops; and the proxy that apt is told to use, apt.conf(5).
 
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
-    host::{FilesError, ReadFiles},
-    tools::packages::{Exclusion, types::lines_of_proxies},
+    host::{FileKind, FilesError, ReadFiles, Stat},
+    tools::packages::{Exclusion, Impact, SourceFlaw, types::lines_of_proxies},
 };
 
 const FILE: &str = "/etc/apt/preferences";
@@ -39,7 +39,8 @@ fn names_proxy(line: &str) -> bool {
         && none.iter().all(|none| !value.starts_with(none))
 }
 
-pub(super) fn read(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+/// The files with preferences that apt reads.
+fn paths(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut paths = vec![Utf8PathBuf::from(FILE)];
     // apt_preferences(5): no extension, or `pref`.
     let names = files.list(Utf8Path::new(FOLDER))?;
@@ -49,7 +50,110 @@ pub(super) fn read(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> 
             .is_none_or(|ending| ending == "pref")
     };
     paths.extend((names.into_iter().filter(read)).map(|name| Utf8Path::new(FOLDER).join(name)));
-    Exclusion::in_files(files, &paths, parse)
+    Ok(paths)
+}
+
+pub(super) fn read(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+    Exclusion::in_files(files, &paths(files)?, parse)
+}
+
+/// Returns the preferences with which apt stops whenever it chooses versions.
+///
+/// # Errors
+/// When an existing file cannot be read.
+pub(super) fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
+    let mut found = Vec::new();
+    for path in paths(files)? {
+        // A folder may have such a name, too; apt ignores it.
+        let is_folder = |stat: &Stat| stat.kind == FileKind::Folder;
+        if files.stat(&path)?.as_ref().is_some_and(is_folder) {
+            continue;
+        }
+        let text = files.read_lossy(&path)?.unwrap_or_default();
+        if let Some((line, why)) = refused(&text) {
+            found.push(SourceFlaw {
+                impact: Impact::All,
+                why: format!("the record in line {line} of `{path}` {why}"),
+                remedy: format!("correct or remove that record of `{path}`"),
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the line of the first record with which apt stops, and what is wrong with it. A record without `Pin`, or with a kind
+/// of pin that apt does not know, is passed over. Source: apt, `apt-pkg/policy.cc`, `ReadPinFile`.
+fn refused(text: &str) -> Option<(usize, &'static str)> {
+    let mut first = None;
+    let mut fields: Vec<(String, String)> = Vec::new();
+    for (at, line) in text.lines().chain([""]).enumerate() {
+        if line.starts_with('#') {
+            continue;
+        }
+        if !line.trim().is_empty() {
+            first = first.or(Some(at + 1));
+            match line.split_once(':') {
+                Some((key, value)) if !line.starts_with([' ', '\t']) => {
+                    fields.push((key.trim().to_ascii_lowercase(), value.trim().to_owned()));
+                }
+                _ => {
+                    if let Some((_, value)) = fields.last_mut() {
+                        value.push_str(line);
+                    }
+                }
+            }
+            continue;
+        }
+        let Some(line) = first.take() else { continue };
+        let fields = std::mem::take(&mut fields);
+        let field = |key: &str| {
+            let found = fields.iter().find(|(name, _)| name == key);
+            found.map(|(_, value)| value.trim())
+        };
+        let packages = field("package").unwrap_or_default();
+        if packages.is_empty() {
+            return Some((line, "has no `Package`"));
+        }
+        let kind = field("pin").and_then(|pin| pin.split_whitespace().next());
+        let is_known = kind.is_some_and(|kind| {
+            let is = |name: &str| kind.eq_ignore_ascii_case(name);
+            is("release") || is("origin") || (is("version") && packages != "*")
+        });
+        if !is_known {
+            continue;
+        }
+        let why = match (field("pin-priority").unwrap_or_default(), packages) {
+            ("never", "*") => continue,
+            ("never", _) => "has the priority `never`, which only a record for `*` may have",
+            (value, _) => match number(value) {
+                Some(0) => {
+                    "has no `Pin-Priority`, or 0 (`No priority (or zero) specified for pin`)"
+                }
+                Some(-32768..=32767) => continue,
+                _ => "has a `Pin-Priority` that is not between -32768 and 32767",
+            },
+        };
+        return Some((line, why));
+    }
+    None
+}
+
+/// The number with which a value begins, as `strtol` reads it; 0 if it begins with none, and `None` if it is too large.
+fn number(value: &str) -> Option<i64> {
+    let sign = value.starts_with(['-', '+']);
+    let digits = value.get(usize::from(sign)..).unwrap_or_default();
+    let end = digits.find(|c: char| !c.is_ascii_digit());
+    let digits = digits
+        .get(..end.unwrap_or(digits.len()))
+        .unwrap_or_default();
+    let size: i64 = match digits {
+        "" => 0,
+        digits => digits.parse().ok()?,
+    };
+    Some(match value.starts_with('-') {
+        true => -size,
+        false => size,
+    })
 }
 
 /// The priorities below 0, each with the packages of its stanza. One for `*` is about an origin.
@@ -117,6 +221,44 @@ mod tests {
             one.contains("proxy:3128") && !one.contains("s3cret1"),
             "{one}"
         );
+    }
+
+    #[test]
+    fn preferences_with_which_apt_stops_are_named_with_their_line() {
+        let record = |more: &str| format!("# a comment\n\nPackage: *\nPin: release a=x\n{more}\n");
+        for (text, words) in rows! {
+            "Package: *\nPin: origin \"repository.netdata.cloud\"\nPriority: 1000\n".to_owned(),
+                Some((1, "has no `Pin-Priority`"));
+            record("Pin-Priority: x"), Some((3, "or 0"));
+            record("Pin-Priority: -0"), Some((3, "or 0"));
+            record("Pin-Priority: 32768"), Some((3, "between"));
+            record("Pin-Priority: 99999999999999999999"), Some((3, "between"));
+            record("Pin-Priority: never").replace('*', "a b"), Some((3, "`never`"));
+            "Explanation: x\nPin: release a=x\nPin-Priority: 1\n".to_owned(), Some((1, "no `Package`"));
+            record("Pin-Priority: never"), None;
+            record("Pin-Priority: -10 "), None;
+            record("pin-priority: 1001x"), None;
+            "Package:\n a\n b\nPin: version 5.*\nPin-Priority: 1\n".to_owned(), None;
+            // apt passes over these.
+            "Package: a\n\nPackage: *\nPin: version 5\n\nPackage: a\nPin: site x\n\n#\n".to_owned(), None;
+            String::new(), None;
+        } {
+            let files = FakeFiles::new();
+            files.put("/etc/apt/preferences.d/80netdata", text.as_str());
+            files.put("/etc/apt/preferences.d/80netdata.bak", "Pin: x\n");
+            let found = flaws(&files).unwrap();
+            assert_eq!(
+                found.len(),
+                usize::from(words.is_some()),
+                "{text}: {found:?}"
+            );
+            for (flaw, (line, words)) in found.iter().zip(words) {
+                let place = format!("line {line} of `/etc/apt/preferences.d/80netdata`");
+                assert_eq!(flaw.impact, Impact::All);
+                assert!(flaw.why.contains(&place), "{text}: {}", flaw.why);
+                assert!(flaw.why.contains(words), "{text}: {}", flaw.why);
+            }
+        }
     }
 
     #[test]

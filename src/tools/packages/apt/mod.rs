@@ -142,7 +142,9 @@ impl Backend for Apt {
     }
 
     fn source_flaws(&self, files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
-        sources::flaws(files)
+        let mut found = sources::flaws(files)?;
+        found.extend(exclusions::flaws(files)?);
+        Ok(found)
     }
 
     fn entries(&self, files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
