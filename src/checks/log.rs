@@ -781,6 +781,7 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         };
         return Finding {
             status,
+            remedy_class: (!first.hang).then_some(Remedy::Reconfigure),
             ..failed("a line that says so", why, &first.remedy)
         };
     }
@@ -839,6 +840,12 @@ impl<'f> LogContext<'f> {
             answers: match nvml {
                 Some(Nvml::Ready(_)) => Some(true),
                 Some(Nvml::Hung { .. }) => Some(false),
+                // A driver that is not loaded any more hangs no more.
+                None if subject.state.is_of_this_machine()
+                    && matches!(subject.state.loaded_driver(), Ok(None)) =>
+                {
+                    Some(true)
+                }
                 _ => None,
             },
             known: match (

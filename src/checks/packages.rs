@@ -331,10 +331,7 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
         if let Some((why, remedy)) = nowhere(&entries) {
             return Ok(Finding {
                 remedy: Some(remedy),
-                ..say(
-                    Verdict::Warn,
-                    format!("each update ends with an error: {why}"),
-                )
+                ..say(Verdict::Warn, why)
             });
         }
         if let Some((why, remedy)) = os.and_then(|os| foreign(&entries, os)).or(moved) {

@@ -288,8 +288,9 @@ async fn docker(subject: &Subject<'_>) -> Result<Finding, StepError> {
             });
         }
     }
-    let is_nvidia = |program: &String| toolkit::comes_with(program, toolkit::RUNTIME);
+    let is_nvidia = |program: &String| toolkit::is_named_in(program);
     if installed
+        && !runtimes.contains_key("nvidia")
         && !runtimes.values().flatten().any(is_nvidia)
         && let Some(finding) = lacks_runtime(subject)?
     {
@@ -321,7 +322,7 @@ fn lacks_runtime(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
     Ok(Some(Finding {
         remedy: Some(
             "install `nvidia-container-toolkit`, then run `nvidia-ctk runtime configure --runtime=docker`, and run \
-             `systemctl restart docker`"
+             `systemctl reload docker`"
                 .to_owned(),
         ),
         ..say(

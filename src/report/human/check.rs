@@ -38,9 +38,16 @@ fn is_resolvable(finding: &Finding) -> bool {
 
 /// Whether it warns of the health of the machine, and asks for something.
 fn is_of_health(finding: &Finding) -> bool {
+    // What only a program or a setting has to change is no fault of the machine.
+    let is_small = |class| {
+        matches!(
+            class,
+            Remedy::None | Remedy::RestartApp | Remedy::Reconfigure
+        )
+    };
     finding.status == Verdict::Warn
         && findings::is_health(&finding.id)
-        && finding.class() != Some(Remedy::None)
+        && !finding.class().is_some_and(is_small)
 }
 
 /// The findings by what a reader does about them.

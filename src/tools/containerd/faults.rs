@@ -333,14 +333,20 @@ fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Conf
 /// A runtime in the table of version 2, in a file of containerd's own version, which names it otherwise.
 fn old_table(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
     let version = version.filter(|version| *version >= Version(2, 0))?;
+    let [old, new] = PLUGINS;
+    // Before 2.3 the version that the last file names counts for all files: with an older one, both tables are read.
+    let last = (files.iter().rev()).find_map(|file| file.format.filter(|format| *format > 1));
+    if version < Version(2, 3) && last != Some(version.format()) {
+        return None;
+    }
+    let is_known = |name: &str| {
+        (files.iter()).any(|file| below(file, new).is_some_and(|known| known.contains_key(name)))
+    };
     files.iter().find_map(|file| {
         let format = file.format.filter(|format| *format == version.format())?;
-        let plugins = file.root.get("plugins")?.as_table()?;
-        let of = |plugin: &str| plugins.get(plugin)?.as_table().and_then(runtimes_of);
-        let [old, new] = PLUGINS;
-        let known = of(new);
-        let is_lost = |name: &&String| known.is_none_or(|known| !known.contains_key(*name));
-        let name = of(old)?.keys().find(is_lost)?;
+        let name = below(file, old)?
+            .keys()
+            .find(|name| !is_known(name))?;
         let path = file.path;
         Some(ConfigFault {
             path: path.to_owned(),
@@ -365,13 +371,28 @@ fn first_shim(
 ) -> Option<ConfigFault> {
     const SHIM: [&str; 2] = ["linux", REMOVED[0]];
     let version = version.filter(|version| *version >= Version(1, 3))?;
-    let has_toolkit = |runtime: &MergedRuntime<'_>| {
-        let options = runtime.keys.get("options");
+    let has_toolkit = |keys: &Table| {
+        let options = keys.get("options");
         let program = options.and_then(|options| options.get("BinaryName")?.as_str());
-        let of_type = runtime.keys.get("runtime_type").and_then(Value::as_str);
+        let of_type = keys.get("runtime_type").and_then(Value::as_str);
         program.is_some_and(toolkit::is_named_in) || of_type == Some(REMOVED[0])
     };
-    if runtimes.values().any(has_toolkit) {
+    // The default runtime, before it had a name.
+    let has_unnamed = |file: &ParsedConfig<'_>| {
+        let plugin = file.plugin();
+        let keys =
+            plugin.and_then(|plugin| plugin.get("containerd")?.get("default_runtime")?.as_table());
+        keys.is_some_and(has_toolkit)
+    };
+    // Without the plugin, as where Docker alone uses containerd, there are no pods.
+    let is_off = |file: &ParsedConfig<'_>| {
+        let names = file.root.get("disabled_plugins").and_then(Value::as_array);
+        (names.into_iter().flatten().filter_map(Value::as_str))
+            .any(|name| name == super::FIRST_PLUGIN || PLUGINS.contains(&name))
+    };
+    if runtimes.values().any(|runtime| has_toolkit(&runtime.keys))
+        || files.iter().any(|file| has_unnamed(file) || is_off(file))
+    {
         return None;
     }
     files.iter().find_map(|file| {
@@ -384,16 +405,22 @@ fn first_shim(
         Some(ConfigFault {
             path: path.to_owned(),
             why: format!(
-                "`{path}` names `{}` in `plugins.{name}`, which containerd {version} does not use for pods, and no runtime \
-                 of theirs names it: no pod gets a GPU by it",
+                "`{path}` names `{}` in `plugins.{name}`, which containerd {version} does not use for pods, and their \
+                 runtimes do not name it: no pod gets a GPU by it",
                 toolkit::RUNTIME_NAME
             ),
-            remedy: "run `nvidia-ctk runtime configure --runtime=containerd`, which adds a runtime `nvidia`, then run `systemctl \
-                     restart containerd`"
+            remedy: "run `nvidia-ctk runtime configure --runtime=containerd --set-as-default`, which makes a runtime `nvidia` that \
+                     of pods that ask for none, then run `systemctl restart containerd`"
                 .to_owned(),
             refused: false,
         })
     })
+}
+
+/// Returns the runtimes that a file has below one id of the plugin.
+fn below<'f>(file: &'f ParsedConfig<'_>, plugin: &str) -> Option<&'f Table> {
+    let plugins = file.root.get("plugins")?;
+    plugins.get(plugin)?.as_table().and_then(runtimes_of)
 }
 
 fn runtimes_of(plugin: &Table) -> Option<&Table> {
@@ -624,6 +651,13 @@ mod tests {
         } {
             assert_eq!(faults(&[file(ROOT, text)], &[], version), [], "{text}");
         }
+        // Another file has the right table, or makes containerd read all as older ones.
+        for later in [new(3, "nvidia", TYPE), old("x", TYPE)] {
+            let files = [file(ROOT, &only_old), file(DROP_IN, &later)];
+            let found = faults(&files, &[], Some(Version(2, 1)));
+            let is_said = (found.iter()).any(|fault| fault.why.contains("does not see runtimes"));
+            assert!(!is_said, "{found:?}");
+        }
     }
 
     #[test]
@@ -642,6 +676,8 @@ mod tests {
             short.clone(), None, false;
             short.replace("nvidia-container-runtime", "runc"), Some(Version(1, 7)), false;
             format!("{short}{first}"), Some(Version(1, 6)), false;
+            format!("{short}{}", first.replace("runtimes.a", "default_runtime")), Some(Version(1, 6)), false;
+            format!("disabled_plugins = ['cri']\n{short}"), Some(Version(1, 7)), false;
             whole, Some(Version(1, 7)), false;
         } {
             let found = faults(&[file(ROOT, &text)], &[], version);

@@ -42,12 +42,14 @@ fn names_proxy(line: &str) -> bool {
 /// The files with preferences that apt reads.
 fn paths(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut paths = vec![Utf8PathBuf::from(FILE)];
-    // apt_preferences(5): no extension, or `pref`.
+    // apt_preferences(5): no extension, or `pref`; and, as in all folders of apt, no hidden file and no other characters.
     let names = files.list(Utf8Path::new(FOLDER))?;
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | ':' | '.');
     let read = |name: &String| {
-        Utf8Path::new(name)
-            .extension()
-            .is_none_or(|ending| ending == "pref")
+        let ending = Utf8Path::new(name).extension();
+        ending.is_none_or(|ending| ending == "pref")
+            && !name.starts_with('.')
+            && name.chars().all(is_plain)
     };
     paths.extend((names.into_iter().filter(read)).map(|name| Utf8Path::new(FOLDER).join(name)));
     Ok(paths)
@@ -90,10 +92,11 @@ fn refused(text: &str) -> Option<(usize, &'static str)> {
         if line.starts_with('#') {
             continue;
         }
-        if !line.trim().is_empty() {
-            first = first.or(Some(at + 1));
+        // A line of spaces goes on with the field.
+        if !line.is_empty() {
             match line.split_once(':') {
                 Some((key, value)) if !line.starts_with([' ', '\t']) => {
+                    first = first.or(Some(at + 1));
                     fields.push((key.trim().to_ascii_lowercase(), value.trim().to_owned()));
                 }
                 _ => {
@@ -241,11 +244,14 @@ mod tests {
             "Package:\n a\n b\nPin: version 5.*\nPin-Priority: 1\n".to_owned(), None;
             // apt passes over these.
             "Package: a\n\nPackage: *\nPin: version 5\n\nPackage: a\nPin: site x\n\n#\n".to_owned(), None;
+            "Package: *\nPin: release a=x\n \nPin-Priority: 1\n".to_owned(), None;
             String::new(), None;
         } {
             let files = FakeFiles::new();
             files.put("/etc/apt/preferences.d/80netdata", text.as_str());
-            files.put("/etc/apt/preferences.d/80netdata.bak", "Pin: x\n");
+            for ignored in ["80netdata.bak", "80netdata~", ".80netdata"] {
+                files.put(&format!("/etc/apt/preferences.d/{ignored}"), "Pin: x\n");
+            }
             let found = flaws(&files).unwrap();
             assert_eq!(
                 found.len(),
