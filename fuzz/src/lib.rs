@@ -27,7 +27,7 @@ use gpu_bootstrap::{
     },
     journal,
     model::{
-        document::{Document, Format},
+        document::{Document, Format, check_toml},
         environment,
         gpu::Flavour,
         secret::{Hiding, Secrets},
@@ -675,7 +675,7 @@ fn runtimes(text: &str) {
         let _ = (spec.device_nodes(), spec.host_paths(), spec.names().count());
     }
     let _ = containerd::parse_config(text);
-    let _ = containerd::check_config(text);
+    let _ = check_toml(text);
     let file = layout::ConfigFile {
         path: "/etc/containerd/config.toml".into(),
         text: Some(text.to_owned()),

@@ -1398,7 +1398,7 @@ mod tests {
         assert_eq!(beside.status, Verdict::Warn);
         let (first, second) = beside.why.split_once("; also: ").unwrap();
         assert!(first.contains("GPUDirect RDMA"), "{first}");
-        assert!(second.contains("the driver hung"), "{second}");
+        assert!(second.contains("blocked in the kernel"), "{second}");
     }
 
     #[test]

@@ -409,11 +409,40 @@ fn value_as_toml(value: &Value) -> Option<toml_edit::Value> {
     })
 }
 
+/// Checks that a text is TOML.
+///
+/// # Errors
+/// Where and why it is not, in one line.
+pub fn check_toml(text: &str) -> Result<(), String> {
+    toml::from_str::<toml::Table>(text)
+        .map(drop)
+        .map_err(|error| {
+            let words = error.message().replace('\n', ", ");
+            let Some(span) = error.span() else {
+                return words;
+            };
+            let before = text.get(..span.start).unwrap_or(text);
+            let line = before.rsplit('\n').next().unwrap_or_default();
+            let (line, column) = (before.matches('\n').count() + 1, line.chars().count() + 1);
+            format!("{words} at line {line} column {column}")
+        })
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_text_that_is_no_toml_is_told_with_the_place() {
+        assert_eq!(check_toml("version = 2\n"), Ok(()));
+        let why = check_toml("version = 2\n[plugins\n").expect_err("broken");
+        assert!(
+            why.contains("at line 2 column ") && !why.contains('\n'),
+            "{why}"
+        );
+    }
 
     fn key(path: &[&str]) -> Vec<String> {
         path.iter().map(ToString::to_string).collect()

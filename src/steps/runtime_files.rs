@@ -4,13 +4,10 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     config::desired::{Daemon, Desired, JoinMethod, RuntimeWish},
-    model::document::{Document, FileSettings, Format},
+    model::document::{Document, FileSettings, Format, check_toml},
     state::{Effective, StateError},
     step::{Cx, StepError},
-    tools::{
-        containerd::{self, layout},
-        crio, docker, toolkit,
-    },
+    tools::{containerd::layout, crio, docker, toolkit},
 };
 
 /// The name of the runtime.
@@ -172,7 +169,7 @@ async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeSta
     let effective = cx.state.containerd().await?;
     let root = Utf8PathBuf::from(crate::state::CONTAINERD_CONFIG);
     if let Some(text) = cx.host.files().read_text(&root)?
-        && let Err(why) = containerd::check_config(&text)
+        && let Err(why) = check_toml(&text)
     {
         return Ok(RuntimeState::of(effective, Err(Broken::for_all(root, why))));
     }

@@ -2,6 +2,8 @@
 
 use toml::{Table, Value};
 
+use crate::model::document::check_toml;
+
 /// The name of its runtime, by which Docker finds it.
 pub const RUNTIME_NAME: &str = "nvidia-container-runtime";
 
@@ -38,7 +40,7 @@ pub struct ToolkitFile {
 /// # Errors
 /// Where and why it is no TOML, in one line.
 pub fn parse_config(text: &str) -> Result<ToolkitFile, String> {
-    super::containerd::check_config(text)?;
+    check_toml(text)?;
     let root: Table = toml::from_str(text).map_err(|error| error.message().to_owned())?;
     let table = |name: &str| root.get(name).and_then(Value::as_table);
     let (cli, runtime) = (

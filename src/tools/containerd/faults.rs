@@ -16,10 +16,10 @@ use camino::{Utf8Path, Utf8PathBuf};
 use toml::{Table, Value};
 
 use super::{
-    PLUGINS, check_config,
+    PLUGINS,
     layout::{BUILT_IN, ConfigFile, Version},
 };
-use crate::tools::toolkit;
+use crate::{model::document::check_toml, tools::toolkit};
 
 /// A fault of a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,7 +71,7 @@ pub fn faults(
     let mut parsed = Vec::new();
     for file in files {
         let Some(text) = &file.text else { continue };
-        match check_config(text) {
+        match check_toml(text) {
             Err(why) => found.push(ConfigFault {
                 path: file.path.clone(),
                 why: format!(

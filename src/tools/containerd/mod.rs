@@ -128,41 +128,9 @@ pub fn parse_config(text: &str) -> Result<CriConfig, String> {
     })
 }
 
-/// Checks that the daemon's configuration file, `config.toml`, can be read.
-///
-/// # Errors
-/// Where and why it is not TOML, in one line.
-pub fn check_config(text: &str) -> Result<(), String> {
-    toml::from_str::<Table>(text).map(drop).map_err(|error| {
-        let place = error.span().map(|span| place(text, span.start));
-        let words = error.message().replace('\n', ", ");
-        match place {
-            Some((line, column)) => format!("{words} at line {line} column {column}"),
-            None => words,
-        }
-    })
-}
-
-/// Line and column of a byte, each from 1.
-fn place(text: &str, at: usize) -> (usize, usize) {
-    let before = text.get(..at).unwrap_or(text);
-    let line = before.rsplit('\n').next().unwrap_or_default();
-    (before.matches('\n').count() + 1, line.chars().count() + 1)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{check_config, parse_config};
-
-    #[test]
-    fn a_broken_configuration_is_told_with_its_place() {
-        assert_eq!(check_config("version = 2\n"), Ok(()));
-        let why = check_config("version = 2\n[plugins\n").expect_err("broken");
-        assert!(
-            why.contains("at line 2 column ") && !why.contains('\n'),
-            "{why}"
-        );
-    }
+    use super::parse_config;
 
     #[test]
     fn both_layouts_are_read() {
