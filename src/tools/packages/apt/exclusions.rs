@@ -3,6 +3,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
+use super::records::records;
 use crate::{
     host::{FileKind, FilesError, ReadFiles, Stat},
     tools::packages::{Exclusion, Impact, SourceFlaw, types::lines_of_proxies},
@@ -86,38 +87,13 @@ pub(super) fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError
 /// Returns the line of the first record with which apt stops, and what is wrong with it. A record without `Pin`, or with a kind
 /// of pin that apt does not know, is passed over. Source: apt, `apt-pkg/policy.cc`, `ReadPinFile`.
 fn refused(text: &str) -> Option<(usize, &'static str)> {
-    let mut first = None;
-    let mut fields: Vec<(String, String)> = Vec::new();
-    for (at, line) in text.lines().chain([""]).enumerate() {
-        if line.starts_with('#') {
-            continue;
-        }
-        // A line of spaces goes on with the field.
-        if !line.is_empty() {
-            match line.split_once(':') {
-                Some((key, value)) if !line.starts_with([' ', '\t']) => {
-                    first = first.or(Some(at + 1));
-                    fields.push((key.trim().to_ascii_lowercase(), value.trim().to_owned()));
-                }
-                _ => {
-                    if let Some((_, value)) = fields.last_mut() {
-                        value.push_str(line);
-                    }
-                }
-            }
-            continue;
-        }
-        let Some(line) = first.take() else { continue };
-        let fields = std::mem::take(&mut fields);
-        let field = |key: &str| {
-            let found = fields.iter().find(|(name, _)| name == key);
-            found.map(|(_, value)| value.trim())
-        };
-        let packages = field("package").unwrap_or_default();
+    for record in records(text) {
+        let line = record.line;
+        let packages = record.field("package");
         if packages.is_empty() {
             return Some((line, "has no `Package`"));
         }
-        let kind = field("pin").and_then(|pin| pin.split_whitespace().next());
+        let kind = record.field("pin").split_whitespace().next();
         let is_known = kind.is_some_and(|kind| {
             let is = |name: &str| kind.eq_ignore_ascii_case(name);
             is("release") || is("origin") || (is("version") && packages != "*")
@@ -125,7 +101,7 @@ fn refused(text: &str) -> Option<(usize, &'static str)> {
         if !is_known {
             continue;
         }
-        let why = match (field("pin-priority").unwrap_or_default(), packages) {
+        let why = match (record.field("pin-priority"), packages) {
             ("never", "*") => continue,
             ("never", _) => "has the priority `never`, which only a record for `*` may have",
             (value, _) => match number(value) {

@@ -11,6 +11,7 @@ mod lists;
 mod marks;
 pub(in crate::tools) mod offers;
 mod progress;
+mod records;
 mod repository;
 mod simulation;
 mod sizes;

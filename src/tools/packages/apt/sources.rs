@@ -3,6 +3,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
+use super::records::records;
 use crate::{
     host::{FileKind, FilesError, ReadFiles, Stat},
     tools::packages::{Impact, SourceEntry, SourceFlaw, contradictions},
@@ -213,32 +214,8 @@ fn incomplete(file: &Utf8Path, text: &str) -> Option<(usize, &'static str)> {
             ))
         });
     }
-    let mut first = None;
-    let mut fields: Vec<(String, String)> = Vec::new();
-    for (at, line) in text.lines().chain([""]).enumerate() {
-        if line.starts_with('#') {
-            continue;
-        }
-        if !line.trim().is_empty() {
-            first = first.or(Some(at + 1));
-            match line.split_once(':') {
-                Some((key, value)) if !line.starts_with([' ', '\t']) => {
-                    fields.push((key.trim().to_ascii_lowercase(), value.trim().to_owned()));
-                }
-                _ => {
-                    if let Some((_, value)) = fields.last_mut() {
-                        value.push_str(line);
-                    }
-                }
-            }
-            continue;
-        }
-        let Some(line) = first.take() else { continue };
-        let fields = std::mem::take(&mut fields);
-        let field = |key: &str| {
-            let found = fields.iter().find(|(name, _)| name == key);
-            found.map_or("", |(_, value)| value.as_str())
-        };
+    for record in records(text) {
+        let (line, field) = (record.line, |key: &str| record.field(key));
         if !field("enabled").is_empty() && !is_yes(Some(field("enabled"))) {
             continue;
         }
