@@ -3,32 +3,32 @@
 /// Whether the whole text matches the pattern.
 #[must_use]
 pub fn matches(pattern: &str, text: &str) -> bool {
-    // A greedy matcher with one backtracking point is linear in practice and needs no recursion.
-    let (pattern, text): (Vec<char>, Vec<char>) =
-        (pattern.chars().collect(), text.chars().collect());
-    let (mut p, mut t) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while t < text.len() {
-        match pattern.get(p) {
-            Some('*') => {
-                star = Some((p, t));
-                p += 1;
+    let (mut pattern, mut text) = (pattern.chars(), text.chars());
+    // What stands behind the last `*`, and the text from where that one ends.
+    let mut star = None;
+    loop {
+        let (mut behind, mut rest) = (pattern.clone(), text.clone());
+        match (behind.next(), rest.next()) {
+            (None, None) => return true,
+            (Some('*'), _) => {
+                star = Some((behind.clone(), text.clone()));
+                pattern = behind;
             }
-            Some(&c) if c == '?' || c == text[t] => {
-                p += 1;
-                t += 1;
+            (Some(wanted), Some(found)) if wanted == '?' || wanted == found => {
+                (pattern, text) = (behind, rest);
             }
-            _ => match star {
-                Some((star_p, star_t)) => {
-                    p = star_p + 1;
-                    t = star_t + 1;
-                    star = Some((star_p, star_t + 1));
+            // An earlier `*` need not take more: the last one takes one character more.
+            _ => {
+                let Some((after, end)) = &mut star else {
+                    return false;
+                };
+                if end.next().is_none() {
+                    return false;
                 }
-                None => return false,
-            },
+                (pattern, text) = (after.clone(), end.clone());
+            }
         }
     }
-    pattern[p..].iter().all(|&c| c == '*')
 }
 
 #[cfg(test)]
@@ -48,6 +48,11 @@ mod tests {
             ("?x", "yx", true),
             ("?x", "x", false),
             ("", "", true),
+            ("*a?", "aaXa", false),
+            ("*a?", "aaXaü", true),
+            ("a**", "a", true),
+            ("a", "", false),
+            ("", "a", false),
             ("*", "", true),
             ("docker.io", "dockerXio", false),
         ] {

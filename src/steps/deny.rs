@@ -13,7 +13,7 @@ use crate::{
     host::Query,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
-    tools::{initramfs, packages::HEADER},
+    tools::{initramfs, kmod, packages::HEADER},
 };
 
 /// The file that modprobe reads.
@@ -44,6 +44,11 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
         if denied_since.is_some_and(|since| stat.mtime >= since) {
             continue;
         }
+        // The kernels of clouds come without these drivers, and listing an image decompresses all of it.
+        let list = files.read_text(&kmod::list_of(&kernel))?;
+        if list.is_some_and(|list| has_none(&list, &cx.desired.deny_modules)) {
+            continue;
+        }
         match initramfs_holds(cx, &generator.list(&image), &cx.desired.deny_modules).await {
             Ok(true) => initramfs_with_denied.push(kernel),
             Ok(false) => {}
@@ -58,6 +63,18 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
         content: found,
         initramfs_with_denied,
     })
+}
+
+/// Whether a kernel has other modules than these, by `depmod`'s list of them; an empty list says nothing.
+fn has_none(list: &str, modules: &[String]) -> bool {
+    let mut names = list.lines().filter_map(|line| line.split(':').next());
+    !list.is_empty()
+        && !names.any(|path| {
+            let name = kmod::name_of(path).map(kmod::canonical);
+            modules
+                .iter()
+                .any(|module| name == Some(kmod::canonical(module)))
+        })
 }
 
 /// Whether an initial RAM filesystem that is listed holds one of the modules and not the file that
@@ -142,7 +159,7 @@ impl Step for Deny {
 
 #[cfg(test)]
 mod tests {
-    use super::{DenyState, content, decide};
+    use super::{DenyState, content, decide, has_none};
     use crate::{change::Change, steps::fixtures::desired};
 
     #[test]
@@ -163,6 +180,22 @@ mod tests {
             initramfs_with_denied: vec![],
         };
         decide(&good, &want).expect_satisfied();
+    }
+
+    #[test]
+    fn only_a_kernel_that_has_such_a_driver_can_have_it_in_its_image() {
+        let modules = ["nouveau".to_owned(), "nova_core".to_owned()];
+        let cloud = "kernel/net/ipv4/udp_tunnel.ko.zst:\nupdates/dkms/nvidia.ko.zst:\n";
+        assert!(has_none(cloud, &modules));
+        for path in ["nouveau/nouveau.ko.zst", "nova/nova-core.ko"] {
+            let list =
+                format!("{cloud}kernel/drivers/gpu/drm/{path}: kernel/drivers/acpi/video.ko\n");
+            assert!(!has_none(&list, &modules), "{path}");
+        }
+        assert!(
+            !has_none("", &modules),
+            "a kill of depmod leaves an empty list"
+        );
     }
 
     #[test]
