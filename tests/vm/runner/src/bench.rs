@@ -2,29 +2,29 @@
 
 use std::time::Duration;
 
-use crate::run::Measured;
+use crate::{machine::Used, run::Measured};
 
 /// What was measured, by name, in the order in which it was measured first.
 #[derive(Default)]
-pub struct Results(Vec<(String, Vec<(Duration, Duration)>)>);
+pub struct Results(Vec<(String, Vec<Measured>)>);
 
 impl Results {
     /// Adds the measurements of one run of a case; those of one name are added up.
     pub fn add(&mut self, measured: &[Measured]) {
-        let mut sums: Vec<(&str, Duration, Duration)> = Vec::new();
+        let mut sums: Vec<Measured> = Vec::new();
         for one in measured {
-            match sums.iter_mut().find(|(name, ..)| *name == one.name) {
-                Some((_, wall, processor)) => {
-                    *wall += one.wall;
-                    *processor += one.processor;
+            match sums.iter_mut().find(|sum| sum.name == one.name) {
+                Some(sum) => {
+                    sum.wall += one.wall;
+                    sum.used = sum.used.and(one.used);
                 }
-                None => sums.push((&one.name, one.wall, one.processor)),
+                None => sums.push(one.clone()),
             }
         }
-        for (name, wall, processor) in sums {
-            match self.0.iter_mut().find(|(other, _)| other == name) {
-                Some((_, all)) => all.push((wall, processor)),
-                None => self.0.push((name.to_owned(), vec![(wall, processor)])),
+        for sum in sums {
+            match self.0.iter_mut().find(|(name, _)| *name == sum.name) {
+                Some((_, all)) => all.push(sum),
+                None => self.0.push((sum.name.clone(), vec![sum])),
             }
         }
     }
@@ -38,8 +38,10 @@ impl Results {
                 "seconds",
                 "from",
                 "to",
-                "of processor",
                 "ratio",
+                "of processor",
+                "MB received",
+                "processes",
                 "runs",
             ]
             .map(String::from)
@@ -50,14 +52,18 @@ impl Results {
             let first = self.group(name).next();
             let base = first.map(|(_, runs)| spread(runs)[0]);
             let ratio = base.filter(|base| *base > 0.0).map(|base| own / base);
-            let processor = median(runs.iter().map(|run| run.1).collect());
+            let middle = |of: fn(&Used) -> u64| median(runs.iter().map(|run| of(&run.used)));
+            let processor = Duration::from_micros(middle(|used| as_micros(used.processor)));
+            let [received, started] = [middle(|used| used.received), middle(|used| used.started)];
             rows.push(vec![
                 name.clone(),
                 format!("{own:.1}"),
                 format!("{least:.1}"),
                 format!("{most:.1}"),
-                format!("{:.1}", processor.as_secs_f64()),
                 ratio.map(|ratio| format!("{ratio:.3}")).unwrap_or_default(),
+                format!("{:.1}", processor.as_secs_f64()),
+                format!("{:.1}", received as f64 / 1e6),
+                started.to_string(),
                 runs.len().to_string(),
             ]);
         }
@@ -65,7 +71,7 @@ impl Results {
     }
 
     /// Those of the group of a name.
-    fn group(&self, name: &str) -> impl Iterator<Item = &(String, Vec<(Duration, Duration)>)> {
+    fn group(&self, name: &str) -> impl Iterator<Item = &(String, Vec<Measured>)> {
         let of = |name: &str| name.split(": ").next().unwrap_or_default().to_owned();
         let wanted = of(name);
         self.0.iter().filter(move |(other, _)| of(other) == wanted)
@@ -103,15 +109,20 @@ impl Results {
 }
 
 /// The median, the fastest and the slowest run, in seconds.
-fn spread(runs: &[(Duration, Duration)]) -> [f64; 3] {
-    let walls: Vec<Duration> = runs.iter().map(|run| run.0).collect();
-    let least = walls.iter().min().copied().unwrap_or_default();
-    let most = walls.iter().max().copied().unwrap_or_default();
-    [median(walls), least, most].map(|one| one.as_secs_f64())
+fn spread(runs: &[Measured]) -> [f64; 3] {
+    let walls = || runs.iter().map(|run| as_micros(run.wall));
+    let least = walls().min().unwrap_or_default();
+    let most = walls().max().unwrap_or_default();
+    [median(walls()), least, most].map(|one| Duration::from_micros(one).as_secs_f64())
+}
+
+fn as_micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// The middle one, or the lower of the two.
-fn median(mut all: Vec<Duration>) -> Duration {
+fn median(all: impl Iterator<Item = u64>) -> u64 {
+    let mut all: Vec<u64> = all.collect();
     all.sort_unstable();
     all.get(all.len().saturating_sub(1) / 2)
         .copied()
@@ -126,7 +137,11 @@ mod tests {
         Measured {
             name: name.to_owned(),
             wall: Duration::from_secs(wall),
-            processor: Duration::from_secs(1),
+            used: Used {
+                processor: Duration::from_secs(1),
+                received: 2_000_000,
+                started: 30,
+            },
         }
     }
 
@@ -149,8 +164,10 @@ mod tests {
                 "100.0",
                 "80.0",
                 "120.0",
-                "1.0",
                 "1.000",
+                "1.0",
+                "2.0",
+                "30",
                 "3"
             ]
         );
@@ -161,12 +178,14 @@ mod tests {
                 "40.0",
                 "20.0",
                 "50.0",
-                "2.0",
                 "0.400",
+                "2.0",
+                "4.0",
+                "60",
                 "3"
             ]
         );
-        assert_eq!(rows[3][5], "1.000");
+        assert_eq!(rows[3][4], "1.000");
     }
 
     #[test]

@@ -117,6 +117,11 @@ impl Net {
         &self.file
     }
 
+    /// The bytes that came from outside and from servers in the namespace.
+    pub fn received(&self) -> Result<u64> {
+        received(&self.exec(["cat", "/proc/net/dev"])?)
+    }
+
     /// Cuts or restores the connection to the outside.
     pub fn switch(&self, state: State) -> Result<()> {
         let signal = match state {
@@ -256,4 +261,37 @@ pub fn beside(run: &Path, netns: &Path, address: &str, machine: &str) -> Result<
 pub fn destroy(run: &Path) -> Result<()> {
     unmount(&run.join(BESIDE))?;
     unmount(&run.join("netns"))
+}
+
+/// The bytes that the cards have received which lead outside and to the namespace's own servers, from /proc/net/dev.
+fn received(text: &str) -> Result<u64> {
+    let mut sum = 0;
+    for line in text.lines() {
+        let Some((name, counts)) = line.split_once(':') else {
+            continue;
+        };
+        if matches!(name.trim(), "lo" | "tap0") {
+            let bytes = counts.split_whitespace().next();
+            sum += bytes
+                .context("a line of /proc/net/dev without a number")?
+                .parse::<u64>()?;
+        }
+    }
+    Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::received;
+
+    #[test]
+    fn bytes_from_outside_and_from_own_servers_are_counted_once() {
+        // A limited link hands its packets to a queue of its own.
+        let text = "Inter-|   Receive                |  Transmit\n face |bytes    packets |bytes\n\
+                    \x20   lo:    1000       9    0    0    0     0          0         0     1000\n\
+                    \x20 tap0:  500000     700    0    0    0     0          0         0      300\n\
+                    \x20held-back: 500000  700    0    0    0     0          0         0      300\n";
+        assert_eq!(received(text).unwrap(), 501_000);
+        assert!(received("lo:").is_err());
+    }
 }

@@ -11,7 +11,7 @@ use crate::assets::{Assets, values};
 use crate::bed::Bed;
 use crate::cases::{Boot, Case, Step, fill};
 use crate::cluster::Cluster;
-use crate::machine::Machine;
+use crate::machine::{Machine, Used};
 use crate::server::Server;
 use crate::sh::{Cmd, Done};
 use crate::snapshot::Snapshot;
@@ -66,8 +66,7 @@ pub struct Row {
 pub struct Measured {
     pub name: String,
     pub wall: Duration,
-    /// The processor time of the machine.
-    pub processor: Duration,
+    pub used: Used,
 }
 
 struct Running<'a> {
@@ -255,7 +254,9 @@ impl Running<'_> {
             out::heading(&step.title);
         }
         let start = Instant::now();
-        let used = self.machine.processor();
+        let before = (step.measure.as_ref())
+            .map(|_| self.machine.used())
+            .transpose()?;
         let limit =
             (step.within).map_or_else(|| self.stage.deadline(step.deadline), Duration::from_secs);
         let result = if let Some(script) = units::script(step) {
@@ -293,15 +294,13 @@ impl Running<'_> {
         };
         let result = result.and_then(|said| self.console_has(&step.console).map(|()| said));
         self.row(&step.title, start, result.as_deref().unwrap_or("FAILED"));
-        if let Some(name) = &step.measure {
-            let uncounted = "the host's kernel does not count the processor time of groups";
-            let after = self.machine.processor().context(uncounted)?;
-            let before = used.context(uncounted)?;
+        if let (Some(name), Some(before)) = (&step.measure, before) {
+            let used = self.machine.used()?.since(before);
             let row = self.rows.last_mut().context("a step has a row")?;
             row.measured = Some(Measured {
                 name: name.clone(),
                 wall: row.took,
-                processor: after.saturating_sub(before),
+                used,
             });
         }
         result.map(drop)

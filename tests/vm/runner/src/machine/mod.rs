@@ -135,10 +135,60 @@ impl Frame {
     }
 }
 
+/// What a machine has used since it was made.
+#[derive(Clone, Copy, Debug)]
+pub struct Used {
+    /// The time of processors.
+    pub processor: Duration,
+    /// The bytes that its network cards have received, from outside and from its own servers.
+    pub received: u64,
+    /// The processes and threads that were started on the host, by whomever. A machine's own numbers begin again at each boot.
+    pub started: u64,
+}
+
+impl Used {
+    /// What came after an earlier look.
+    pub fn since(self, earlier: Used) -> Used {
+        Used {
+            processor: self.processor.saturating_sub(earlier.processor),
+            received: self.received.saturating_sub(earlier.received),
+            started: self.started.saturating_sub(earlier.started),
+        }
+    }
+
+    /// Both together.
+    pub fn and(self, other: Used) -> Used {
+        Used {
+            processor: self.processor + other.processor,
+            received: self.received + other.received,
+            started: self.started + other.started,
+        }
+    }
+}
+
+/// The number of processes and threads since the host's boot, in the words of proc_stat(5).
+fn started(stat: &str) -> Result<u64> {
+    let number = stat
+        .lines()
+        .find_map(|line| line.strip_prefix("processes "))
+        .context("/proc/stat has no line `processes`")?;
+    Ok(number.trim().parse()?)
+}
+
 impl Machine {
     /// Its processor time since it was made.
     pub fn processor(&self) -> Option<Duration> {
         self.frame.group.processor()
+    }
+
+    /// What it has used so far.
+    pub fn used(&self) -> Result<Used> {
+        let uncounted = "the host's kernel does not count the processor time of groups";
+        Ok(Used {
+            processor: self.processor().context(uncounted)?,
+            received: self.frame.net.received()?,
+            started: started(&fs::read_to_string("/proc/stat")?)?,
+        })
     }
 
     /// Makes a machine from the root filesystem that `rootfs` built in `root`, which is not
