@@ -21,7 +21,7 @@ pub(super) fn judge(
     let untold = fixes(matrix, kernel, arch, offer, said);
     let limit = limits(matrix, kernel, &offer.version, said);
     oldest(matrix, kernel, &offer.version, said);
-    reports(matrix, kernel, offer, said);
+    said.extend(reports(&matrix.kernel_reports, kernel, offer));
     if limit.is_none() {
         outlived(matrix, kernel, &offer.version, said);
     }
@@ -36,10 +36,8 @@ pub(super) fn judge(
 /// too.
 #[must_use]
 pub fn at_work(matrix: &Matrix, kernel: &KernelVersion, offer: &Offer) -> Option<Ruling> {
-    let mut said = Vec::new();
-    reports(matrix, kernel, offer, &mut said);
-    said.into_iter()
-        .find(|ruling| ruling.text.contains("builds, and then"))
+    let rows = matrix.kernel_reports.iter().filter(|row| row.builds);
+    reports(rows, kernel, offer).next()
 }
 
 /// The strongest thing that the kernel rows say about an offer on a kernel; `None` if they say nothing.
@@ -279,12 +277,15 @@ pub fn shown_by_errors<'m>(
         .collect()
 }
 
-fn reports(matrix: &Matrix, kernel: &KernelVersion, offer: &Offer, said: &mut Vec<Ruling>) {
-    for row in &matrix.kernel_reports {
-        if let Some(text) = reported(row, kernel, offer) {
-            said.push(say(Rule::Kernel, Judgement::Against, text, &row.citations));
-        }
-    }
+fn reports<'m>(
+    rows: impl IntoIterator<Item = &'m KernelReport>,
+    kernel: &KernelVersion,
+    offer: &Offer,
+) -> impl Iterator<Item = Ruling> {
+    rows.into_iter().filter_map(move |row| {
+        let text = reported(row, kernel, offer)?;
+        Some(say(Rule::Kernel, Judgement::Against, text, &row.citations))
+    })
 }
 
 /// What a row reports of an offer on a kernel; `None` if it is about others.
@@ -307,11 +308,10 @@ fn reported(row: &KernelReport, kernel: &KernelVersion, offer: &Offer) -> Option
         true => format!(" (of {} and later)", named.trim_end_matches('-')),
         false => String::new(),
     };
+    let builds = if row.builds { "builds, and then " } else { "" };
     (meant && within).then(|| {
-        format!(
-            "reported of {version} on Linux {kernel}{later}: {}",
-            row.report
-        )
+        let report = &row.report;
+        format!("reported of {version} on Linux {kernel}{later}: {builds}{report}")
     })
 }
 
@@ -386,10 +386,9 @@ mod tests {
                 modules: None,
                 ..row.clone()
             }];
-            let mut said = Vec::new();
             let kernel = kernel.parse().expect("a kernel");
-            reports(&matrix, &kernel, &offer, &mut said);
-            assert_eq!(!said.is_empty(), concerned, "{named:?} {kernel}");
+            let said = reports(&matrix.kernel_reports, &kernel, &offer).next();
+            assert_eq!(said.is_some(), concerned, "{named:?} {kernel}");
         }
     }
 

@@ -473,6 +473,9 @@ row! {
         last_driver: DriverVersion,
         /// The kernel modules that it speaks of; `None` for both.
         modules: Option<SupportedFlavours>,
+        /// The modules build, and what was reported comes later.
+        #[serde(default)]
+        builds: bool,
         /// What was reported.
         report: String,
         /// The error of the driver by which it shows.
