@@ -34,7 +34,6 @@ use crate::{
         paths,
         version::{DriverVersion, KernelVersion},
     },
-    state::is_nvidia_module,
     tools::{
         dkms, kmod,
         module_file::{flavour_of_license, modinfo},
@@ -85,7 +84,7 @@ fn built(files: &dyn ReadFiles) -> Result<Vec<Built>, FilesError> {
         let (Ok(driver), Ok(kernel)) = (build.version.parse(), build.kernel.parse()) else {
             continue;
         };
-        if !(files.list(&folder)?.iter()).any(|file| is_nvidia_module(file)) {
+        if !(files.list(&folder)?.iter()).any(|file| kmod::is_nvidia_module(file)) {
             continue;
         }
         let log = files.read_lossy(&build.log())?.unwrap_or_default();
@@ -389,16 +388,16 @@ async fn pack(host: &Host, one: &Built, distribution: &str) -> Result<(String, V
     let removed = host.files.remove_empty_folder(&unpacked);
     let modules = modules?;
     removed.map_err(|error| one_line(&error))?;
-    let flavours = modules
-        .values()
-        .filter_map(|content| modinfo(content, "license"))
-        .find_map(flavour_of_license);
+    let flavour = (modules.iter())
+        .find(|(name, _)| kmod::is_nvidia_module(&format!("{name}.ko")))
+        .and_then(|(_, content)| modinfo(content, "license"))
+        .and_then(flavour_of_license);
     let purpose = BuildTarget {
         distribution: distribution.to_owned(),
         kernel: one.kernel.clone(),
         architecture: one.architecture.clone(),
         driver: one.driver.clone(),
-        flavour: flavours.ok_or("their license does not tell which flavour they are of")?,
+        flavour: flavour.ok_or("their license does not tell which flavour they are of")?,
     };
     let compiler = compiler(&*host.files, one.kernel.as_str()).map_err(|error| one_line(&error))?;
     let archive = prebuilt::pack(&purpose, compiler, &modules).map_err(|error| one_line(&error))?;
@@ -785,6 +784,20 @@ mod tests {
             "CONFIG_CC_VERSION_TEXT=\"gcc-12\"\n",
         );
         (host, fakes)
+    }
+
+    #[tokio::test]
+    async fn the_module_nvidia_tells_the_flavour() {
+        let (host, fakes) = machine();
+        let open = with_sections(&[(".modinfo", b"license=Dual MIT/GPL\0")]);
+        for name in ["nvidia-current-drm", "nvidia-current-uvm"] {
+            (fakes.files).put(&format!("{BUILT}/module/{name}.ko"), open.clone());
+        }
+        let (_, archive) = archive(&host).await;
+        let purpose = requirements(&host, &[]).await.purpose;
+        let wanted = ["nvidia-current".to_owned(), "nvidia-current-uvm".to_owned()];
+        let unpacked = prebuilt::unpack(&archive, &purpose, None, &wanted).expect("unpacked");
+        assert_eq!(unpacked["nvidia-current-uvm"], open);
     }
 
     async fn archive(host: &Host) -> (String, Vec<u8>) {

@@ -56,7 +56,7 @@ pub use driver::{FoundDriver, Origin, has_library, library_folders};
 pub use error::StateError;
 pub use kernel_log::KernelLog;
 pub use kubelet::KubeletRuntime;
-pub use modules::{FoundFlavour, is_nvidia_module, nvidia_module};
+pub use modules::{FoundFlavour, nvidia_module};
 pub use ours::Ours;
 pub use owner::{Owner, owner};
 pub use packages::DriverPart;

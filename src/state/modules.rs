@@ -203,26 +203,7 @@ pub fn nvidia_module(list: &str) -> Option<&str> {
     list.lines()
         .filter_map(|line| line.split_once(':'))
         .map(|(path, _)| path)
-        .find(|path| is_nvidia_module(path.rsplit('/').next().unwrap_or(path)))
-}
-
-/// Whether a file is the module `nvidia` itself. Debian builds it as `nvidia-current.ko` and the
-/// like, and names it `nvidia` by an alias; `nvidia-uvm` and the other companions do not count,
-/// nor do the kernel's own `nvidiafb` and `nvidia-wmi-ec-backlight`.
-#[must_use]
-pub fn is_nvidia_module(file: &str) -> bool {
-    let Some((stem, packing)) = file.split_once(".ko") else {
-        return false;
-    };
-    if !matches!(packing, "" | ".xz" | ".zst" | ".gz") {
-        return false;
-    }
-    let mut words = stem.split(['-', '_']);
-    words.next() == Some("nvidia")
-        && words.all(|word| {
-            matches!(word, "current" | "open" | "tesla" | "legacy" | "server")
-                || word.starts_with(|c: char| c.is_ascii_digit())
-        })
+        .find(|path| kmod::is_nvidia_module(path.rsplit('/').next().unwrap_or(path)))
 }
 
 #[cfg(test)]
@@ -236,28 +217,7 @@ mod tests {
     };
 
     #[test]
-    fn only_the_main_module_counts_as_nvidia() {
-        for file in [
-            "nvidia.ko",
-            "nvidia.ko.zst",
-            "nvidia-current.ko",
-            "nvidia-current-open.ko",
-            "nvidia-tesla-535-current.ko.xz",
-        ] {
-            assert!(is_nvidia_module(file), "{file}");
-        }
-        for file in [
-            "nvidia-uvm.ko",
-            "nvidia-current-drm.ko",
-            "nvidiafb.ko",
-            "nvidia-wmi-ec-backlight.ko",
-            "i2c-nvidia-gpu.ko",
-            "nvidia",
-            "nvidia.kox",
-            "",
-        ] {
-            assert!(!is_nvidia_module(file), "{file}");
-        }
+    fn the_list_of_a_kernel_names_the_main_module() {
         let list = "kernel/a.ko: \nupdates/dkms/nvidia-current-uvm.ko: updates/dkms/nvidia-current.ko\n\
                     updates/dkms/nvidia-current.ko:\n";
         assert_eq!(nvidia_module(list), Some("updates/dkms/nvidia-current.ko"));

@@ -48,6 +48,26 @@ pub fn name_of(path: &str) -> Option<&str> {
     Some(name.split_once(".ko")?.0)
 }
 
+/// Whether a file is the module `nvidia` itself. Debian builds it as `nvidia-current.ko` and the
+/// like, and names it `nvidia` by an alias; `nvidia-uvm` and the other companions do not count,
+/// nor do the kernel's own `nvidiafb` and `nvidia-wmi-ec-backlight`. It alone tells the flavour: the license of `nvidia-uvm` is
+/// that of the open modules in both.
+#[must_use]
+pub fn is_nvidia_module(file: &str) -> bool {
+    let Some((stem, packing)) = file.split_once(".ko") else {
+        return false;
+    };
+    if !matches!(packing, "" | ".xz" | ".zst" | ".gz") {
+        return false;
+    }
+    let mut words = stem.split(['-', '_']);
+    words.next() == Some("nvidia")
+        && words.all(|word| {
+            matches!(word, "current" | "open" | "tesla" | "legacy" | "server")
+                || word.starts_with(|c: char| c.is_ascii_digit())
+        })
+}
+
 /// Whether `modprobe` finds a kernel's module: its list names the module, and the file is not empty. A power
 /// cut leaves an empty one where nobody has synced the module, and a kill before the end of `depmod` a list
 /// without it. An absolute path in the list stands for itself.
@@ -328,6 +348,31 @@ pub fn dangling(files: &dyn ReadFiles, kernel: &str) -> Result<Option<Utf8PathBu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_main_module_counts_as_nvidia() {
+        for file in [
+            "nvidia.ko",
+            "nvidia.ko.zst",
+            "nvidia-current.ko",
+            "nvidia-current-open.ko",
+            "nvidia-tesla-535-current.ko.xz",
+        ] {
+            assert!(is_nvidia_module(file), "{file}");
+        }
+        for file in [
+            "nvidia-uvm.ko",
+            "nvidia-current-drm.ko",
+            "nvidiafb.ko",
+            "nvidia-wmi-ec-backlight.ko",
+            "i2c-nvidia-gpu.ko",
+            "nvidia",
+            "nvidia.kox",
+            "",
+        ] {
+            assert!(!is_nvidia_module(file), "{file}");
+        }
+    }
 
     #[test]
     fn lines_that_deny_a_module() {

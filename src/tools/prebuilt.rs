@@ -15,7 +15,10 @@ use minisign_verify::{Error, PublicKey, Signature};
 use ring::signature::Ed25519KeyPair;
 use serde::{Deserialize, Serialize};
 
-use super::module_file::{flavour_of_license, modinfo, needed_symbols};
+use super::{
+    kmod,
+    module_file::{flavour_of_license, modinfo, needed_symbols},
+};
 use crate::{
     host::{Cmd, digest::sha256},
     model::{
@@ -320,7 +323,8 @@ pub fn unpack(
                 module: module.clone(),
             });
         }
-        if let Some(found) = modinfo(&content, "license").and_then(flavour_of_license)
+        if kmod::is_nvidia_module(&format!("{module}.ko"))
+            && let Some(found) = modinfo(&content, "license").and_then(flavour_of_license)
             && found != purpose.flavour
         {
             return Err(other("the flavour", &found, &purpose.flavour));
