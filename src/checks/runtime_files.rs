@@ -338,7 +338,7 @@ fn lacks_runtime(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
 }
 
 /// Whether a program that a configuration names is not on this machine. A tree without programs does not tell.
-fn is_missing(files: &dyn ReadFiles, program: &str) -> Result<bool, StepError> {
+pub(super) fn is_missing(files: &dyn ReadFiles, program: &str) -> Result<bool, StepError> {
     let mut any = false;
     for folder in PATH {
         any |= !files.list(Utf8Path::new(folder))?.is_empty();
