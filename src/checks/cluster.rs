@@ -444,7 +444,7 @@ impl Check for ClusterCheck {
             ready(&state),
             taints(&state, wanted),
             versions(&state),
-            operator::decide(known(&state), &operator::detect(subject)?),
+            operator::decide(known(&state), &operator::detect(subject).await?),
             decide(&state),
         ])
     }
