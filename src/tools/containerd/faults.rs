@@ -367,8 +367,8 @@ fn short_name(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Co
         Some(ConfigFault {
             path: path.to_owned(),
             why: format!(
-                "`{place}` in `{path}` has `{name}`, the name of a plugin in files of version 1, and the file is read as one \
-                 of version {format}: containerd does not start"
+                "containerd does not start with `{path}`: `{place}` has `{name}`, the name of a plugin in files of version 1, and \
+                 the file is read as one of version {format}"
             ),
             remedy: format!(
                 "write {long} in place of `{name}` in `{place}` of `{path}`{leave_out}; then run `systemctl restart \
