@@ -283,13 +283,86 @@ impl Check for KubeletCheck {
 
 #[cfg(test)]
 mod tests {
-    use super::decide;
+    use super::{KubeletCheck, decide};
     use crate::{
-        check::Verdict,
+        check::{Check, Finding, Subject, Verdict},
         config::desired::{ClusterWish, JoinMethod, NodeWish},
+        host::{ExecError, fake},
         state::KubeletRuntime,
-        steps::fixtures::desired,
+        steps::fixtures::{desired, facts, matrix, state_below_root},
     };
+
+    /// What is said of a tree with these files.
+    async fn examined(files: &[(&str, &str)]) -> Finding {
+        let (host, fakes) = fake::host();
+        fakes.exec.on_result("containerd", |cmd, _| {
+            Err(ExecError::NotAsked {
+                command: cmd.line(),
+                why: "a tree".to_owned(),
+            })
+        });
+        for (path, text) in files {
+            fakes.files.put(path, *text);
+        }
+        let (facts, matrix) = (facts(), matrix());
+        let state = state_below_root(&host, facts.clone());
+        let subject = Subject {
+            host: host.reader(),
+            facts: &facts,
+            state: &state,
+            matrix: &matrix,
+            desired: None,
+            prepared: false,
+        };
+        let found = KubeletCheck.examine(&subject).await.expect("readable");
+        found.into_iter().next().expect("one")
+    }
+
+    #[tokio::test]
+    async fn the_files_of_a_distributions_containerd_are_read() {
+        const PROGRAM: &str = "/usr/local/nvidia/toolkit/nvidia-container-runtime";
+        let options = "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia.options]";
+        let right = format!("version = 2\n{options}\nBinaryName = '{PROGRAM}'\n");
+        let off = format!("disabled_plugins = ['cri']\n{right}");
+        for (text, program, status, words) in rows! {
+            &right, PROGRAM, Verdict::Pass, "knows the nvidia runtime";
+            &right, "/usr/bin/bash", Verdict::Fail, "which is not there";
+            &off, PROGRAM, Verdict::Fail, "no pod starts";
+        } {
+            let finding = examined(&[
+                ("/var/lib/k0s/bin/containerd", ""),
+                ("/etc/k0s/containerd.d/nvidia.toml", text),
+                ("/usr/bin/runc", ""),
+                (program, ""),
+            ])
+            .await;
+            assert_eq!(finding.status, status, "{}", finding.why);
+            assert!(finding.why.contains(words), "{}", finding.why);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_containerd_without_a_way_to_the_gpus_is_told() {
+        let named = "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\n\
+                     runtime_type = 'io.containerd.runc.v2'\n";
+        for (path, text, status) in rows! {
+            "/etc/containerd/config.toml", "version = 2\n", Verdict::Warn;
+            "/etc/containerd/config.toml", named, Verdict::Pass;
+            "/var/run/cdi/nvidia.yaml", "", Verdict::Pass;
+        } {
+            let finding = examined(&[
+                ("/usr/bin/containerd", ""),
+                ("/usr/bin/nvidia-container-runtime", ""),
+                (
+                    "/var/lib/kubelet/config.yaml",
+                    "containerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n",
+                ),
+                (path, text),
+            ])
+            .await;
+            assert_eq!(finding.status, status, "{}", finding.why);
+        }
+    }
 
     fn runtime(name: &str, runs: bool, nvidia: Option<bool>) -> KubeletRuntime {
         KubeletRuntime {
