@@ -1,7 +1,11 @@
 //! The node in its cluster: it is Ready, its versions go with those of the cluster, and pods can be given the GPUs. The
 //! cluster is asked with the kubelet's own credentials.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
+use camino::Utf8Path;
+use serde::Deserialize;
 
 use super::operator::{self, OPERATOR};
 use crate::{
@@ -40,9 +44,35 @@ const TAINTS_DOC: &str =
 
 const ALLOCATABLE: Id = Id::new("k8s.allocatable");
 const LINK: &str = "https://github.com/NVIDIA/k8s-device-plugin";
+const NO_PLUGIN: &str = "install NVIDIA's device plugin or GPU operator in the cluster; if it is there, see whether its pod \
+                         tolerates the node's taints and what its log says";
+
+/// What the kubelet keeps of device plugins, in a folder that does not move with its own. Sources: kubernetes/kubernetes,
+/// `pkg/kubelet/cm/devicemanager/manager.go` (`kubeletDeviceManagerCheckpoint`, `writeCheckpoint`: the healthy devices of each
+/// resource) and issue 120626 (the folder).
+const RECORD: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
+/// The folder of NVIDIA's DRA driver, from which pods get GPUs without a device plugin: kubernetes-sigs/dra-driver-nvidia-gpu,
+/// `DriverPluginPath`.
+const DRA: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com";
 
 /// See the module.
 pub struct ClusterCheck;
+
+/// The healthy devices by resource, or why the record is not understood.
+type RegisteredDevices = Result<BTreeMap<String, usize>, String>;
+
+/// [`RECORD`], as far as it is read here.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct KubeletRecord {
+    data: RecordedData,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct RecordedData {
+    registered_devices: Option<BTreeMap<String, Vec<String>>>,
+}
 
 struct ClusterState {
     /// Only root may read the kubelet's credentials.
@@ -57,21 +87,25 @@ struct ClusterState {
     cgroup_v1: bool,
     /// What pod networks lack on the machine.
     network_lacks: Vec<String>,
+    /// What the kubelet has recorded of device plugins; `None` where that says nothing: without a record, without GPUs, and
+    /// beside a DRA driver.
+    recorded: Option<RegisteredDevices>,
 }
 
 async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
-    let nothing = |is_denied| ClusterState {
+    let nothing = |is_denied, recorded| ClusterState {
         is_denied,
         node: None,
         gpus: None,
         server: None,
         cgroup_v1: false,
         network_lacks: Vec::new(),
+        recorded,
     };
     let membership: Membership = match subject.state.membership() {
         Ok(Some(membership)) => membership,
-        Ok(None) => return Ok(nothing(false)),
-        Err(StateError::Files(error)) if error.is_denied() => return Ok(nothing(true)),
+        Ok(None) => return Ok(nothing(false, recorded(subject)?)),
+        Err(StateError::Files(error)) if error.is_denied() => return Ok(nothing(true, None)),
         Err(error) => return Err(error.into()),
     };
     let named = (subject.desired).and_then(|desired| desired.cluster.as_ref()?.node.name.clone());
@@ -105,7 +139,75 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
             true => Vec::new(),
             false => network_lacks(files)?,
         },
+        recorded: match answers {
+            true => None,
+            false => recorded(subject)?,
+        },
     })
+}
+
+/// What the kubelet has recorded of device plugins.
+fn recorded(subject: &Subject<'_>) -> Result<Option<RegisteredDevices>, StepError> {
+    let files = subject.host.files();
+    let text = match files.read_text(Utf8Path::new(RECORD)) {
+        // Only root may read it.
+        Err(error) if error.is_denied() => None,
+        read => read?,
+    };
+    let Some(text) = text.filter(|_| !subject.facts.gpus.is_empty()) else {
+        return Ok(None);
+    };
+    let has_dra = files.exists(Utf8Path::new(DRA))?;
+    Ok((!has_dra).then(|| read_record(&text)))
+}
+
+fn read_record(text: &str) -> RegisteredDevices {
+    let record: KubeletRecord =
+        serde_json::from_str(text).map_err(|error| format!("`{RECORD}`: {error}"))?;
+    let resources = record.data.registered_devices.unwrap_or_default();
+    let counted = resources
+        .into_iter()
+        .map(|(name, devices)| (name, devices.len()));
+    Ok(counted.collect())
+}
+
+/// Whether a resource is GPUs, or parts of them, by whatever plugin.
+fn is_of_gpus(resource: &str) -> bool {
+    resource.starts_with("nvidia.com/")
+        || ["gpu", "cuda"].iter().any(|word| resource.contains(word))
+}
+
+/// What the record of the kubelet says, where the cluster does not.
+fn by_record(resources: &BTreeMap<String, usize>) -> Finding {
+    let warn = |why: String| Finding {
+        remedy: Some(NO_PLUGIN.to_owned()),
+        links: vec![LINK.to_owned()],
+        ..Finding::new(ALLOCATABLE, Verdict::Warn, why)
+    };
+    let of_gpus: Vec<(&String, usize)> = (resources.iter())
+        .filter(|(name, _)| is_of_gpus(name))
+        .map(|(name, count)| (name, *count))
+        .collect();
+    let list = |all: &[(&String, usize)]| {
+        let all: Vec<String> = (all.iter())
+            .map(|(name, count)| format!("{count} {name}"))
+            .collect();
+        all.join(", ")
+    };
+    match &of_gpus[..] {
+        [] => warn(format!(
+            "no device plugin has registered GPUs with the kubelet, by `{RECORD}`: pods that ask for {GPUS} stay pending"
+        )),
+        all if all.iter().all(|(_, count)| *count == 0) => warn(format!(
+            "the kubelet knows no healthy GPU ({}, by `{RECORD}`): the device plugin has stopped, or calls all of them unhealthy",
+            list(all)
+        )),
+        all => Finding::new(
+            ALLOCATABLE,
+            Verdict::Pass,
+            format!("the kubelet has {}, by `{RECORD}`", list(all)),
+        ),
+    }
 }
 
 /// Whether the node's Kubernetes distribution brings network plugins, in folders of its own. Sources: k3s, "Basic network
@@ -283,9 +385,11 @@ fn versions(state: &ClusterState) -> Finding {
 
 fn decide(state: &ClusterState) -> Finding {
     let say = |status, why: String| Finding::new(ALLOCATABLE, status, why);
-    let (name, node) = match known(state) {
-        Ok(known) => known,
-        Err((status, why)) => return say(status, why),
+    let (name, node) = match (known(state), &state.recorded) {
+        (Ok(known), _) => known,
+        (Err(_), Some(Ok(resources))) => return by_record(resources),
+        (Err(_), Some(Err(why))) => return say(Verdict::Unknown, why.clone()),
+        (Err((status, why)), None) => return say(status, why),
     };
     let with = |status, why: String, remedy: &str| Finding {
         observed: Some(
@@ -311,8 +415,7 @@ fn decide(state: &ClusterState) -> Finding {
         (None | Some(0), _) => with(
             Verdict::Warn,
             format!("node `{name}` offers no {GPUS}: no device plugin has registered"),
-            "install NVIDIA's device plugin or GPU operator in the cluster; if it is there, see whether its pod \
-             tolerates the node's taints and what its log says",
+            NO_PLUGIN,
         ),
         // With time-slicing or MPS a node offers more.
         (Some(offered), Some(gpus)) if offered < gpus => with(
@@ -341,7 +444,7 @@ impl Check for ClusterCheck {
             ready(&state),
             taints(&state, wanted),
             versions(&state),
-            operator::decide(known(&state), &operator::detect(subject)?),
+            operator::decide(known(&state), &operator::detect(subject).await?),
             decide(&state),
         ])
     }
@@ -349,7 +452,9 @@ impl Check for ClusterCheck {
 
 #[cfg(test)]
 mod tests {
-    use super::{ClusterState, brings_network, decide, network_lacks, ready, taints, versions};
+    use super::{
+        ClusterState, brings_network, decide, network_lacks, read_record, ready, taints, versions,
+    };
     use crate::{
         check::Verdict,
         host::fake::FakeFiles,
@@ -366,6 +471,7 @@ mod tests {
             server: Some("v1.34.4".to_owned()),
             cgroup_v1: false,
             network_lacks: Vec::new(),
+            recorded: None,
         }
     }
 
@@ -505,6 +611,33 @@ mod tests {
             let found = decide(&state(says, gpus));
             assert_eq!(found.status, status, "{}", found.why);
             assert!(found.why.contains(part), "{}", found.why);
+        }
+        // The kubelet's own record tells, too, where the cluster does not.
+        for (record, status, part) in rows! {
+            r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#,
+                Verdict::Warn, "no device plugin";
+            r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":null},"Checksum":1}"#,
+                Verdict::Warn, "no device plugin";
+            r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":[],"example.com/nic":["a"]}}}"#,
+                Verdict::Warn, "0 nvidia.com/gpu";
+            r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":["GPU-1","GPU-2"]}}}"#, Verdict::Pass,
+                "2 nvidia.com/gpu";
+            r#"{"Data":{"RegisteredDevices":{"volcano.sh/vgpu-number":["a"]}}}"#, Verdict::Pass,
+                "1 volcano.sh/vgpu-number";
+            "{", Verdict::Unknown, "kubelet_internal_checkpoint";
+        } {
+            for says in [
+                Registered::Unknown,
+                Registered::Silent("no answer".to_owned()),
+            ] {
+                let found = decide(&ClusterState {
+                    recorded: Some(read_record(record)),
+                    ..state(says, Some(2))
+                });
+                assert_eq!(found.status, status, "{}", found.why);
+                assert!(found.why.contains(part), "{}", found.why);
+                assert_eq!(found.remedy.is_some(), status == Verdict::Warn);
+            }
         }
         for (is_denied, part) in [(false, "no cluster"), (true, "only root")] {
             let alone = decide(&ClusterState {

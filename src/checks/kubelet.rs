@@ -2,6 +2,7 @@
 //! Kubernetes distribution makes anew at each start is never written by this program.
 
 use async_trait::async_trait;
+use camino::Utf8Path;
 
 use super::runtime_files;
 use crate::{
@@ -10,7 +11,12 @@ use crate::{
     model::id::Id,
     state::{CONTAINERD_CONFIG, KubeletRuntime},
     step::StepError,
-    tools::{kubelet::OWNERS, toolkit},
+    tools::{
+        cdi,
+        containerd::{self, CriConfig},
+        kubelet::{KubernetesDistribution, OWNERS},
+        toolkit,
+    },
 };
 
 const RUNTIME: Id = Id::new("rt.kubelet.runtime");
@@ -152,6 +158,88 @@ fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool
     }
 }
 
+/// What is told of a containerd with no way to the GPUs for pods: it has no nvidia runtime, and no CDI specification is
+/// there. Where the programs of the machine may be asked, `runtime.containerd-nvidia` says it: NVIDIA/k8s-device-plugin issue 307.
+fn lacks_runtime(subject: &Subject<'_>, cri: &CriConfig) -> Result<Option<Finding>, StepError> {
+    let has_nvidia = (cri.runtimes.iter()).any(|name| name.contains("nvidia"))
+        || (cri.programs.values()).any(|program| toolkit::is_named_in(program));
+    if has_nvidia || (subject.state.is_of_this_machine() && subject.desired.is_some()) {
+        return Ok(None);
+    }
+    for folder in cdi::FOLDERS {
+        let names = subject.host.files().list(Utf8Path::new(folder))?;
+        if names.iter().any(|name| cdi::is_read(Utf8Path::new(name))) {
+            return Ok(None);
+        }
+    }
+    Ok(Some(Finding {
+        remedy: Some(
+            "run `nvidia-ctk runtime configure --runtime=containerd`, then `systemctl restart containerd`; pods ask for it by a \
+             RuntimeClass, and get it without one where the command has `--set-as-default`"
+                .to_owned(),
+        ),
+        ..Finding::new(
+            RUNTIME,
+            Verdict::Warn,
+            "the kubelet uses containerd, which has no nvidia runtime (one of Docker is none of pods), and no CDI specification \
+             is there: pods get no GPU",
+        )
+    }))
+}
+
+/// What keeps pods from starting in the files of a Kubernetes distribution's containerd: they disable its CRI plugin, or
+/// their nvidia runtime names a program that is not there. NVIDIA's GPU Operator writes there what another containerd
+/// of the machine says of itself: NVIDIA/nvidia-container-toolkit issue 982 and pull request 1029. When it goes, it takes its programs
+/// with it.
+fn of_distribution(
+    subject: &Subject<'_>,
+    owner: &KubernetesDistribution,
+) -> Result<Option<Finding>, StepError> {
+    let name = owner.name;
+    let faulty = |why: String, remedy: String| Finding {
+        remedy: Some(remedy),
+        ..Finding::new(RUNTIME, Verdict::Fail, why)
+    };
+    for file in subject.state.distribution_files(owner)? {
+        let path = &file.path;
+        // A file with an error in it is not read here.
+        let text = file.text.as_deref().unwrap_or_default();
+        let Ok(config) = containerd::parse_config(text) else {
+            continue;
+        };
+        if !config.enabled {
+            return Ok(Some(faulty(
+                format!(
+                    "the kubelet uses the containerd of {name}, whose CRI plugin `{path}` disables: no pod starts"
+                ),
+                format!(
+                    "leave nothing but the nvidia runtime in `{path}`, above all no `disabled_plugins`, and restart {name}; if NVIDIA's \
+                     GPU Operator has written the file, set `RUNTIME_EXECUTABLE_PATH` of its toolkit to the containerd of \
+                     {name} first"
+                ),
+            )));
+        }
+        for (runtime, program) in &config.programs {
+            let is_lost = toolkit::is_named_in(program)
+                && runtime_files::is_missing(subject.host.files(), program)?;
+            if is_lost {
+                return Ok(Some(faulty(
+                    format!(
+                        "runtime `{runtime}` of the containerd of {name} names `{program}` (`{path}`), which is not there, so no \
+                         pod of it starts"
+                    ),
+                    format!(
+                        "install `nvidia-container-toolkit`, and let the runtime name `{}`: {}",
+                        toolkit::RUNTIME,
+                        owner.remedy
+                    ),
+                )));
+            }
+        }
+    }
+    Ok(None)
+}
+
 #[async_trait]
 impl Check for KubeletCheck {
     fn ids(&self) -> &[Id] {
@@ -163,6 +251,12 @@ impl Check for KubeletCheck {
         // k3s and RKE2 look for it when they start.
         let toolkit = subject.host.files().exists(toolkit::RUNTIME.into())?;
         let finding = decide(found.as_ref(), toolkit, subject.desired);
+        let owner = found
+            .as_ref()
+            .and_then(|found| OWNERS.iter().find(|owner| owner.name == found.name));
+        if let Some(owner) = owner {
+            return Ok(vec![of_distribution(subject, owner)?.unwrap_or(finding)]);
+        }
         Ok(vec![match found {
             Some(found) if found.name == "containerd" => {
                 let faults = runtime_files::of_containerd(subject)
@@ -174,6 +268,12 @@ impl Check for KubeletCheck {
                     // What the daemon's own program says is said by the check of its files.
                     false => subject.state.cri().await.ok().flatten(),
                 };
+                let finding = match &cri {
+                    Some(cri) if toolkit && cri.enabled && finding.status == Verdict::Pass => {
+                        lacks_runtime(subject, cri)?.unwrap_or(finding)
+                    }
+                    _ => finding,
+                };
                 serves(finding, &found, refused, cri.is_none_or(|cri| cri.enabled))
             }
             _ => finding,
@@ -183,13 +283,86 @@ impl Check for KubeletCheck {
 
 #[cfg(test)]
 mod tests {
-    use super::decide;
+    use super::{KubeletCheck, decide};
     use crate::{
-        check::Verdict,
+        check::{Check, Finding, Subject, Verdict},
         config::desired::{ClusterWish, JoinMethod, NodeWish},
+        host::{ExecError, fake},
         state::KubeletRuntime,
-        steps::fixtures::desired,
+        steps::fixtures::{desired, facts, matrix, state_below_root},
     };
+
+    /// What is said of a tree with these files.
+    async fn examined(files: &[(&str, &str)]) -> Finding {
+        let (host, fakes) = fake::host();
+        fakes.exec.on_result("containerd", |cmd, _| {
+            Err(ExecError::NotAsked {
+                command: cmd.line(),
+                why: "a tree".to_owned(),
+            })
+        });
+        for (path, text) in files {
+            fakes.files.put(path, *text);
+        }
+        let (facts, matrix) = (facts(), matrix());
+        let state = state_below_root(&host, facts.clone());
+        let subject = Subject {
+            host: host.reader(),
+            facts: &facts,
+            state: &state,
+            matrix: &matrix,
+            desired: None,
+            prepared: false,
+        };
+        let found = KubeletCheck.examine(&subject).await.expect("readable");
+        found.into_iter().next().expect("one")
+    }
+
+    #[tokio::test]
+    async fn the_files_of_a_distributions_containerd_are_read() {
+        const PROGRAM: &str = "/usr/local/nvidia/toolkit/nvidia-container-runtime";
+        let options = "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia.options]";
+        let right = format!("version = 2\n{options}\nBinaryName = '{PROGRAM}'\n");
+        let off = format!("disabled_plugins = ['cri']\n{right}");
+        for (text, program, status, words) in rows! {
+            &right, PROGRAM, Verdict::Pass, "knows the nvidia runtime";
+            &right, "/usr/bin/bash", Verdict::Fail, "which is not there";
+            &off, PROGRAM, Verdict::Fail, "no pod starts";
+        } {
+            let finding = examined(&[
+                ("/var/lib/k0s/bin/containerd", ""),
+                ("/etc/k0s/containerd.d/nvidia.toml", text),
+                ("/usr/bin/runc", ""),
+                (program, ""),
+            ])
+            .await;
+            assert_eq!(finding.status, status, "{}", finding.why);
+            assert!(finding.why.contains(words), "{}", finding.why);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_containerd_without_a_way_to_the_gpus_is_told() {
+        let named = "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\n\
+                     runtime_type = 'io.containerd.runc.v2'\n";
+        for (path, text, status) in rows! {
+            "/etc/containerd/config.toml", "version = 2\n", Verdict::Warn;
+            "/etc/containerd/config.toml", named, Verdict::Pass;
+            "/var/run/cdi/nvidia.yaml", "", Verdict::Pass;
+        } {
+            let finding = examined(&[
+                ("/usr/bin/containerd", ""),
+                ("/usr/bin/nvidia-container-runtime", ""),
+                (
+                    "/var/lib/kubelet/config.yaml",
+                    "containerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n",
+                ),
+                (path, text),
+            ])
+            .await;
+            assert_eq!(finding.status, status, "{}", finding.why);
+        }
+    }
 
     fn runtime(name: &str, runs: bool, nvidia: Option<bool>) -> KubeletRuntime {
         KubeletRuntime {

@@ -8,7 +8,7 @@ use camino::Utf8Path;
 
 use crate::{
     check::{Finding, Subject, Verdict},
-    model::id::Id,
+    model::{id::Id, version::DriverVersion},
     state::owner,
     step::StepError,
     tools::{kubernetes::kubectl::Node, toolkit},
@@ -40,6 +40,8 @@ const ITS_RUNTIME: &str = "/usr/local/nvidia/toolkit/nvidia-container-runtime";
 pub(super) struct OnHost {
     /// Its own container has the driver.
     has_its_driver: bool,
+    /// The driver that packages of the host bring.
+    packages: Option<DriverVersion>,
     /// A driver is loaded.
     has_driver: bool,
     /// The program by which it finds a driver of the host.
@@ -49,7 +51,7 @@ pub(super) struct OnHost {
     has_its_toolkit: bool,
 }
 
-pub(super) fn detect(subject: &Subject<'_>) -> Result<OnHost, StepError> {
+pub(super) async fn detect(subject: &Subject<'_>) -> Result<OnHost, StepError> {
     let files = subject.host.files();
     let mut smi = None;
     for path in SMI {
@@ -60,6 +62,7 @@ pub(super) fn detect(subject: &Subject<'_>) -> Result<OnHost, StepError> {
     Ok(OnHost {
         has_its_driver: owner(files, subject.facts)?
             .is_some_and(|owner| owner.name == "NVIDIA's GPU Operator"),
+        packages: subject.state.driver().await.package_version.clone(),
         has_driver: subject.state.loaded_driver()?.is_some(),
         smi,
         has_toolkit: files.exists(Utf8Path::new(toolkit::RUNTIME))?,
@@ -70,6 +73,23 @@ pub(super) fn detect(subject: &Subject<'_>) -> Result<OnHost, StepError> {
 /// What the operator leaves out; `known` is the node, or why it is not known.
 pub(super) fn decide(known: Result<(&str, &Node), (Verdict, String)>, host: &OnHost) -> Finding {
     let say = |status, why: String| Finding::new(OPERATOR, status, why);
+    // NVIDIA/gpu-operator issues 126 and 367, pando85/homelab pull request 4110.
+    if let (true, Some(version)) = (host.has_its_driver, &host.packages) {
+        return Finding {
+            remedy: Some(
+                "remove the driver's packages from the host, so that no upgrade brings another version, and reboot; or keep them, \
+                 and set `driver.enabled=false` in the operator's ClusterPolicy"
+                    .to_owned(),
+            ),
+            ..say(
+                Verdict::Warn,
+                format!(
+                    "two drivers are on the node: that of the operator's container, and {version} in packages of the host; the \
+                     libraries of one do not work with the modules of the other"
+                ),
+            )
+        };
+    }
     if host.has_its_driver {
         let why = "the operator has the driver in its own container, so gpu-bootstrap leaves the node alone";
         return say(Verdict::Pass, why.to_owned());
@@ -252,6 +272,14 @@ mod tests {
         let own = decide(unknown(), &its);
         assert_eq!(own.status, Verdict::Pass);
         assert!(own.why.contains("leaves the node alone"));
+        let twice = OnHost {
+            packages: "550.54.15".parse().ok(),
+            ..its.clone()
+        };
+        let twice = decide(unknown(), &twice);
+        assert_eq!(twice.status, Verdict::Warn);
+        assert!(twice.why.contains("550.54.15 in packages"), "{}", twice.why);
+        assert!(twice.remedy.is_some());
         let other = decide(unknown(), &OnHost::default());
         assert_eq!(
             (other.status, other.why.as_str()),

@@ -338,7 +338,7 @@ fn lacks_runtime(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
 }
 
 /// Whether a program that a configuration names is not on this machine. A tree without programs does not tell.
-fn is_missing(files: &dyn ReadFiles, program: &str) -> Result<bool, StepError> {
+pub(super) fn is_missing(files: &dyn ReadFiles, program: &str) -> Result<bool, StepError> {
     let mut any = false;
     for folder in PATH {
         any |= !files.list(Utf8Path::new(folder))?.is_empty();
@@ -387,6 +387,34 @@ async fn validated(subject: &Subject<'_>, path: &Utf8Path) -> Option<String> {
     said.lines().next_back().map(|line| line.trim().to_owned())
 }
 
+/// The hook of NVIDIA's GPU Operator, where CRI-O does not run it and has no runtime of the toolkit.
+fn unread_hook(
+    files: &dyn ReadFiles,
+    read: &[crio::CrioFile],
+) -> Result<Option<crio::CrioFault>, StepError> {
+    let mut programs = crio::programs(read).into_values();
+    if crio::reads_hooks(read) || programs.any(|program| toolkit::is_named_in(&program)) {
+        return Ok(None);
+    }
+    let names = files.list(Utf8Path::new(crio::HOOKS))?;
+    let Some(name) = (names.iter()).find(|name| name.contains("nvidia") && name.ends_with(".json"))
+    else {
+        return Ok(None);
+    };
+    Ok(Some(crio::CrioFault {
+        why: format!(
+            "CRI-O does not run the hook `{folder}/{name}`, by which containers get GPUs: `hooks_dir` does not name that folder",
+            folder = crio::HOOKS
+        ),
+        remedy: format!(
+            "write `hooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"{folder}\"]` below `[crio.runtime]` into a file of \
+             `{drop_ins}`, then run `systemctl restart crio`; or set `cdi.enabled=true` in the operator's ClusterPolicy",
+            folder = crio::HOOKS,
+            drop_ins = crio::DROP_INS
+        ),
+    }))
+}
+
 async fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     let found = subject.state.crio_files()?;
     let files = subject.host.files();
@@ -402,7 +430,13 @@ async fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
             unread.push(crio::CrioFile { path, text });
         }
     }
-    if found.is_empty() && unread.is_empty() {
+    let runtimes = subject.state.found_runtimes().await;
+    let is_there = runtimes.iter().any(|runtime| runtime.name == "crio");
+    let hook = match is_there {
+        true => unread_hook(files, &found)?,
+        false => None,
+    };
+    if found.is_empty() && unread.is_empty() && hook.is_none() {
         return Ok(say(&CRIO, Verdict::Skip, "CRI-O has none"));
     }
     // What cannot be looked for is not said to be missing.
@@ -422,9 +456,11 @@ async fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
             }
         }
     }
-    let runtimes = subject.state.found_runtimes().await;
+    if faults.is_empty() {
+        faults.extend(hook);
+    }
     // Files that wait for CRI-O, as NVIDIA's toolkit writes them, break nothing yet.
-    let status = match runtimes.iter().any(|runtime| runtime.name == "crio") {
+    let status = match is_there {
         true => Verdict::Fail,
         false => Verdict::Warn,
     };

@@ -9,7 +9,7 @@ use super::{State, StateError};
 use crate::{
     host::system::Process,
     tools::{
-        containerd,
+        containerd::{self, layout::ConfigFile},
         kubelet::{self, KubernetesDistribution, OWNERS},
         toolkit,
     },
@@ -153,26 +153,43 @@ impl State {
 
     /// Whether its containerd knows the nvidia runtime, by the files that it was started with.
     fn has_nvidia(&self, owner: &KubernetesDistribution) -> Result<bool, StateError> {
+        let files = self.distribution_files(owner)?;
+        let mut texts = files.iter().filter_map(|file| file.text.as_deref());
+        Ok(texts.any(has_runtime))
+    }
+
+    /// The files that the containerd of a Kubernetes distribution is configured with, as far as they are there.
+    ///
+    /// # Errors
+    /// When one of them cannot be read.
+    pub fn distribution_files(
+        &self,
+        owner: &KubernetesDistribution,
+    ) -> Result<Vec<ConfigFile>, StateError> {
         let files = &self.host.files;
+        let mut found = Vec::new();
         for path in owner.configs {
             let path = Utf8Path::new(path);
-            let mut texts = Vec::new();
+            let mut paths = Vec::new();
             match path.file_name() {
                 Some("*.toml") => {
                     let folder = path.parent().unwrap_or(path);
                     for name in files.list(folder)? {
                         if name.ends_with(".toml") {
-                            texts.extend(files.read_text(&folder.join(name))?);
+                            paths.push(folder.join(name));
                         }
                     }
                 }
-                _ => texts.extend(files.read_text(path)?),
+                _ => paths.push(path.to_owned()),
             }
-            if texts.iter().any(|text| has_runtime(text)) {
-                return Ok(true);
+            for path in paths {
+                if let Some(text) = files.read_text(&path)? {
+                    let text = Some(text);
+                    found.push(ConfigFile { path, text });
+                }
             }
         }
-        Ok(false)
+        Ok(found)
     }
 }
 

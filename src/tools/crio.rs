@@ -29,6 +29,10 @@ pub const DROP_INS: &str = "/etc/crio/crio.conf.d";
 /// Source: NVIDIA/nvidia-container-toolkit PR 1829.
 pub const UNREAD: &str = "/etc/crio/conf.d";
 
+/// The folder into which NVIDIA's GPU Operator puts its hook where CDI is off, and which CRI-O reads only where a file names
+/// it. Sources: NVIDIA/gpu-operator issue 172 and pull request 1796; CRI-O, `docs/crio.conf.5.md` (`hooks_dir`).
+pub const HOOKS: &str = "/run/containers/oci/hooks.d";
+
 /// The file of a runtime that no file names yet.
 const OWN: &str = "/etc/crio/crio.conf.d/99-nvidia.toml";
 
@@ -104,6 +108,20 @@ pub fn programs(files: &[CrioFile]) -> BTreeMap<String, String> {
     }
     found.retain(|_, program| !program.is_empty());
     found
+}
+
+/// Whether CRI-O reads the hooks in [`HOOKS`]: the last file that names folders counts.
+#[must_use]
+pub fn reads_hooks(files: &[CrioFile]) -> bool {
+    let folders = files.iter().rev().find_map(|file| {
+        let document = Document::parse(Format::Toml, &file.text).ok()?;
+        document.get(&key(&["crio", "runtime", "hooks_dir"]))
+    });
+    let is_it = |folder: &Value| {
+        let folder = folder.as_str().unwrap_or_default();
+        folder.trim_end_matches('/') == HOOKS
+    };
+    folders.is_some_and(|folders| folders.as_array().is_some_and(|all| all.iter().any(is_it)))
 }
 
 /// The runtimes that are only in files that CRI-O does not read.
@@ -335,6 +353,30 @@ mod tests {
         CrioFile {
             path: path.into(),
             text: text.to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_last_file_that_names_folders_of_hooks_counts() {
+        let dirs = |all: &str| format!("[crio.runtime]\nhooks_dir = [{all}]\n");
+        let (usual, both) = (
+            dirs("'/usr/share/containers/oci/hooks.d'"),
+            dirs("'/usr/share/containers/oci/hooks.d', '/run/containers/oci/hooks.d/'"),
+        );
+        let other = "[crio.runtime]\ndefault_runtime = 'runc'\n".to_owned();
+        for (texts, reads) in rows! {
+            vec![], false;
+            vec![&usual], false;
+            vec![&both, &other], true;
+            vec![&both, &usual], false;
+        } {
+            let files: Vec<CrioFile> = (texts.iter())
+                .map(|text| CrioFile {
+                    path: CONFIG.into(),
+                    text: (*text).clone(),
+                })
+                .collect();
+            assert_eq!(reads_hooks(&files), reads, "{texts:?}");
         }
     }
 

@@ -667,6 +667,8 @@ mod tests {
                 None;
             "audit: type=1400 audit(1691186980.587:9501): avc:  denied  { module_load } for  pid=1 comm=\"modprobe\" path=\"/usr/lib/modules/6.12.0/updates/nvidia.ko.zst\" tclass=system permissive=0",
                 Kind::Load, None;
+            "audit: type=1400 audit(1684465329.146:351): avc:  denied  { read write } for  pid=4412 comm=\"python\" name=\"nvidiactl\" dev=\"devtmpfs\" ino=901 scontext=system_u:system_r:container_t:s0:c380,c597 tcontext=system_u:object_r:xserver_misc_device_t:s0 tclass=chr_file permissive=0",
+                Kind::Beside, None;
             "NVRM: Can't find an IRQ for your NVIDIA card!", Kind::Start, None;
             "NVRM kfspSendBootCommands_GH100: FSP boot cmds failed. RM cannot boot.", Kind::Start,
                 None;

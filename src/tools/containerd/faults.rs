@@ -8,7 +8,9 @@
 //! plugins have short names); containerd, `RELEASES.md`, "Deprecated features" (types of runtimes that 2.0 lacks), and
 //! `plugins/cri/runtime/plugin.go`, `configMigration` (the older table is read only in files of an older version than
 //! containerd's own); containerd/containerd issues 3843 and 4806, and `pkg/config/config.go` of its CRI plugin in 1.2.5 and 1.3.0
-//! (pods are of type `io.containerd.runtime.v1.linux` by default only before 1.3).
+//! (pods are of type `io.containerd.runtime.v1.linux` by default only before 1.3); containerd 1.7, `services/server/config/config.go`
+//! (`ValidateV2`), 2.x, `cmd/containerd/server/config/config.go` (`ValidateVersion`), NVIDIA/nvidia-container-toolkit issue 410
+//! (plugins with names of version 1 in files of version 2).
 
 use std::collections::BTreeMap;
 
@@ -327,7 +329,54 @@ fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Conf
             });
         }
     }
-    old_table(files, version)
+    short_name(files, version).or_else(|| old_table(files, version))
+}
+
+/// A plugin with its name of version 1 in files of a later version. 1.x judges what all files say together, tables too;
+/// 2.0 and newer judge each file, and lists alone.
+fn short_name(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
+    const LISTS: [&str; 2] = ["disabled_plugins", "required_plugins"];
+    let together = version.is_some_and(|version| version < Version(2, 0));
+    let last = (files.iter().rev()).find_map(|file| file.format);
+    let is_short = |name: &&str| !name.contains('.');
+    files.iter().find_map(|file| {
+        let format = if together { last } else { file.format };
+        let format = format.filter(|format| *format > 1)?;
+        let in_list = LISTS.iter().find_map(|list| {
+            let names = file.root.get(*list)?.as_array()?;
+            let name = names.iter().filter_map(Value::as_str).find(is_short)?;
+            Some((name, *list))
+        });
+        let as_table = || {
+            let plugins = file.root.get("plugins")?.as_table()?;
+            let name = plugins.keys().map(String::as_str).find(is_short)?;
+            together.then_some((name, "plugins"))
+        };
+        let (name, place) = in_list.or_else(as_table)?;
+        let path = file.path;
+        let long = match name {
+            super::FIRST_PLUGIN => format!("`{}`", PLUGINS[0]),
+            _ => "its long one (`io.containerd.…`)".to_owned(),
+        };
+        let leave_out = match (name, place) {
+            (super::FIRST_PLUGIN, "disabled_plugins") => {
+                "; a kubelet that uses this containerd needs that plugin: then take the name out"
+            }
+            _ => "",
+        };
+        Some(ConfigFault {
+            path: path.to_owned(),
+            why: format!(
+                "containerd does not start with `{path}`: `{place}` has `{name}`, the name of a plugin in files of version 1, and \
+                 the file is read as one of version {format}"
+            ),
+            remedy: format!(
+                "write {long} in place of `{name}` in `{place}` of `{path}`{leave_out}; then run `systemctl restart \
+                 containerd`"
+            ),
+            refused: true,
+        })
+    })
 }
 
 /// A runtime in the table of version 2, in a file of containerd's own version, which names it otherwise.
@@ -572,6 +621,50 @@ mod tests {
             assert!(fault.why.contains(words), "{}", fault.why);
             assert!(fault.refused);
         }
+    }
+
+    #[test]
+    fn names_of_the_first_version_in_later_files_are_refused() {
+        let disabled = "version = 2\ndisabled_plugins = ['cri']\n";
+        let table = format!(
+            "{}[plugins.cri]\nsandbox_image = 'x'\n",
+            old("nvidia", TYPE)
+        );
+        let whole = "version = 2\ndisabled_plugins = ['io.containerd.grpc.v1.cri']\n";
+        for (text, version, place) in rows! {
+            disabled, Some(Version(1, 7)), Some("disabled_plugins");
+            disabled, Some(Version(2, 1)), Some("disabled_plugins");
+            disabled, None, Some("disabled_plugins");
+            "version = 3\nrequired_plugins = ['restart']\n", Some(Version(2, 2)), Some("required_plugins");
+            table.as_str(), Some(Version(1, 6)), Some("plugins");
+            // 2.0 and newer do not read such a table.
+            table.as_str(), Some(Version(2, 1)), None;
+            table.as_str(), None, None;
+            whole, Some(Version(1, 7)), None;
+            "disabled_plugins = ['cri']\n", Some(Version(1, 7)), None;
+        } {
+            let found = faults(&[file(ROOT, text)], &[], version);
+            let Some(place) = place else {
+                assert_eq!(found, [], "{text}");
+                continue;
+            };
+            let fault = only(found);
+            assert!(fault.refused && fault.path == ROOT, "{}", fault.why);
+            assert!(fault.why.contains(&format!("`{place}`")), "{}", fault.why);
+        }
+        // Below 2.0 the version of a later file counts for the earlier one.
+        let files = [
+            file(ROOT, "disabled_plugins = ['cri']\n"),
+            file(DROP_IN, &old("nvidia", TYPE)),
+        ];
+        let fault = only(faults(&files, &[], Some(Version(1, 7))));
+        assert_eq!(fault.path, ROOT);
+        assert!(
+            fault.remedy.contains("io.containerd.grpc.v1.cri"),
+            "{}",
+            fault.remedy
+        );
+        assert_eq!(faults(&files, &[], Some(Version(2, 1))), []);
     }
 
     #[test]
