@@ -396,7 +396,7 @@ async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> 
 }
 
 /// Packages of the driver that are there and not configured: each transaction tries it again, and ends with an error.
-async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
+pub(super) async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
     // The finding about their versions says why they are not known; their names tell most of them.
     let parts = subject.state.driver_parts().await.unwrap_or_default();
     let is_part =

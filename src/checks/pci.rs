@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    log, virt,
+    log, packages, virt,
     words::{self, INSTALL, gpus, places},
 };
 use crate::{
@@ -22,6 +22,7 @@ const PRESENT: Id = Id::new("pci.gpu.present");
 const IDENTITY: Id = Id::new("pci.gpu.identity");
 const BOUND: Id = Id::new("pci.driver-bound");
 const FELL: Id = Id::new("log.fell-off-bus");
+const CONSISTENCY: Id = Id::new("os.pkg.consistency");
 
 /// The driver that containers need.
 const DRIVER: &str = "nvidia";
@@ -229,6 +230,8 @@ struct DriverEvidence {
     absent: Option<log::Diagnosis>,
     /// NVIDIA's module is on disk for the running kernel, and not loaded.
     on_disk: bool,
+    /// Packages of the driver are there and not configured, so no module was made.
+    unconfigured: bool,
     /// NVIDIA's driver is loaded, so it has refused the GPU.
     loaded: bool,
     /// This program can install a driver here.
@@ -313,10 +316,13 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
     let is_vgpu = none.iter().any(|gpu| gpu.vgpu);
     let other = others.iter().find(|&driver| !in_tree(driver));
     // A GPU that fell off the bus does not need another driver.
-    let because = (!none.is_empty()
-        && others.is_empty()
-        && (none.iter()).all(|gpu| evidence.fell.contains(&gpu.pci_address)))
-    .then_some(FELL);
+    let because = if none.is_empty() || !others.is_empty() {
+        None
+    } else if (none.iter()).all(|gpu| evidence.fell.contains(&gpu.pci_address)) {
+        Some(FELL)
+    } else {
+        (evidence.unconfigured && refusal.is_none()).then_some(CONSISTENCY)
+    };
     let remedy = if all_reserved {
         Some(
             "run `grep -r vfio /etc/modprobe.d /proc/cmdline` to see what reserves them; prepare \
@@ -501,6 +507,7 @@ impl Check for PciCheck {
             refusal: None,
             absent: None,
             on_disk: false,
+            unconfigured: false,
             sliced: virt::sliced(subject.facts, subject.matrix).is_some(),
             theirs,
             fell: Vec::new(),
@@ -520,6 +527,9 @@ impl Check for PciCheck {
             };
             evidence.absent = evidence.absent.or_else(|| without.clone());
             evidence.refusal = evidence.refusal.or(without);
+            // What cannot be read its own finding tells.
+            evidence.unconfigured =
+                !evidence.on_disk && matches!(packages::unconfigured(subject).await, Ok(Some(_)));
         }
         let of_drivers = match detect(subject) {
             Ok(found) => bound(&found, &evidence),
@@ -542,7 +552,9 @@ impl Check for PciCheck {
 
 #[cfg(test)]
 mod tests {
-    use super::{Bound, DriverEvidence, FELL, Wanted, bound, identity, incomplete, present};
+    use super::{
+        Bound, CONSISTENCY, DriverEvidence, FELL, Wanted, bound, identity, incomplete, present,
+    };
     use crate::{
         check::Verdict,
         facts::{Facts, PciFact},
@@ -554,6 +566,7 @@ mod tests {
             refusal: None,
             absent: None,
             on_disk: false,
+            unconfigured: false,
             loaded,
             installs: true,
             sliced: false,
@@ -604,6 +617,28 @@ mod tests {
         };
         let remedy = bound(&[(&facts.gpus[0], None)], &on_disk).remedy;
         assert!(remedy.is_some_and(|text| text.starts_with("run `modprobe nvidia`")));
+    }
+
+    #[test]
+    fn packages_that_are_not_configured_explain_a_gpu_without_driver() {
+        // aws-samples/aws-deep-learning-ami-ubuntu-dcv-desktop issue 18.
+        let facts = facts();
+        let half = DriverEvidence {
+            unconfigured: true,
+            ..evidence(false)
+        };
+        let because =
+            |evidence: &DriverEvidence| bound(&[(&facts.gpus[0], None)], evidence).because;
+        assert_eq!(because(&half), Some(CONSISTENCY));
+        // A line that says why goes before.
+        let known = DriverEvidence {
+            refusal: Some(super::log::Diagnosis::new(
+                "DKMS did not build it".to_owned(),
+                "read its log".to_owned(),
+            )),
+            ..half
+        };
+        assert_eq!(because(&known), None);
     }
 
     #[test]
