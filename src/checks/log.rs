@@ -517,7 +517,8 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
                 named(windows.iter().map(|(gpu, _)| *gpu))
             ),
             remedy: "on the hypervisor give the machine 64-bit MMIO space that is large enough (VMware: \
-                     `pciPassthru.use64bitMMIO` and `pciPassthru.64bitMMIOSizeGB`); on bare metal switch on \
+                     `pciPassthru.use64bitMMIO` and `pciPassthru.64bitMMIOSizeGB`; QEMU with OVMF: `-fw_cfg \
+                     name=opt/ovmf/X-PciMmio64Mb,string=SIZE`, in MiB); on bare metal switch on \
                      \"Above 4G decoding\" in the firmware"
                 .to_owned(),
         });
