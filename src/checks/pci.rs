@@ -12,7 +12,7 @@ use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::{Facts, GpuFact, PciFact},
     model::{gpu::ArchitectureEvidence, id::Id, pci::PciAddress},
-    state::{KernelLog, is_nova, is_reserved, nvidia_module, owner},
+    state::{DriverPart, KernelLog, is_nova, is_reserved, nvidia_module, owner},
     step::StepError,
     steps::promise::{self, Promise},
     tools::{dkms, kmod},
@@ -430,6 +430,16 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepE
         };
         return Ok(Some(refusal));
     }
+    if let Some(gone) = dkms::without_source(files)? {
+        let folder = format!("{}/{gone}", dkms::TREE);
+        return Ok(Some(log::Diagnosis::new(
+            format!("{why}; DKMS before 3.1 builds nothing while `{folder}` has no source"),
+            format!(
+                "remove the folder `{folder}`, which is left of a removed package, then run `dkms autoinstall`, which needs \
+                 the headers of this kernel"
+            ),
+        )));
+    }
     for kernel in files.list(Utf8Path::new(kmod::FOLDER))? {
         if kernel != running && module(&kernel)? == Some(true) {
             return Ok(Some(log::Diagnosis::new(
@@ -450,6 +460,24 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepE
             ),
         )
     }))
+}
+
+/// Returns what is wrong if `cuda-drivers` is all that is installed of the driver. Up to branch 610 it brought the others;
+/// since branch 615 it needs none (cupy/cupy pull request 10295), because NVIDIA's guide knows the open kernel modules alone.
+fn hollow(parts: &[DriverPart]) -> Option<log::Diagnosis> {
+    let part = parts.first()?;
+    let is_hollow = |part: &DriverPart| part.name.starts_with("cuda-drivers");
+    parts.iter().all(is_hollow).then(|| {
+        log::Diagnosis::new(
+            format!(
+                "of NVIDIA's driver only the package {} {} is installed, which brings no driver any more",
+                part.name, part.version
+            ),
+            "remove that package, then run `gpu-bootstrap install`; or install `nvidia-open` in its place (for GPUs before \
+             Turing a driver of branch 580)"
+                .to_owned(),
+        )
+    })
 }
 
 /// Returns the line of the configuration that keeps NVIDIA's module, which is on disk, from being loaded.
@@ -525,6 +553,12 @@ impl Check for PciCheck {
                 true => denied(subject)?,
                 false => without_module(subject)?,
             };
+            let without = match without {
+                None if !evidence.on_disk => {
+                    hollow(&subject.state.driver_parts().await.unwrap_or_default())
+                }
+                without => without,
+            };
             evidence.absent = evidence.absent.or_else(|| without.clone());
             evidence.refusal = evidence.refusal.or(without);
             // What cannot be read its own finding tells.
@@ -553,11 +587,13 @@ impl Check for PciCheck {
 #[cfg(test)]
 mod tests {
     use super::{
-        Bound, CONSISTENCY, DriverEvidence, FELL, Wanted, bound, identity, incomplete, present,
+        Bound, CONSISTENCY, DriverEvidence, FELL, Wanted, bound, hollow, identity, incomplete,
+        present,
     };
     use crate::{
         check::Verdict,
         facts::{Facts, PciFact},
+        state::DriverPart,
         steps::{fixtures::facts, promise::Promise},
     };
 
@@ -617,6 +653,25 @@ mod tests {
         };
         let remedy = bound(&[(&facts.gpus[0], None)], &on_disk).remedy;
         assert!(remedy.is_some_and(|text| text.starts_with("run `modprobe nvidia`")));
+    }
+
+    #[test]
+    fn a_package_without_a_driver_is_none() {
+        let told = |names: &[&str]| {
+            let part = |name: &&str| DriverPart {
+                name: (*name).to_owned(),
+                version: "615.71.09".parse().unwrap(),
+                by_vendor: Some(true),
+            };
+            hollow(&names.iter().map(part).collect::<Vec<_>>()).map(|told| told.why)
+        };
+        let why = told(&["cuda-drivers"]).unwrap();
+        assert!(
+            why.contains("only the package cuda-drivers 615.71.09"),
+            "{why}"
+        );
+        assert_eq!(told(&["cuda-drivers", "nvidia-driver"]), None);
+        assert_eq!(told(&[]), None);
     }
 
     #[test]

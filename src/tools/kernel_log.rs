@@ -707,6 +707,8 @@ mod tests {
             "audit: type=1400 audit(1691186980.587:9501): avc:  denied  { module_load } for  pid=1 comm=\"modprobe\" path=\"/usr/lib/modules/6.12.0/updates/nvidia.ko.zst\" tclass=system permissive=0",
                 Kind::Load, None;
             "NVRM: Can't find an IRQ for your NVIDIA card!", Kind::Start, None;
+            "NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051) returned from kgspCreateRadix3(pGpu, pKernelGsp) @ kernel_gsp.c:4502",
+                Kind::Start, None;
             "NVRM kfspSendBootCommands_GH100: FSP boot cmds failed. RM cannot boot.", Kind::Start,
                 None;
             "pci 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible",
