@@ -582,7 +582,8 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
             Message::Unsupported { gpu: Some(at) } if context.drives_sibling(*at) => Diagnosis {
                 observed: "`is not supported by the NVIDIA … driver release`",
                 why: format!(
-                    "the driver says that it does not know the GPU at {at}, but it drives another of the same board, so                      it could not read this one: it is broken, or in a bad state"
+                    "the driver says that it does not know the GPU at {at}, but it drives another of the same board, \
+                     so it could not read this one: it is broken, or in a bad state"
                 ),
                 remedy: format!(
                     "{}; if the line comes again, have the GPU replaced, or take another instance",
@@ -602,7 +603,8 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
                 ),
                 remedy: format!(
                     "check on the hypervisor whether this is a vGPU: a vGPU needs NVIDIA's guest driver (GRID) of the \
-                     hypervisor's release, and a whole GPU needs a driver that knows it{}",
+                     hypervisor's release, and a whole GPU needs a driver that knows it{}; a whole GPU that the \
+                     installed one should know is in a bad state: let its host reset it",
                     (context.gpus.iter())
                         .find(|one| gpu.is_none_or(|at| one.pci_address == at))
                         .map_or(String::new(), |gpu| format!(
