@@ -25,6 +25,7 @@ const NEEDS: &[(&str, &[&str])] = &[
         &[
             "pci.gpu.revff",
             "log.fell-off-bus",
+            "drv.module.flavor",
             "mem.remap.failed",
             "gpu.recovery-action",
         ],

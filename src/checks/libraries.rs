@@ -196,6 +196,14 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
     }
     // A reboot helps only where the module on disk is that of the libraries.
     let (class, remedy) = match (&state.next, &state.owner) {
+        (_, Some(owner)) if owner.fabric_manager && state.packaged => (
+            Remedy::Reconfigure,
+            format!(
+                "remove the driver's packages from this machine: the driver is that of {}, which brings its own libraries, \
+                 so a reboot does not help",
+                owner.name
+            ),
+        ),
         (Some(next), Some(owner)) if next == loaded => (
             Remedy::Reconfigure,
             format!(
@@ -359,6 +367,35 @@ mod tests {
         };
         assert!(with("570.144").ends_with("an image of OSTree: update to another image"));
         assert!(with("575.51.02").starts_with("reboot:"));
+    }
+
+    #[test]
+    fn packages_beside_the_operator_s_driver_are_removed() {
+        // pando85/homelab pull request 4110.
+        let ml = Some("/usr/lib/libnvidia-ml.so.580.159.03");
+        let mut state = state(
+            Some("580.126.20"),
+            ml,
+            Some("/usr/lib/libcuda.so.580.159.03"),
+        );
+        state.owner = Some(crate::state::Owner {
+            name: "NVIDIA's GPU Operator",
+            evidence: String::new(),
+            fabric_manager: true,
+            container_runtime: false,
+            why: "",
+            remedy: "",
+        });
+        let finding = decide(&state, None);
+        assert_eq!(finding.remedy_class, Some(Remedy::Reconfigure));
+        let remedy = finding.remedy.unwrap();
+        assert!(
+            remedy.starts_with("remove the driver's packages"),
+            "{remedy}"
+        );
+        state.packaged = false;
+        let remedy = decide(&state, None).remedy.unwrap();
+        assert!(remedy.starts_with("reboot:"), "{remedy}");
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use camino::Utf8Path;
 
-use super::{health, words};
+use super::{health, virt, words};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::{kernel, matrix::Shows, ruling::Offer},
@@ -29,6 +30,9 @@ const FELL: Id = Id::new("log.fell-off-bus");
 const INIT: Id = Id::new("log.rm-init");
 const SXID: Id = Id::new("log.sxid");
 
+/// A folder that the GPU Operator makes on every node, also where its driver was not loaded (NVIDIA/gpu-operator issue 1726).
+const OPERATOR: &str = "/run/nvidia/validations";
+
 const CATALOGUE: &str = "https://docs.nvidia.com/deploy/xid-errors/index.html";
 
 /// See the module.
@@ -43,10 +47,12 @@ pub(super) struct LogContext<'f> {
     installs: bool,
     /// It is a virtual machine.
     guest: bool,
-    /// A driver is installed, but not loaded.
+    /// A driver is installed, or somebody brings one, but none is loaded.
     idle: bool,
     /// Who manages the driver, if another program does.
     owner: Option<Owner>,
+    /// The GPUs that the driver has.
+    driven: Vec<PciAddress>,
     /// GPUs for which the driver now reports that it asks for nothing (`gpu.recovery-action`).
     recovered: Vec<PciAddress>,
     /// Whether NVML answers now, or hangs; `None` if it cannot be asked.
@@ -273,7 +279,8 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         ),
         XidAction::None => return say(Verdict::Pass, told.join("; ")),
         XidAction::RestartApp => (Verdict::Warn, "start the application again"),
-        XidAction::Update => (Verdict::Warn, "update the driver"),
+        // Xid 78 alone asks for it: the driver is that of a vGPU's guest.
+        XidAction::Update => (Verdict::Warn, virt::GRID_DRIVER),
         XidAction::ContactSupport => (Verdict::Warn, "run `nvidia-bug-report.sh` and ask NVIDIA"),
         XidAction::ResetGpu => (Verdict::Fail, words::RESET),
         XidAction::ResetFabric => (
@@ -301,6 +308,10 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         Some((shows, report)) => {
             told.push(report.clone());
             (Remedy::Update, shows.remedy.as_str())
+        }
+        // A reset leaves the row broken.
+        None if worst == XidAction::ResetGpu && is_worst(NO_SPARE_ROW) => {
+            (Remedy::Replace, health::REPLACE)
         }
         None => (class(worst), remedy),
     };
@@ -506,7 +517,8 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
                 named(windows.iter().map(|(gpu, _)| *gpu))
             ),
             remedy: "on the hypervisor give the machine 64-bit MMIO space that is large enough (VMware: \
-                     `pciPassthru.use64bitMMIO` and `pciPassthru.64bitMMIOSizeGB`); on bare metal switch on \
+                     `pciPassthru.use64bitMMIO` and `pciPassthru.64bitMMIOSizeGB`; QEMU with OVMF: `-fw_cfg \
+                     name=opt/ovmf/X-PciMmio64Mb,string=SIZE`, in MiB); on bare metal switch on \
                      \"Above 4G decoding\" in the firmware"
                 .to_owned(),
         });
@@ -567,6 +579,17 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
     }
     messages.iter().find_map(|message| {
         Some(match message {
+            Message::Unsupported { gpu: Some(at) } if context.drives_sibling(*at) => Diagnosis {
+                observed: "`is not supported by the NVIDIA … driver release`",
+                why: format!(
+                    "the driver says that it does not know the GPU at {at}, but it drives another of the same board, \
+                     so it could not read this one: it is broken, or in a bad state"
+                ),
+                remedy: format!(
+                    "{}; if the line comes again, have the GPU replaced, or take another instance",
+                    words::POWER
+                ),
+            },
             Message::Legacy { branch, .. } => Diagnosis {
                 observed: "`supported through the NVIDIA … Legacy drivers`",
                 why: format!("the driver ignores a GPU that only branch {branch} drives"),
@@ -580,7 +603,8 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
                 ),
                 remedy: format!(
                     "check on the hypervisor whether this is a vGPU: a vGPU needs NVIDIA's guest driver (GRID) of the \
-                     hypervisor's release, and a whole GPU needs a driver that knows it{}",
+                     hypervisor's release, and a whole GPU needs a driver that knows it{}; a whole GPU that the \
+                     installed one should know is in a bad state: let its host reset it",
                     (context.gpus.iter())
                         .find(|one| gpu.is_none_or(|at| one.pci_address == at))
                         .map_or(String::new(), |gpu| format!(
@@ -758,15 +782,23 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             "drain the node, then reboot it; if it comes again, install another version of the driver",
         );
     }
-    if messages.contains(&Message::OtherVersion) {
+    let mut mismatches = messages.iter().filter_map(|message| match message {
+        Message::OtherVersion { libraries } => Some(libraries.as_deref()),
+        _ => None,
+    });
+    if let Some(first) = mismatches.next() {
+        let version = (first.or_else(|| mismatches.flatten().next()))
+            .map_or(String::new(), |version| format!(" ({version})"));
         // A program that was started before an upgrade causes this line, too; the problem ends with that program.
         return Finding {
             status: Verdict::Warn,
             ..failed(
                 "`API mismatch`",
-                "the libraries of a program are of another version than the loaded module"
-                    .to_owned(),
-                "reboot if `driver.libraries` fails; otherwise start the program again",
+                format!(
+                    "the libraries of a program{version} are of another version than the loaded module"
+                ),
+                "reboot if `driver.libraries` fails; otherwise start the program again; a container that brings its \
+                 own libraries needs those of the loaded module",
             )
         };
     }
@@ -808,6 +840,7 @@ impl Check for LogCheck {
                 guest: false,
                 idle: false,
                 owner: None,
+                driven: Vec::new(),
                 recovered: Vec::new(),
                 answers: None,
                 known: Vec::new(),
@@ -819,9 +852,11 @@ impl Check for LogCheck {
 
 impl<'f> LogContext<'f> {
     pub(super) async fn of(subject: &Subject<'f>) -> Result<Self, StepError> {
-        let owner = owner(subject.host.files(), subject.facts)?;
+        let files = subject.host.files();
+        let owner = owner(files, subject.facts)?;
         let found = subject.state.driver().await;
         let there = owner.is_some()
+            || files.exists(Utf8Path::new(OPERATOR))?
             || found.module_version.is_some()
             || found.package_version.is_some()
             || found.library_version.is_some();
@@ -836,6 +871,11 @@ impl<'f> LogContext<'f> {
                 && subject.facts.container().is_none(),
             idle: there && matches!(subject.state.loaded_driver(), Ok(None)),
             owner,
+            driven: (subject.facts.gpus.iter())
+                .map(|gpu| gpu.pci_address)
+                // Whose driver cannot be read, of that nothing is said here.
+                .filter(|at| matches!(subject.state.bound_driver(*at), Ok(Some("nvidia"))))
+                .collect(),
             recovered: nvml.map_or_else(Vec::new, health::recovered),
             answers: match nvml {
                 Some(Nvml::Ready(_)) => Some(true),
@@ -870,6 +910,19 @@ impl<'f> LogContext<'f> {
     fn all_recovered(&self) -> bool {
         !self.gpus.is_empty()
             && (self.gpus.iter()).all(|gpu| self.recovered.contains(&gpu.pci_address))
+    }
+
+    /// Whether the driver has another GPU of the same board as this one.
+    fn drives_sibling(&self, at: PciAddress) -> bool {
+        let board = |gpu: &GpuFact| (gpu.pci_id, gpu.subsystem_id);
+        let Some(own) = self.gpus.iter().find(|gpu| gpu.pci_address == at) else {
+            return false;
+        };
+        (self.gpus.iter()).any(|gpu| {
+            gpu.pci_address != at
+                && board(gpu) == board(own)
+                && self.driven.contains(&gpu.pci_address)
+        })
     }
 
     /// Whether a GPU is at this address.
@@ -919,6 +972,7 @@ mod tests {
             guest: false,
             idle: false,
             owner: None,
+            driven: Vec::new(),
             recovered: Vec::new(),
             answers: None,
             known: Vec::new(),
@@ -1132,6 +1186,53 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_that_the_driver_refuses_beside_its_sibling_is_no_vgpu() {
+        // NVIDIA/aicr issue 1858.
+        let facts = fixtures::facts();
+        let text = "NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330)\nNVRM: installed in this system is not supported by the\n";
+        let with = |driven| {
+            let context = LogContext {
+                guest: true,
+                driven,
+                ..context(&facts.gpus)
+            };
+            said_on(&context, text).remove(3)
+        };
+        let broken = with(vec![facts.gpus[1].pci_address]);
+        assert!(broken.why.contains("it is broken"), "{}", broken.why);
+        let remedy = broken.remedy.unwrap();
+        assert!(
+            remedy.contains("replaced") && !remedy.contains("GRID"),
+            "{remedy}"
+        );
+        assert!(with(Vec::new()).why.contains("vGPU"));
+    }
+
+    #[test]
+    fn a_row_that_could_not_be_replaced_asks_for_another_gpu() {
+        // awslabs/awsome-distributed-ai pull request 1190.
+        let class = |codes: &[u32]| {
+            let messages: Vec<Message> = codes.iter().map(|code| xid(*code)).collect();
+            of(&messages).remove(0).class()
+        };
+        assert_eq!(class(&[48, 64]), Some(Remedy::Replace));
+        assert_eq!(class(&[48, 63]), Some(Remedy::ResetGpu));
+        assert_eq!(class(&[64, 79]), Some(Remedy::PowerCycle));
+    }
+
+    #[test]
+    fn the_version_of_a_program_s_libraries_is_named() {
+        for text in [
+            "NVRM: API mismatch: the client has the version 570.148.08, but\n",
+            "NVRM: API mismatch: the client 'python' (pid 7)\nNVRM: has the version 570.148.08, but this kernel module has\n",
+        ] {
+            let finding = said(text).remove(3);
+            assert_eq!(finding.status, Verdict::Warn);
+            assert!(finding.why.contains("(570.148.08)"), "{}", finding.why);
+        }
+    }
+
+    #[test]
     fn an_end_of_cuda_until_a_reboot_is_told_without_a_number() {
         // NVIDIA/open-gpu-kernel-modules issue 1342.
         let line = "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.\n";
@@ -1288,7 +1389,7 @@ mod tests {
                 "the driver refused a GPU",
             ),
             (
-                vec![Message::OtherVersion],
+                vec![Message::OtherVersion { libraries: None }],
                 Verdict::Warn,
                 "another version",
             ),
@@ -1307,6 +1408,11 @@ mod tests {
                 "NVRM: GPU 0000:18:00.0: GPU does not have the necessary power cables connected.\n",
                 "could not start the GPU at 0000:18:00.0: its power cables are not connected",
                 "connect all power cables",
+            ),
+            (
+                "NVRM: Xid (PCI:0000:18:00): 78, pid=7, name=nvidia-smi, Guest driver is incompatible with host driver\n",
+                "the guest driver does not fit the vGPU software of its host",
+                "GRID",
             ),
             (
                 "NVRM: _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP\n",

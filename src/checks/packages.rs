@@ -260,6 +260,25 @@ fn foreign(entries: &[SourceEntry], os: &Os) -> Option<(String, String)> {
     })
 }
 
+/// The first source that asks the service of CentOS that named its mirrors. It was switched off with the last release of CentOS
+/// Linux, 2024-07-01, so dnf and yum stop there (lists.centos.org, centos-devel 2021-07, 141614; NVIDIA/gpu-operator issues 321
+/// and 379).
+fn retired(entries: &[SourceEntry]) -> Option<(String, String)> {
+    let is_of_it = |entry: &&SourceEntry| entry.uri.contains("://mirrorlist.centos.org/");
+    let entry = (entries.iter().filter(|entry| entry.enabled)).find(is_of_it)?;
+    let file = &entry.file;
+    Some((
+        format!(
+            "`{file}` asks `mirrorlist.centos.org`, which CentOS has switched off, so each installation and update ends with \
+             an error"
+        ),
+        format!(
+            "name the archive in `{file}` (`baseurl=http://vault.centos.org/…` in place of `mirrorlist=`), or move the \
+             machine to a system that gets updates, as AlmaLinux"
+        ),
+    ))
+}
+
 /// The first source of the container toolkit that has another address now.
 fn moved(entries: &[SourceEntry]) -> Option<(String, String)> {
     (entries.iter().filter(|entry| entry.enabled)).find_map(|entry| {
@@ -326,6 +345,12 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
                     status,
                     format!("{} {impact}: {}", backend.name(), whys.join("; ")),
                 )
+            });
+        }
+        if let Some((why, remedy)) = retired(&entries) {
+            return Ok(Finding {
+                remedy: Some(remedy),
+                ..say(Verdict::Fail, why)
             });
         }
         if let Some((why, remedy)) = nowhere(&entries) {
@@ -396,7 +421,7 @@ async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> 
 }
 
 /// Packages of the driver that are there and not configured: each transaction tries it again, and ends with an error.
-async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
+pub(super) async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
     // The finding about their versions says why they are not known; their names tell most of them.
     let parts = subject.state.driver_parts().await.unwrap_or_default();
     let is_part =
@@ -477,6 +502,29 @@ mod tests {
         check::Verdict, facts::Os, host::fake::FakeFiles, state::DriverPart,
         steps::fixtures::matrix,
     };
+
+    #[test]
+    fn the_mirrors_of_centos_linux_are_gone() {
+        let with = |address: &str| {
+            let files = FakeFiles::new();
+            files.put("/var/lib/rpm/Packages", "");
+            files.put(
+                "/etc/yum.repos.d/CentOS-Base.repo",
+                format!("[base]\n{address}\n").as_str(),
+            );
+            sources(&files, None, false).unwrap()
+        };
+        let finding = with("mirrorlist=http://mirrorlist.centos.org/?release=$releasever&repo=os");
+        assert_eq!(finding.status, Verdict::Fail, "{}", finding.why);
+        assert!(finding.remedy.unwrap().contains("vault.centos.org"));
+        for address in [
+            "baseurl=http://vault.centos.org/8.5.2111/BaseOS/$basearch/os/",
+            "metalink=https://mirrors.centos.org/metalink?repo=centos-baseos-9-stream",
+            "mirrorlist=http://mirrorlist.centos.org/?repo=os\nenabled=0",
+        ] {
+            assert_eq!(with(address).status, Verdict::Pass, "{address}");
+        }
+    }
 
     #[test]
     fn sources_of_another_release_are_named() {

@@ -5,14 +5,14 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    log, virt,
+    log, packages, virt,
     words::{self, INSTALL, gpus, places},
 };
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::{Facts, GpuFact, PciFact},
     model::{gpu::ArchitectureEvidence, id::Id, pci::PciAddress},
-    state::{KernelLog, is_nova, is_reserved, nvidia_module, owner},
+    state::{DriverPart, KernelLog, is_nova, is_reserved, nvidia_module, owner},
     step::StepError,
     steps::promise::{self, Promise},
     tools::{dkms, kmod},
@@ -22,6 +22,7 @@ const PRESENT: Id = Id::new("pci.gpu.present");
 const IDENTITY: Id = Id::new("pci.gpu.identity");
 const BOUND: Id = Id::new("pci.driver-bound");
 const FELL: Id = Id::new("log.fell-off-bus");
+const CONSISTENCY: Id = Id::new("os.pkg.consistency");
 
 /// The driver that containers need.
 const DRIVER: &str = "nvidia";
@@ -229,6 +230,8 @@ struct DriverEvidence {
     absent: Option<log::Diagnosis>,
     /// NVIDIA's module is on disk for the running kernel, and not loaded.
     on_disk: bool,
+    /// Packages of the driver are there and not configured, so no module was made.
+    unconfigured: bool,
     /// NVIDIA's driver is loaded, so it has refused the GPU.
     loaded: bool,
     /// This program can install a driver here.
@@ -313,10 +316,13 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
     let is_vgpu = none.iter().any(|gpu| gpu.vgpu);
     let other = others.iter().find(|&driver| !in_tree(driver));
     // A GPU that fell off the bus does not need another driver.
-    let because = (!none.is_empty()
-        && others.is_empty()
-        && (none.iter()).all(|gpu| evidence.fell.contains(&gpu.pci_address)))
-    .then_some(FELL);
+    let because = if none.is_empty() || !others.is_empty() {
+        None
+    } else if (none.iter()).all(|gpu| evidence.fell.contains(&gpu.pci_address)) {
+        Some(FELL)
+    } else {
+        (evidence.unconfigured && refusal.is_none()).then_some(CONSISTENCY)
+    };
     let remedy = if all_reserved {
         Some(
             "run `grep -r vfio /etc/modprobe.d /proc/cmdline` to see what reserves them; prepare \
@@ -424,6 +430,16 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepE
         };
         return Ok(Some(refusal));
     }
+    if let Some(gone) = dkms::without_source(files)? {
+        let folder = format!("{}/{gone}", dkms::TREE);
+        return Ok(Some(log::Diagnosis::new(
+            format!("{why}; DKMS before 3.1 builds nothing while `{folder}` has no source"),
+            format!(
+                "remove the folder `{folder}`, which is left of a removed package, then run `dkms autoinstall`, which needs \
+                 the headers of this kernel"
+            ),
+        )));
+    }
     for kernel in files.list(Utf8Path::new(kmod::FOLDER))? {
         if kernel != running && module(&kernel)? == Some(true) {
             return Ok(Some(log::Diagnosis::new(
@@ -444,6 +460,24 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepE
             ),
         )
     }))
+}
+
+/// Returns what is wrong if `cuda-drivers` is all that is installed of the driver. Up to branch 610 it brought the others;
+/// since branch 615 it needs none (cupy/cupy pull request 10295), because NVIDIA's guide knows the open kernel modules alone.
+fn hollow(parts: &[DriverPart]) -> Option<log::Diagnosis> {
+    let part = parts.first()?;
+    let is_hollow = |part: &DriverPart| part.name.starts_with("cuda-drivers");
+    parts.iter().all(is_hollow).then(|| {
+        log::Diagnosis::new(
+            format!(
+                "of NVIDIA's driver only the package {} {} is installed, which brings no driver any more",
+                part.name, part.version
+            ),
+            "remove that package, then run `gpu-bootstrap install`; or install `nvidia-open` in its place (for GPUs before \
+             Turing a driver of branch 580)"
+                .to_owned(),
+        )
+    })
 }
 
 /// Returns the line of the configuration that keeps NVIDIA's module, which is on disk, from being loaded.
@@ -501,6 +535,7 @@ impl Check for PciCheck {
             refusal: None,
             absent: None,
             on_disk: false,
+            unconfigured: false,
             sliced: virt::sliced(subject.facts, subject.matrix).is_some(),
             theirs,
             fell: Vec::new(),
@@ -518,8 +553,17 @@ impl Check for PciCheck {
                 true => denied(subject)?,
                 false => without_module(subject)?,
             };
+            let without = match without {
+                None if !evidence.on_disk => {
+                    hollow(&subject.state.driver_parts().await.unwrap_or_default())
+                }
+                without => without,
+            };
             evidence.absent = evidence.absent.or_else(|| without.clone());
             evidence.refusal = evidence.refusal.or(without);
+            // What cannot be read its own finding tells.
+            evidence.unconfigured =
+                !evidence.on_disk && matches!(packages::unconfigured(subject).await, Ok(Some(_)));
         }
         let of_drivers = match detect(subject) {
             Ok(found) => bound(&found, &evidence),
@@ -542,10 +586,14 @@ impl Check for PciCheck {
 
 #[cfg(test)]
 mod tests {
-    use super::{Bound, DriverEvidence, FELL, Wanted, bound, identity, incomplete, present};
+    use super::{
+        Bound, CONSISTENCY, DriverEvidence, FELL, Wanted, bound, hollow, identity, incomplete,
+        present,
+    };
     use crate::{
         check::Verdict,
         facts::{Facts, PciFact},
+        state::DriverPart,
         steps::{fixtures::facts, promise::Promise},
     };
 
@@ -554,6 +602,7 @@ mod tests {
             refusal: None,
             absent: None,
             on_disk: false,
+            unconfigured: false,
             loaded,
             installs: true,
             sliced: false,
@@ -604,6 +653,47 @@ mod tests {
         };
         let remedy = bound(&[(&facts.gpus[0], None)], &on_disk).remedy;
         assert!(remedy.is_some_and(|text| text.starts_with("run `modprobe nvidia`")));
+    }
+
+    #[test]
+    fn a_package_without_a_driver_is_none() {
+        let told = |names: &[&str]| {
+            let part = |name: &&str| DriverPart {
+                name: (*name).to_owned(),
+                version: "615.71.09".parse().unwrap(),
+                by_vendor: Some(true),
+            };
+            hollow(&names.iter().map(part).collect::<Vec<_>>()).map(|told| told.why)
+        };
+        let why = told(&["cuda-drivers"]).unwrap();
+        assert!(
+            why.contains("only the package cuda-drivers 615.71.09"),
+            "{why}"
+        );
+        assert_eq!(told(&["cuda-drivers", "nvidia-driver"]), None);
+        assert_eq!(told(&[]), None);
+    }
+
+    #[test]
+    fn packages_that_are_not_configured_explain_a_gpu_without_driver() {
+        // aws-samples/aws-deep-learning-ami-ubuntu-dcv-desktop issue 18.
+        let facts = facts();
+        let half = DriverEvidence {
+            unconfigured: true,
+            ..evidence(false)
+        };
+        let because =
+            |evidence: &DriverEvidence| bound(&[(&facts.gpus[0], None)], evidence).because;
+        assert_eq!(because(&half), Some(CONSISTENCY));
+        // A line that says why goes before.
+        let known = DriverEvidence {
+            refusal: Some(super::log::Diagnosis::new(
+                "DKMS did not build it".to_owned(),
+                "read its log".to_owned(),
+            )),
+            ..half
+        };
+        assert_eq!(because(&known), None);
     }
 
     #[test]

@@ -176,12 +176,23 @@ impl Matrix {
         gpus.map(|gpu| meaning(Some(gpu))).collect()
     }
 
+    /// The GPUs whose names are words of a longer name: `H100` in `BM.GPU.H100.8`.
+    fn named_in(&self, name: &str) -> Vec<String> {
+        let is_gpu = |word: &String| {
+            word.bytes().any(|b| b.is_ascii_digit())
+                && (self.gpus.iter()).any(|row| words(&row.name).first() == Some(word))
+        };
+        let found = words(name).into_iter().filter(is_gpu);
+        found.map(|word| word.to_uppercase()).collect()
+    }
+
     fn near(&self, name: &str) -> Vec<String> {
         let asked = words(name).join(" ");
+        let inside = self.named_in(name);
         let gpus = self
             .gpus
             .iter()
-            .filter(|row| row.confidence == Confidence::Verified)
+            .filter(|row| inside.is_empty() && row.confidence == Confidence::Verified)
             .map(|row| (words(&row.name).join(" "), row.name.as_str()));
         let types = self
             .instance_types
@@ -194,11 +205,8 @@ impl Matrix {
             .collect();
         scored.sort_by(|(a, _), (b, _)| b.total_cmp(a));
         scored.dedup_by(|(_, a), (_, b)| a == b);
-        scored
-            .into_iter()
-            .take(3)
-            .map(|(_, name)| name.to_owned())
-            .collect()
+        let scored = scored.into_iter().map(|(_, name)| name.to_owned());
+        inside.iter().cloned().chain(scored).take(3).collect()
     }
 }
 
@@ -312,6 +320,7 @@ mod tests {
             ("A10", "10de:2236"),
             ("A10G", "10de:2237"),
             ("B200", "10de:2901"),
+            ("DGX Spark", "10de:2e12"),
             ("GB200", "10de:2941"),
             ("A16", "10de:25b6"),
             ("RTX 4090", "10de:2684"),
@@ -423,6 +432,17 @@ mod tests {
             unknown.nearest.iter().any(|name| name.starts_with("L40")),
             "{unknown}"
         );
+        for (name, gpu) in [
+            ("BM.GPU.H100.8", "H100"),
+            ("gpu_8x_h100_sxm5", "H100"),
+            ("gpu_1x_gh200", "GH200"),
+            ("VM.GPU.A10.1", "A10"),
+            ("DGX B200", "B200"),
+        ] {
+            let unknown = matrix.meanings(name).unwrap_err();
+            assert_eq!(unknown.nearest, [gpu], "{unknown}");
+            assert!(matrix.meanings(gpu).is_ok());
+        }
         for name in ["", "NVIDIA", "Voodoo", "H300X", "Tesla M2090"] {
             assert!(matrix.meanings(name).is_err(), "{name}");
         }

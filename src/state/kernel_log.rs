@@ -129,7 +129,12 @@ mod tests {
         });
         assert_eq!(
             get().await,
-            known(vec![Message::OtherVersion], "`journalctl`")
+            known(
+                vec![Message::OtherVersion {
+                    libraries: Some("1".to_owned())
+                }],
+                "`journalctl`"
+            )
         );
         fakes.exec.on_result("journalctl", |cmd, _| {
             Err(ExecError::NotAsked {

@@ -288,6 +288,30 @@ pub fn failed(files: &dyn ReadFiles) -> Result<Vec<(String, Utf8PathBuf)>, Files
     Ok(found)
 }
 
+/// The first module of [`TREE`] whose source is gone, as `MODULE/VERSION`, where NVIDIA's driver has one. DKMS before 3.1
+/// ends there, and builds none of the others ("Could not locate dkms.conf file": `is_module_built` and `autoinstall` of DKMS
+/// 2.8.7 and 3.0.11); later ones leave it out.
+///
+/// # Errors
+/// A folder cannot be read.
+pub fn without_source(files: &dyn ReadFiles) -> Result<Option<String>, FilesError> {
+    let (mut gone, mut buildable) = (None, false);
+    for module in folders(files, Utf8Path::new(TREE))? {
+        for version in folders(files, &Utf8Path::new(TREE).join(&module))? {
+            let source = Utf8PathBuf::from(format!("{TREE}/{module}/{version}/source"));
+            let stat = files.stat(&source)?;
+            if !stat.is_some_and(|stat| matches!(stat.kind, FileKind::Link(_))) {
+                continue;
+            }
+            match files.exists(&source)? {
+                true => buildable |= DRIVERS.contains(&module.as_str()),
+                false => gone = gone.or(Some(format!("{module}/{version}"))),
+            }
+        }
+    }
+    Ok(gone.filter(|_| buildable))
+}
+
 /// The kernel for which a log says that it is: `DKMS make.log for nvidia-580.95.05 for kernel 6.8.0-1029-aws (x86_64)`.
 #[must_use]
 pub fn kernel_of_log(log: &str) -> Option<&str> {
@@ -361,6 +385,31 @@ mod tests {
         assert!(failure(log).is_some_and(|(_, remedy)| remedy.contains("gcc-12")));
         assert_eq!(kernel_of_log("make: nothing\n"), None);
         assert_eq!(failure("make: nothing\n"), None);
+    }
+
+    #[test]
+    fn a_module_without_source_keeps_dkms_from_building_the_driver() {
+        // negativo17/nvidia-driver issue 56, pop-os/pop issue 3426.
+        let files = crate::host::fake::FakeFiles::new();
+        files.put("/var/lib/dkms/mok.pub", "");
+        files.put_link(
+            "/var/lib/dkms/nvidia/565.77/source",
+            "/usr/src/nvidia-565.77",
+        );
+        files.put_link(
+            "/var/lib/dkms/nvidia/kernel-6.12.0-x86_64",
+            "565.77/6.12.0/x86_64",
+        );
+        assert_eq!(without_source(&files).unwrap(), None);
+        files.put("/usr/src/nvidia-570.86.16/dkms.conf", "");
+        files.put_link(
+            "/var/lib/dkms/nvidia/570.86.16/source",
+            "/usr/src/nvidia-570.86.16",
+        );
+        let gone = without_source(&files).unwrap();
+        assert_eq!(gone.as_deref(), Some("nvidia/565.77"));
+        files.put("/usr/src/nvidia-565.77/dkms.conf", "");
+        assert_eq!(without_source(&files).unwrap(), None);
     }
 
     /// Runs what DKMS makes of a `dkms.conf` and the override, in both of its ways: it reads each file in a shell of its own,

@@ -220,7 +220,10 @@ pub enum Message {
         gpu: Option<PciAddress>,
     },
     /// A program has libraries of another version than the module.
-    OtherVersion,
+    OtherVersion {
+        /// Their version, where the line names it.
+        libraries: Option<String>,
+    },
     /// A GPU, which the driver does not name, does not answer on the bus.
     Lost,
     /// The kernel ended a task that was in the driver (oops).
@@ -283,6 +286,7 @@ pub fn read<'l>(lines: impl IntoIterator<Item = &'l str>) -> Vec<Message> {
             last = said.split([' ', ',']).find_map(address);
         }
         found.extend(message(line, last));
+        found.extend(reason(line));
         found.extend(cause(line));
     }
     found
@@ -332,6 +336,26 @@ fn cause(line: &str) -> Option<Message> {
     })
 }
 
+/// How a line with the number of an error begins.
+const XID: &str = "NVRM: Xid (";
+
+/// The row of the table for a line that has the number of an error, too.
+fn reason(line: &str) -> Option<Message> {
+    let row = row(line).filter(|_| line.contains(XID))?;
+    Some(Message::Line {
+        at: place(line),
+        row,
+    })
+}
+
+/// Returns the version of a program's libraries: `the client has the version 570.148.08, but`; newer drivers name the
+/// program first, and begin the next line with `has the version`.
+fn version_of_client(said: &str) -> Option<String> {
+    let (_, rest) = said.split_once("has the version ")?;
+    let (version, _) = rest.split_once(", but")?;
+    Some(version.to_owned())
+}
+
 /// Splits a record into its lines: rsyslog writes the end of a line within it as `#012`, Talos as `\x0a`.
 fn sentences(record: &str) -> impl Iterator<Item = &str> {
     (record.split("#012")).flat_map(|part| part.split("\\x0a"))
@@ -340,7 +364,7 @@ fn sentences(record: &str) -> impl Iterator<Item = &str> {
 /// Reads one line; `None` if it is no known message. `last` is the GPU that an earlier line of the same sentence
 /// names.
 fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
-    if let Some(row) = row(line) {
+    if let Some(row) = row(line).filter(|_| !line.contains(XID)) {
         let at = place(line);
         // A line about the bus counts only if it names its device.
         let whole = at.is_some() || matches!(row.kind, Kind::Load | Kind::Start | Kind::Beside);
@@ -403,7 +427,12 @@ fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
                 code: None,
             },
         ),
-        ("API mismatch", Message::OtherVersion),
+        (
+            "API mismatch",
+            Message::OtherVersion {
+                libraries: version_of_client(said),
+            },
+        ),
         ("[NV_ERR_RESET_REQUIRED]", Message::ResetRequired),
         ("GPU marked for reset", Message::ResetRequired),
         // nvstatuscodes.h: "GPU lost from the bus".
@@ -417,6 +446,11 @@ fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
         if said.contains(words) {
             return Some(found);
         }
+    }
+    if let Some(version) = version_of_client(said) {
+        return Some(Message::OtherVersion {
+            libraries: Some(version),
+        });
     }
     if let Some((_, rest)) = said.split_once("supported through the NVIDIA ") {
         let branch = number(rest)?;
@@ -530,6 +564,9 @@ mod tests {
         let crashed = |module: &str| Message::Crashed {
             module: module.to_owned(),
         };
+        let other_version = |version: Option<&str>| Message::OtherVersion {
+            libraries: version.map(str::to_owned),
+        };
         for (text, wanted) in rows! {
             "[12345.678] NVRM: Xid (PCI:0000:3b:00): 43, pid=1234, name=python, Ch 00000002",
                 vec![xid("0000:3b:00.0", 43, false)];
@@ -632,8 +669,10 @@ mod tests {
             "Oops: 0000 [#1] SMP\nRIP: 0010:nvidiafb_probe+0x1/0x2 [nvidiafb]", vec![];
             "NVRM: nvAssertFailedNoLog: Assertion failed: (status == NV_OK) || (status == NV_ERR_GPU_IN_FULLCHIP_RESET) @ rs_client.c:844",
                 vec![];
-            "NVRM: API mismatch: the client has the version 535.247.01, but",
-                vec![Message::OtherVersion];
+            "NVRM: API mismatch: the client has the version 535.247.01, but#012NVRM: this kernel module has the version 530.30.02.  Please",
+                vec![other_version(Some("535.247.01"))];
+            "NVRM: API mismatch: the client 'nvidia-smi' (pid 1042)\nNVRM: has the version 575.57.08, but this kernel module has\nNVRM: the version 570.133.20.  Please make sure",
+                vec![other_version(None), other_version(Some("575.57.08"))];
             "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.105.08", vec![];
             "nouveau 0000:01:00.0: NVIDIA GA102", vec![];
             "NVRM: Xid (PCI:0000:3b:00): x", vec![];
@@ -670,6 +709,8 @@ mod tests {
             "audit: type=1400 audit(1684465329.146:351): avc:  denied  { read write } for  pid=4412 comm=\"python\" name=\"nvidiactl\" dev=\"devtmpfs\" ino=901 scontext=system_u:system_r:container_t:s0:c380,c597 tcontext=system_u:object_r:xserver_misc_device_t:s0 tclass=chr_file permissive=0",
                 Kind::Beside, None;
             "NVRM: Can't find an IRQ for your NVIDIA card!", Kind::Start, None;
+            "NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051) returned from kgspCreateRadix3(pGpu, pKernelGsp) @ kernel_gsp.c:4502",
+                Kind::Start, None;
             "NVRM kfspSendBootCommands_GH100: FSP boot cmds failed. RM cannot boot.", Kind::Start,
                 None;
             "pci 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible",
@@ -692,6 +733,19 @@ mod tests {
             let wanted = place.and_then(|place: &str| place.parse().ok());
             assert_eq!(*at, wanted, "{text}");
         }
+        // A line with the number of an error is told by that, too.
+        let line = "NVRM: Xid (PCI:0002:00:00): 78, pid=1410, name=nvidia-smi, Guest driver is incompatible with host driver";
+        let [
+            Message::Xid { code: 78, .. },
+            Message::Line { at: Some(at), row },
+        ] = &read([line])[..]
+        else {
+            panic!("{line}");
+        };
+        assert_eq!(
+            (at.to_string().as_str(), row.kind),
+            ("0002:00:00.0", Kind::Start)
+        );
         // Of what has no address nobody knows whether it is a GPU.
         assert!(read(["AER: can't recover (no error_detected callback)"]).is_empty());
         assert!(TABLE.iter().all(|row| {

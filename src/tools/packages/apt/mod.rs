@@ -137,8 +137,9 @@ impl Backend for Apt {
 
     fn configures(&self) -> Option<&'static str> {
         Some(
-            "run `dpkg --configure -a`; where a module does not build, `/var/lib/dkms/nvidia/VERSION/build/make.log` says \
-             why: install a driver that builds for this kernel, or the headers of the kernel",
+            "run `dpkg --configure -a`; where that misses a dependency, run `apt-get --fix-broken install`; where a module \
+             does not build, `/var/lib/dkms/nvidia/VERSION/build/make.log` says why: install a driver that builds for this \
+             kernel, or the headers of the kernel",
         )
     }
 
