@@ -140,13 +140,19 @@ const NEEDS: &[(&str, &[&str])] = &[
         ],
     ),
     ("validation.compute", &["validation.devices"]),
+    ("k8s.operator", &["driver.libraries"]),
     ("cluster.join", &["cluster.packages", "validation"]),
     ("k8s.ready", &["cluster.join", "k8s.versions"]),
     ("k8s.taints", &["cluster.join"]),
     ("cluster.node", &["cluster.join", "k8s.ready"]),
     (
         "k8s.allocatable",
-        &["k8s.ready", "cluster.node", "validation"],
+        &[
+            "k8s.ready",
+            "cluster.node",
+            "validation",
+            "pci.driver-bound",
+        ],
     ),
 ];
 

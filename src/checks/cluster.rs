@@ -46,6 +46,8 @@ const ALLOCATABLE: Id = Id::new("k8s.allocatable");
 const LINK: &str = "https://github.com/NVIDIA/k8s-device-plugin";
 const NO_PLUGIN: &str = "install NVIDIA's device plugin or GPU operator in the cluster; if it is there, see whether its pod \
                          tolerates the node's taints and what its log says";
+const FEWER: &str =
+    "see which GPU the device plugin calls unhealthy: `kubectl logs` of its pod on this node";
 
 /// What the kubelet keeps of device plugins, in a folder that does not move with its own. Sources: kubernetes/kubernetes,
 /// `pkg/kubelet/cm/devicemanager/manager.go` (`kubeletDeviceManagerCheckpoint`, `writeCheckpoint`: the healthy devices of each
@@ -125,6 +127,7 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
         _ => None,
     };
     let answers = matches!(node, Some((_, Registered::Node(_))));
+    let says_nothing = matches!(node, None | Some((_, Registered::Silent(_))));
     let files = subject.host.files();
     Ok(ClusterState {
         is_denied: false,
@@ -139,16 +142,22 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
             true => Vec::new(),
             false => network_lacks(files)?,
         },
-        recorded: match answers {
-            true => None,
-            false => recorded(subject)?,
+        recorded: match says_nothing {
+            true => recorded(subject)?,
+            false => None,
         },
     })
 }
 
-/// What the kubelet has recorded of device plugins.
+/// What the kubelet has recorded of device plugins. A kubelet that does not run has no devices, and the file of one that is gone
+/// stays.
 fn recorded(subject: &Subject<'_>) -> Result<Option<RegisteredDevices>, StepError> {
     let files = subject.host.files();
+    if subject.state.is_of_this_machine()
+        && (subject.state.kubelet_runtime()?).is_none_or(|kubelet| !kubelet.runs)
+    {
+        return Ok(None);
+    }
     let text = match files.read_text(Utf8Path::new(RECORD)) {
         // Only root may read it.
         Err(error) if error.is_denied() => None,
@@ -171,19 +180,22 @@ fn read_record(text: &str) -> RegisteredDevices {
     Ok(counted.collect())
 }
 
-/// Whether a resource is GPUs, or parts of them, by whatever plugin.
+/// Whether a resource is GPUs, or parts of them, by whatever plugin. NVIDIA's plugin for network cards has other names below
+/// `nvidia.com`; KubeVirt's has the names of boards, such as `nvidia.com/GH100_H100_SXM5_80GB`.
 fn is_of_gpus(resource: &str) -> bool {
-    resource.starts_with("nvidia.com/")
-        || ["gpu", "cuda"].iter().any(|word| resource.contains(word))
+    let of_nvidia = (resource.strip_prefix("nvidia.com/"))
+        .is_some_and(|name| name.starts_with("mig-") || name.starts_with(char::is_uppercase));
+    of_nvidia || ["gpu", "cuda"].iter().any(|word| resource.contains(word))
 }
 
-/// What the record of the kubelet says, where the cluster does not.
-fn by_record(resources: &BTreeMap<String, usize>) -> Finding {
-    let warn = |why: String| Finding {
-        remedy: Some(NO_PLUGIN.to_owned()),
+/// What the record of the kubelet says, where the cluster does not, of a machine with so many GPUs.
+fn by_record(resources: &BTreeMap<String, usize>, gpus: Option<usize>) -> Finding {
+    let warn_with = |why: String, remedy: &str| Finding {
+        remedy: Some(remedy.to_owned()),
         links: vec![LINK.to_owned()],
         ..Finding::new(ALLOCATABLE, Verdict::Warn, why)
     };
+    let warn = |why: String| warn_with(why, NO_PLUGIN);
     let of_gpus: Vec<(&String, usize)> = (resources.iter())
         .filter(|(name, _)| is_of_gpus(name))
         .map(|(name, count)| (name, *count))
@@ -202,6 +214,13 @@ fn by_record(resources: &BTreeMap<String, usize>) -> Finding {
             "the kubelet knows no healthy GPU ({}, by `{RECORD}`): the device plugin has stopped, or calls all of them unhealthy",
             list(all)
         )),
+        [(name, count)] if *name == GPUS && gpus.is_some_and(|gpus| *count < gpus) => warn_with(
+            format!(
+                "the kubelet has {count} of {} GPUs, by `{RECORD}`",
+                gpus.unwrap_or_default()
+            ),
+            FEWER,
+        ),
         all => Finding::new(
             ALLOCATABLE,
             Verdict::Pass,
@@ -387,7 +406,7 @@ fn decide(state: &ClusterState) -> Finding {
     let say = |status, why: String| Finding::new(ALLOCATABLE, status, why);
     let (name, node) = match (known(state), &state.recorded) {
         (Ok(known), _) => known,
-        (Err(_), Some(Ok(resources))) => return by_record(resources),
+        (Err(_), Some(Ok(resources))) => return by_record(resources, state.gpus),
         (Err(_), Some(Err(why))) => return say(Verdict::Unknown, why.clone()),
         (Err((status, why)), None) => return say(status, why),
     };
@@ -421,7 +440,7 @@ fn decide(state: &ClusterState) -> Finding {
         (Some(offered), Some(gpus)) if offered < gpus => with(
             Verdict::Warn,
             format!("node `{name}` offers {offered} of its {gpus} GPUs"),
-            "see which GPU the device plugin calls unhealthy: `kubectl logs` of its pod on this node",
+            FEWER,
         ),
         (Some(offered), _) => say(
             Verdict::Pass,
@@ -622,22 +641,23 @@ mod tests {
                 Verdict::Warn, "0 nvidia.com/gpu";
             r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":["GPU-1","GPU-2"]}}}"#, Verdict::Pass,
                 "2 nvidia.com/gpu";
+            r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":["GPU-1"]}}}"#, Verdict::Warn, "1 of 2 GPUs";
+            r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":[],"nvidia.com/mig-1g.10gb":["a"]}}}"#,
+                Verdict::Pass, "1 nvidia.com/mig-1g.10gb";
+            // The plugin for network cards.
+            r#"{"Data":{"RegisteredDevices":{"nvidia.com/hostdev":["a"]}}}"#, Verdict::Warn,
+                "no device plugin";
             r#"{"Data":{"RegisteredDevices":{"volcano.sh/vgpu-number":["a"]}}}"#, Verdict::Pass,
                 "1 volcano.sh/vgpu-number";
             "{", Verdict::Unknown, "kubelet_internal_checkpoint";
         } {
-            for says in [
-                Registered::Unknown,
-                Registered::Silent("no answer".to_owned()),
-            ] {
-                let found = decide(&ClusterState {
-                    recorded: Some(read_record(record)),
-                    ..state(says, Some(2))
-                });
-                assert_eq!(found.status, status, "{}", found.why);
-                assert!(found.why.contains(part), "{}", found.why);
-                assert_eq!(found.remedy.is_some(), status == Verdict::Warn);
-            }
+            let found = decide(&ClusterState {
+                recorded: Some(read_record(record)),
+                ..state(Registered::Silent("no answer".to_owned()), Some(2))
+            });
+            assert_eq!(found.status, status, "{}", found.why);
+            assert!(found.why.contains(part), "{}", found.why);
+            assert_eq!(found.remedy.is_some(), status == Verdict::Warn);
         }
         for (is_denied, part) in [(false, "no cluster"), (true, "only root")] {
             let alone = decide(&ClusterState {

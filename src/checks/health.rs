@@ -66,7 +66,7 @@ fn fail(told: impl Into<String>, class: Remedy, remedy: &'static str) -> Option<
     })
 }
 
-pub(super) const REPLACE: &str = "drain the node and have the GPU replaced";
+const REPLACE: &str = "drain the node and have the GPU replaced";
 const SUPPORT: &str = "drain the node, run `nvidia-bug-report.sh`, and ask the vendor of the hardware for a field diagnosis";
 const REBOOT: &str = "drain the node, then reboot it";
 const AIRFLOW: &str = "check fans, filters and the temperature of the room";

@@ -2,7 +2,6 @@
 //! Kubernetes distribution makes anew at each start is never written by this program.
 
 use async_trait::async_trait;
-use camino::Utf8Path;
 
 use super::runtime_files;
 use crate::{
@@ -12,7 +11,6 @@ use crate::{
     state::{CONTAINERD_CONFIG, KubeletRuntime},
     step::StepError,
     tools::{
-        cdi,
         containerd::{self, CriConfig},
         kubelet::{KubernetesDistribution, OWNERS},
         toolkit,
@@ -163,14 +161,10 @@ fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool
 fn lacks_runtime(subject: &Subject<'_>, cri: &CriConfig) -> Result<Option<Finding>, StepError> {
     let has_nvidia = (cri.runtimes.iter()).any(|name| name.contains("nvidia"))
         || (cri.programs.values()).any(|program| toolkit::is_named_in(program));
-    if has_nvidia || (subject.state.is_of_this_machine() && subject.desired.is_some()) {
+    let is_said = subject.state.is_of_this_machine() && subject.desired.is_some();
+    let has_gpus = !subject.facts.gpus.is_empty();
+    if has_nvidia || is_said || !has_gpus || runtime_files::has_cdi(subject.host.files())? {
         return Ok(None);
-    }
-    for folder in cdi::FOLDERS {
-        let names = subject.host.files().list(Utf8Path::new(folder))?;
-        if names.iter().any(|name| cdi::is_read(Utf8Path::new(name))) {
-            return Ok(None);
-        }
     }
     Ok(Some(Finding {
         remedy: Some(
@@ -181,7 +175,7 @@ fn lacks_runtime(subject: &Subject<'_>, cri: &CriConfig) -> Result<Option<Findin
         ..Finding::new(
             RUNTIME,
             Verdict::Warn,
-            "the kubelet uses containerd, which has no nvidia runtime (one of Docker is none of pods), and no CDI specification \
+            "the kubelet uses containerd, which has no nvidia runtime (Docker's runtime does not serve pods), and no CDI specification \
              is there: pods get no GPU",
         )
     }))
@@ -220,13 +214,15 @@ fn of_distribution(
             )));
         }
         for (runtime, program) in &config.programs {
-            let is_lost = toolkit::is_named_in(program)
+            // Where it looks for a name without a folder is not known.
+            let is_lost = program.starts_with('/')
+                && toolkit::is_named_in(program)
                 && runtime_files::is_missing(subject.host.files(), program)?;
             if is_lost {
                 return Ok(Some(faulty(
                     format!(
                         "runtime `{runtime}` of the containerd of {name} names `{program}` (`{path}`), which is not there, so no \
-                         pod of it starts"
+                         pod that asks for it starts"
                     ),
                     format!(
                         "install `nvidia-container-toolkit`, and let the runtime name `{}`: {}",

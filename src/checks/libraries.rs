@@ -4,11 +4,12 @@
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
+use super::operator;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     config::desired::Manager,
     model::{findings::Remedy, id::Id},
-    state::{Owner, library_folders, owner},
+    state::{GPU_OPERATOR, Owner, library_folders, owner},
     step::StepError,
 };
 
@@ -196,14 +197,9 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
     }
     // A reboot helps only where the module on disk is that of the libraries.
     let (class, remedy) = match (&state.next, &state.owner) {
-        (_, Some(owner)) if owner.fabric_manager && state.packaged => (
-            Remedy::Reconfigure,
-            format!(
-                "remove the driver's packages from this machine: the driver is that of {}, which brings its own libraries, \
-                 so a reboot does not help",
-                owner.name
-            ),
-        ),
+        (_, Some(owner)) if owner.name == GPU_OPERATOR && state.packaged => {
+            (Remedy::Reconfigure, operator::ONE_DRIVER.to_owned())
+        }
         (Some(next), Some(owner)) if next == loaded => (
             Remedy::Reconfigure,
             format!(

@@ -9,7 +9,7 @@ use camino::Utf8Path;
 use crate::{
     check::{Finding, Subject, Verdict},
     model::{id::Id, version::DriverVersion},
-    state::owner,
+    state::{GPU_OPERATOR, owner},
     step::StepError,
     tools::{kubernetes::kubectl::Node, toolkit},
 };
@@ -34,6 +34,10 @@ const SMI: [&str; 6] = [
 
 /// The runtime that its toolkit's container puts on the host.
 const ITS_RUNTIME: &str = "/usr/local/nvidia/toolkit/nvidia-container-runtime";
+
+/// What helps where packages of the host bring a driver beside the operator's.
+pub(super) const ONE_DRIVER: &str = "remove the driver's packages from the host, so that no upgrade brings another version, and reboot; or \
+                                     keep them, and set `driver.enabled=false` in the operator's ClusterPolicy";
 
 /// What of the host decides what the operator does.
 #[derive(Debug, Clone, Default)]
@@ -61,7 +65,7 @@ pub(super) async fn detect(subject: &Subject<'_>) -> Result<OnHost, StepError> {
     }
     Ok(OnHost {
         has_its_driver: owner(files, subject.facts)?
-            .is_some_and(|owner| owner.name == "NVIDIA's GPU Operator"),
+            .is_some_and(|owner| owner.name == GPU_OPERATOR),
         packages: subject.state.driver().await.package_version.clone(),
         has_driver: subject.state.loaded_driver()?.is_some(),
         smi,
@@ -76,11 +80,7 @@ pub(super) fn decide(known: Result<(&str, &Node), (Verdict, String)>, host: &OnH
     // NVIDIA/gpu-operator issues 126 and 367, pando85/homelab pull request 4110.
     if let (true, Some(version)) = (host.has_its_driver, &host.packages) {
         return Finding {
-            remedy: Some(
-                "remove the driver's packages from the host, so that no upgrade brings another version, and reboot; or keep them, \
-                 and set `driver.enabled=false` in the operator's ClusterPolicy"
-                    .to_owned(),
-            ),
+            remedy: Some(ONE_DRIVER.to_owned()),
             ..say(
                 Verdict::Warn,
                 format!(

@@ -10,10 +10,10 @@ use crate::{
     config::desired::Purpose,
     facts::Os,
     host::ReadFiles,
-    model::{id::Id, version::DriverVersion},
+    model::{id::Id, pattern, version::DriverVersion},
     state::{DriverPart, Origin},
     step::StepError,
-    tools::packages::{Impact, Manager, SourceEntry, locks},
+    tools::packages::{Impact, Manager, Package, SourceEntry, locks},
 };
 
 const CONSISTENCY: Id = Id::new("os.pkg.consistency");
@@ -260,9 +260,8 @@ fn foreign(entries: &[SourceEntry], os: &Os) -> Option<(String, String)> {
     })
 }
 
-/// The first source that asks the service of CentOS that named its mirrors. It was switched off with the last release of CentOS
-/// Linux, 2024-07-01, so dnf and yum stop there (lists.centos.org, centos-devel 2021-07, 141614; NVIDIA/gpu-operator issues 321
-/// and 379).
+/// The first source that asks the service of CentOS that named its mirrors. It is off since the end of CentOS Linux 7
+/// (2024-06-30), so dnf and yum stop there (NVIDIA/gpu-operator issues 321 and 379 have their words).
 fn retired(entries: &[SourceEntry]) -> Option<(String, String)> {
     let is_of_it = |entry: &&SourceEntry| entry.uri.contains("://mirrorlist.centos.org/");
     let entry = (entries.iter().filter(|entry| entry.enabled)).find(is_of_it)?;
@@ -420,8 +419,31 @@ async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> 
     }))
 }
 
+/// Whether a package that brings a module of the driver is there and not configured, so that there may be no module.
+pub(super) async fn has_unconfigured_module(subject: &Subject<'_>) -> Result<bool, StepError> {
+    const MODULES: [&str; 4] = [
+        "*nvidia*dkms*",
+        "kmod-nvidia*",
+        "linux-modules-nvidia*",
+        "linux-objects-nvidia*",
+    ];
+    for manager in Manager::ALL {
+        let database = subject.state.database(manager).await?;
+        let is_one = |package: &Package| {
+            package.needs_repair()
+                && MODULES
+                    .iter()
+                    .any(|one| pattern::matches(one, &package.name))
+        };
+        if database.unwrap_or_default().iter().any(is_one) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Packages of the driver that are there and not configured: each transaction tries it again, and ends with an error.
-pub(super) async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
+async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
     // The finding about their versions says why they are not known; their names tell most of them.
     let parts = subject.state.driver_parts().await.unwrap_or_default();
     let is_part =

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::{Facts, GpuFact, PciFact},
-    model::{gpu::ArchitectureEvidence, id::Id, pci::PciAddress},
+    model::{gpu::ArchitectureEvidence, id::Id, pci::PciAddress, version::Branch},
     state::{DriverPart, KernelLog, is_nova, is_reserved, nvidia_module, owner},
     step::StepError,
     steps::promise::{self, Promise},
@@ -23,6 +23,9 @@ const IDENTITY: Id = Id::new("pci.gpu.identity");
 const BOUND: Id = Id::new("pci.driver-bound");
 const FELL: Id = Id::new("log.fell-off-bus");
 const CONSISTENCY: Id = Id::new("os.pkg.consistency");
+
+/// The first branch whose `cuda-drivers` brings no driver.
+const HOLLOW: Branch = Branch(615);
 
 /// The driver that containers need.
 const DRIVER: &str = "nvidia";
@@ -392,7 +395,7 @@ fn fits(found: &[Bound<'_>]) -> Option<String> {
 
 /// Returns why the running kernel has no module of NVIDIA's driver, if DKMS could not build it, or if another kernel
 /// has one.
-fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepError> {
+async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepError> {
     let files = subject.host.files();
     let Some(running) = &subject.facts.kernel.running else {
         return Ok(None);
@@ -407,6 +410,11 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepE
         return Ok(None);
     }
     let why = format!("the running kernel {running} has no module of NVIDIA's driver");
+    let dkms = (subject.state.packages_like(&["dkms"]).await).unwrap_or_default();
+    // Where its version is not known, the text says which it is about.
+    let ends_at_it = dkms
+        .first()
+        .is_none_or(|(_, version)| dkms::ends_at_module_without_source(version));
     let id = (subject.facts.gpus.first()).map_or(String::new(), |gpu| gpu.pci_id.to_string());
     for (version, log) in dkms::failed(files)? {
         let text = files.read(&log)?.unwrap_or_default();
@@ -430,7 +438,7 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepE
         };
         return Ok(Some(refusal));
     }
-    if let Some(gone) = dkms::without_source(files)? {
+    if let Some(gone) = dkms::without_source(files)?.filter(|_| ends_at_it) {
         let folder = format!("{}/{gone}", dkms::TREE);
         return Ok(Some(log::Diagnosis::new(
             format!("{why}; DKMS before 3.1 builds nothing while `{folder}` has no source"),
@@ -463,10 +471,12 @@ fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepE
 }
 
 /// Returns what is wrong if `cuda-drivers` is all that is installed of the driver. Up to branch 610 it brought the others;
-/// since branch 615 it needs none (cupy/cupy pull request 10295), because NVIDIA's guide knows the open kernel modules alone.
+/// since branch 615 it needs none (cupy/cupy pull request 10295).
 fn hollow(parts: &[DriverPart]) -> Option<log::Diagnosis> {
     let part = parts.first()?;
-    let is_hollow = |part: &DriverPart| part.name.starts_with("cuda-drivers");
+    let is_hollow = |part: &DriverPart| {
+        part.name.starts_with("cuda-drivers") && part.version.branch() >= HOLLOW
+    };
     parts.iter().all(is_hollow).then(|| {
         log::Diagnosis::new(
             format!(
@@ -551,7 +561,7 @@ impl Check for PciCheck {
             evidence.on_disk = has_module(subject)?;
             let without = match evidence.on_disk {
                 true => denied(subject)?,
-                false => without_module(subject)?,
+                false => without_module(subject).await?,
             };
             let without = match without {
                 None if !evidence.on_disk => {
@@ -562,8 +572,8 @@ impl Check for PciCheck {
             evidence.absent = evidence.absent.or_else(|| without.clone());
             evidence.refusal = evidence.refusal.or(without);
             // What cannot be read its own finding tells.
-            evidence.unconfigured =
-                !evidence.on_disk && matches!(packages::unconfigured(subject).await, Ok(Some(_)));
+            evidence.unconfigured = !evidence.on_disk
+                && (packages::has_unconfigured_module(subject).await).unwrap_or_default();
         }
         let of_drivers = match detect(subject) {
             Ok(found) => bound(&found, &evidence),
@@ -657,14 +667,16 @@ mod tests {
 
     #[test]
     fn a_package_without_a_driver_is_none() {
-        let told = |names: &[&str]| {
+        let of = |version: &str, names: &[&str]| {
             let part = |name: &&str| DriverPart {
                 name: (*name).to_owned(),
-                version: "615.71.09".parse().unwrap(),
+                version: version.parse().unwrap(),
                 by_vendor: Some(true),
             };
             hollow(&names.iter().map(part).collect::<Vec<_>>()).map(|told| told.why)
         };
+        let told = |names| of("615.71.09", names);
+        assert_eq!(of("610.57.04", &["cuda-drivers"]), None);
         let why = told(&["cuda-drivers"]).unwrap();
         assert!(
             why.contains("only the package cuda-drivers 615.71.09"),

@@ -313,11 +313,8 @@ fn lacks_runtime(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
     let Some(owner) = owner(files, subject.facts)?.filter(|owner| owner.container_runtime) else {
         return Ok(None);
     };
-    for folder in cdi::FOLDERS {
-        let names = files.list(Utf8Path::new(folder))?;
-        if names.iter().any(|name| cdi::is_read(Utf8Path::new(name))) {
-            return Ok(None);
-        }
+    if has_cdi(files)? {
+        return Ok(None);
     }
     Ok(Some(Finding {
         remedy: Some(
@@ -335,6 +332,17 @@ fn lacks_runtime(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
             ),
         )
     }))
+}
+
+/// Whether a CDI specification is there.
+pub(super) fn has_cdi(files: &dyn ReadFiles) -> Result<bool, StepError> {
+    for folder in cdi::FOLDERS {
+        let names = files.list(Utf8Path::new(folder))?;
+        if names.iter().any(|name| cdi::is_read(Utf8Path::new(name))) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Whether a program that a configuration names is not on this machine. A tree without programs does not tell.
@@ -387,13 +395,17 @@ async fn validated(subject: &Subject<'_>, path: &Utf8Path) -> Option<String> {
     said.lines().next_back().map(|line| line.trim().to_owned())
 }
 
-/// The hook of NVIDIA's GPU Operator, where CRI-O does not run it and has no runtime of the toolkit.
+/// The hook of NVIDIA's GPU Operator, where CRI-O does not run it, has no runtime of the toolkit, and no CDI specification is
+/// there.
 fn unread_hook(
     files: &dyn ReadFiles,
     read: &[crio::CrioFile],
 ) -> Result<Option<crio::CrioFault>, StepError> {
     let mut programs = crio::programs(read).into_values();
-    if crio::reads_hooks(read) || programs.any(|program| toolkit::is_named_in(&program)) {
+    if crio::reads_hooks(read)
+        || programs.any(|program| toolkit::is_named_in(&program))
+        || has_cdi(files)?
+    {
         return Ok(None);
     }
     let names = files.list(Utf8Path::new(crio::HOOKS))?;

@@ -125,13 +125,13 @@ mod tests {
         fakes.exec.on("journalctl", |_, _| fake::ok(""));
         assert_eq!(get().await, known(vec![], "`dmesg`"));
         fakes.exec.on("journalctl", |_, _| {
-            fake::ok("Linux version 6.1\nNVRM: API mismatch: the client has the version 1, but\n")
+            fake::ok("Linux version 6.1\nNVRM: API mismatch: the client has the version 535.247.01, but\n")
         });
         assert_eq!(
             get().await,
             known(
                 vec![Message::OtherVersion {
-                    libraries: Some("1".to_owned())
+                    libraries: Some("535.247.01".to_owned())
                 }],
                 "`journalctl`"
             )

@@ -194,7 +194,8 @@ impl State {
 }
 
 /// Whether containerd finds the nvidia runtime in a file. It reads the tables of the file's own version: in one of version 2
-/// `plugins.cri`, the name of version 1, is nothing to it (containerd 1.7, services/server/config/config.go, `Decode`).
+/// `plugins.cri`, the name of version 1, gives it none: 1.x does not start with it, and later ones ignore it (containerd 1.7,
+/// services/server/config/config.go, `ValidateV2`).
 fn has_runtime(text: &str) -> bool {
     toolkit::is_named_in(text)
         && containerd::parse_config(text).ok().is_none_or(|config| {

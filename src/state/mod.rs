@@ -58,7 +58,7 @@ pub use kernel_log::KernelLog;
 pub use kubelet::KubeletRuntime;
 pub use modules::{FoundFlavour, nvidia_module};
 pub use ours::Ours;
-pub use owner::{Owner, owner};
+pub use owner::{GPU_OPERATOR, Owner, owner};
 pub use packages::DriverPart;
 pub use runtimes::FoundRuntime;
 pub use snapshot::Snapshot;

@@ -25,6 +25,9 @@ pub struct Owner {
     pub remedy: &'static str,
 }
 
+/// The owner whose driver is in a container beside the packages of the host.
+pub const GPU_OPERATOR: &str = "NVIDIA's GPU Operator";
+
 /// The file that tells the release of DGX OS.
 const DGX: &str = "/etc/dgx-release";
 

@@ -288,6 +288,14 @@ pub fn failed(files: &dyn ReadFiles) -> Result<Vec<(String, Utf8PathBuf)>, Files
     Ok(found)
 }
 
+/// Whether this version of DKMS ends at a module of [`TREE`] without a source (dkms-project/dkms issue 352): those before 3.1.
+#[must_use]
+pub fn ends_at_module_without_source(version: &str) -> bool {
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next()?.parse::<u32>().ok();
+    (number(), number()) < (Some(3), Some(1))
+}
+
 /// The first module of [`TREE`] whose source is gone, as `MODULE/VERSION`, where NVIDIA's driver has one. DKMS before 3.1
 /// ends there, and builds none of the others ("Could not locate dkms.conf file": `is_module_built` and `autoinstall` of DKMS
 /// 2.8.7 and 3.0.11); later ones leave it out.
@@ -408,6 +416,14 @@ mod tests {
         );
         let gone = without_source(&files).unwrap();
         assert_eq!(gone.as_deref(), Some("nvidia/565.77"));
+        for (version, ends) in rows! {
+            "2.8.7-2ubuntu2.2", true;
+            "3.0.10-8+deb12u1", true;
+            "3.1.8-1.el9", false;
+            "10.0", false;
+        } {
+            assert_eq!(ends_at_module_without_source(version), ends, "{version}");
+        }
         files.put("/usr/src/nvidia-565.77/dkms.conf", "");
         assert_eq!(without_source(&files).unwrap(), None);
     }

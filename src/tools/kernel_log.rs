@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::{
     host::Query,
-    model::{pci::PciAddress, text::built_in},
+    model::{pci::PciAddress, text::built_in, version::DriverVersion},
 };
 
 /// The time limit for reading a log, however long the machine runs.
@@ -349,11 +349,12 @@ fn reason(line: &str) -> Option<Message> {
 }
 
 /// Returns the version of a program's libraries: `the client has the version 570.148.08, but`; newer drivers name the
-/// program first, and begin the next line with `has the version`.
+/// program first, and begin the next line with `has the version`. The program itself says the version, so only one is taken.
 fn version_of_client(said: &str) -> Option<String> {
     let (_, rest) = said.split_once("has the version ")?;
     let (version, _) = rest.split_once(", but")?;
-    Some(version.to_owned())
+    let version: DriverVersion = version.parse().ok()?;
+    Some(version.to_string())
 }
 
 /// Splits a record into its lines: rsyslog writes the end of a line within it as `#012`, Talos as `\x0a`.
@@ -671,6 +672,7 @@ mod tests {
                 vec![];
             "NVRM: API mismatch: the client has the version 535.247.01, but#012NVRM: this kernel module has the version 530.30.02.  Please",
                 vec![other_version(Some("535.247.01"))];
+            "NVRM: API mismatch: the client has the version <b>call me</b>, but", vec![other_version(None)];
             "NVRM: API mismatch: the client 'nvidia-smi' (pid 1042)\nNVRM: has the version 575.57.08, but this kernel module has\nNVRM: the version 570.133.20.  Please make sure",
                 vec![other_version(None), other_version(Some("575.57.08"))];
             "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.105.08", vec![];
