@@ -11,8 +11,6 @@ use crate::{
 
 const CGROUP: Id = Id::new("rt.containerd.systemd-cgroup");
 
-/// Only the second version of control groups has this file.
-const V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 const LINK: &str = "https://kubernetes.io/docs/setup/production-environment/container-runtimes/";
 
 /// See the module.
@@ -22,8 +20,6 @@ pub struct ContainerdCheck;
 struct CgroupState {
     /// `None` if containerd is not installed.
     cri: Option<CriConfig>,
-    v2: bool,
-    systemd: bool,
     /// What makes the kubelet's control groups, if it is configured: `systemd` or `cgroupfs`.
     kubelet: Option<String>,
 }
@@ -42,8 +38,6 @@ async fn detect(subject: &Subject<'_>) -> Result<CgroupState, StepError> {
     };
     Ok(CgroupState {
         cri: subject.state.cri().await?,
-        v2: files.exists(V2.into())?,
-        systemd: subject.facts.init.as_deref() == Some("systemd"),
         kubelet,
     })
 }
@@ -103,15 +97,10 @@ fn decide(state: &CgroupState) -> Finding {
             set(default, kubelet == "systemd"),
         ),
         Some(kubelet) => say(Verdict::Pass, format!("{kubelet}, as the kubelet")),
-        None if !systemd && state.systemd && state.v2 => with(
-            Verdict::Warn,
-            "systemd manages the control groups (version 2), and containerd makes its own beside \
-             them; a kubelet that kubeadm configures will use systemd"
-                .to_owned(),
-            "systemd",
-            set(default, true),
+        None => say(
+            Verdict::Pass,
+            format!("{}, and no kubelet is configured", said(systemd)),
         ),
-        None => say(Verdict::Pass, said(systemd).to_owned()),
     }
 }
 
@@ -143,8 +132,6 @@ mod tests {
                 version: 2,
                 ..CriConfig::default()
             }),
-            v2: true,
-            systemd: true,
             kubelet: kubelet.map(str::to_owned),
         }
     }
@@ -160,18 +147,13 @@ mod tests {
             state(yes, no, None), Verdict::Fail,
                 "runtime `runc` uses systemd, and `nvidia` uses cgroupfs";
             state(yes, yes, None), Verdict::Pass, "systemd";
-            state(None, None, None), Verdict::Warn, "version 2";
+            state(None, None, None), Verdict::Pass, "no kubelet";
         } {
             let finding = decide(&state);
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
             assert_eq!(finding.remedy.is_some(), verdict != Verdict::Pass);
         }
-        let first = CgroupState {
-            v2: false,
-            ..state(no, no, None)
-        };
-        assert_eq!(decide(&first).status, Verdict::Pass);
     }
 
     #[test]

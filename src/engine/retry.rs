@@ -15,8 +15,12 @@ use super::Options;
 /// The deadline of a run that nobody watches, if none was given.
 pub const UNATTENDED_DEADLINE: Duration = Duration::from_secs(2 * 3600);
 
-/// The first pause; each following one is twice as long.
+/// The first pause is at most so long; each following one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
+
+/// The part of its limit that the first pause for something takes: a daemon that may take half a minute to start is mostly there
+/// after a second.
+const FIRST_PART: u32 = 30;
 
 /// No pause is longer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
@@ -62,7 +66,7 @@ impl RetryPolicy {
     ) -> Option<Duration> {
         let deadline = self.deadline?;
         let since = *retries.since.get_or_insert(elapsed);
-        let pause = self.jitter(pause(retries.attempts), retries.attempts);
+        let pause = self.jitter(pause(retries.attempts, limit), retries.attempts);
         let end = limit.map_or(deadline, |limit| deadline.min(since.saturating_add(limit)));
         if elapsed + pause >= end {
             return None;
@@ -80,8 +84,9 @@ impl RetryPolicy {
     }
 }
 
-fn pause(attempts: u32) -> Duration {
-    FIRST_PAUSE
+fn pause(attempts: u32, limit: Option<Duration>) -> Duration {
+    limit
+        .map_or(FIRST_PAUSE, |limit| FIRST_PAUSE.min(limit / FIRST_PART))
         .saturating_mul(1 << attempts.min(10))
         .min(LONGEST_PAUSE)
 }
@@ -114,6 +119,19 @@ mod tests {
     }
 
     #[test]
+    fn what_passes_soon_is_tried_again_soon() {
+        let policy = policy(Some(SECOND * 1000));
+        let mut retries = Retries::default();
+        let limit = Some(SECOND * 30);
+        for whole in [1, 2, 4, 8] {
+            let pause = policy.pause(&mut retries, SECOND, limit).unwrap();
+            assert!(pause <= SECOND * whole && pause > SECOND * whole * 3 / 4);
+        }
+        let first = policy.pause(&mut Retries::default(), SECOND, Some(SECOND * 300));
+        assert!(first.unwrap() > SECOND * 7, "a fabric forms in minutes");
+    }
+
+    #[test]
     fn no_attempt_starts_after_the_deadline_or_the_limit() {
         let mut retries = Retries::default();
         assert_eq!(policy(None).pause(&mut retries, SECOND, None), None);
@@ -124,7 +142,7 @@ mod tests {
         let mut retries = Retries::default();
         let limit = Some(SECOND * 60);
         assert!(policy.pause(&mut retries, SECOND * 100, limit).is_some());
-        assert_eq!(policy.pause(&mut retries, SECOND * 155, limit), None);
+        assert_eq!(policy.pause(&mut retries, SECOND * 157, limit), None);
         assert_eq!(
             policy
                 .pause(&mut retries, SECOND * 155, Some(Duration::MAX))
