@@ -226,13 +226,21 @@ pub fn parse_status(text: &str) -> Vec<DkmsStatus> {
 /// time, and DKMS strips it from what it has built (`actual_build` of `dkms.in`).
 pub const WITHOUT_DEBUG_INFORMATION: (&str, &str) = ("KCFLAGS", "-g0");
 
-/// Whether type information of modules (BTF) is made from their debug information: where the headers of the kernel have `vmlinux`
-/// (`cmd_btf_ko` in the kernel's scripts/Makefile.modfinal).
+/// Whether the build of a kernel's modules reads their debug information: for their type information (BTF), where the headers have
+/// `vmlinux` (`cmd_btf_ko` in the kernel's scripts/Makefile.modfinal), and for the versions of the symbols that they export, where
+/// `gendwarfksyms` makes them (`process_module` of scripts/gendwarfksyms/gendwarfksyms.c ends without it). Kernels with
+/// Rust and versions of symbols have that since Linux 6.14.
 ///
 /// # Errors
-/// A folder cannot be read.
+/// A folder or the kernel's configuration cannot be read.
 pub fn needs_debug_information(files: &dyn ReadFiles, kernel: &str) -> Result<bool, FilesError> {
-    files.exists(&kmod::folder_of(kernel).join("build/vmlinux"))
+    let headers = kmod::folder_of(kernel).join("build");
+    if files.exists(&headers.join("vmlinux"))? {
+        return Ok(true);
+    }
+    // The file that the build itself reads.
+    let settings = files.read_lossy(&headers.join("include/config/auto.conf"))?;
+    Ok(settings.is_some_and(|text| text.lines().any(|line| line == "CONFIG_GENDWARFKSYMS=y")))
 }
 
 /// Builds and installs a module for a kernel.
@@ -393,6 +401,22 @@ mod tests {
         assert!(failure(log).is_some_and(|(_, remedy)| remedy.contains("gcc-12")));
         assert_eq!(kernel_of_log("make: nothing\n"), None);
         assert_eq!(failure("make: nothing\n"), None);
+    }
+
+    #[test]
+    fn debug_information_is_made_where_the_build_reads_it() {
+        for (file, text, needed) in rows! {
+            "include/config/auto.conf", "CONFIG_MODVERSIONS=y\nCONFIG_GENKSYMS=y\n", false;
+            "include/config/auto.conf", "CONFIG_RUST=y\nCONFIG_GENDWARFKSYMS=y\nCONFIG_MODVERSIONS=y\n", true;
+            "include/config/auto.conf", "CONFIG_GENDWARFKSYMS=n\n", false;
+            "vmlinux", "", true;
+            "Makefile", "", false;
+        } {
+            let files = crate::host::fake::FakeFiles::new();
+            files.put(&format!("/lib/modules/6.17.0-1004-gcp/build/{file}"), text);
+            let found = needs_debug_information(&files, "6.17.0-1004-gcp").unwrap();
+            assert_eq!(found, needed, "{file} {text}");
+        }
     }
 
     #[test]
