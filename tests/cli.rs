@@ -347,6 +347,26 @@ fn look_in_columns(columns: &str) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
+/// A name of somebody else's must not clear the screen of the person who prints the document.
+#[test]
+fn control_characters_of_others_reach_no_document() {
+    let tree = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| tree.path().join(name).display().to_string();
+    std::fs::create_dir(at("etc")).expect("made");
+    let hostile = "ID=debian\nVERSION_ID=\"12\u{1b}[2J\u{9b}31m\"\n";
+    std::fs::write(at("etc/os-release"), hostile).expect("written");
+    for format in ["human", "json"] {
+        let (root, document) = (at(""), at(format));
+        run(&format!(
+            "check --root {root} --format {format} --output {document}"
+        ));
+        let text = std::fs::read_to_string(&document).expect("the document");
+        assert!(text.contains("debian 12"), "{text}");
+        let control = text.chars().find(|c| c.is_control() && *c != '\n');
+        assert_eq!(control, None, "{format}: {text}");
+    }
+}
+
 #[test]
 fn an_argument_that_is_not_utf_8_is_a_usage_error() {
     use std::os::unix::ffi::OsStrExt;
