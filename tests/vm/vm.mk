@@ -16,6 +16,7 @@ demo: vm
 
 # The demonstration's two boots as a picture that plays once.
 recording: vm
+	mkdir -p target
 	$(VM) demo | tests/vm/recording.py 'gpu-bootstrap install, in two boots' '== install --image' 'ready: ' >target/install.svg
 	mv target/install.svg docs/install.svg
 
