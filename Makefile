@@ -60,7 +60,7 @@ aarch64:
 deny:
 	cargo deny --locked check --hide-inclusion-graph licenses bans sources
 	if cargo deny --locked fetch db; then \
-	    cargo deny --locked check --hide-inclusion-graph --disable-fetch advisories; \
+	    cargo deny --locked --offline check --hide-inclusion-graph advisories; \
 	else echo "the database of advisories cannot be had: advisories were not looked at" >&2; fi
 
 # Fuzzes what others write and this program reads, for SECONDS each: host trees, settings, journals, the output of lspci and of
