@@ -9,7 +9,7 @@ use crate::{machine::Used, run::Measured};
 pub struct Results(Vec<(String, Vec<Measured>)>);
 
 impl Results {
-    /// Adds the measurements of one run of a case; those of one name are added up.
+    /// Adds the measurements of one run of a case. Those of one name are added up; of their memory the most counts.
     pub fn add(&mut self, measured: &[Measured]) {
         let mut sums: Vec<Measured> = Vec::new();
         for one in measured {
@@ -17,6 +17,7 @@ impl Results {
                 Some(sum) => {
                     sum.wall += one.wall;
                     sum.used = sum.used.and(one.used);
+                    sum.memory = sum.memory.max(one.memory);
                 }
                 None => sums.push(one.clone()),
             }
@@ -42,6 +43,7 @@ impl Results {
                 "of processor",
                 "MB received",
                 "processes",
+                "MB of memory",
                 "runs",
             ]
             .map(String::from)
@@ -55,6 +57,7 @@ impl Results {
             let middle = |of: fn(&Used) -> u64| median(runs.iter().map(|run| of(&run.used)));
             let processor = Duration::from_micros(middle(|used| as_micros(used.processor)));
             let [received, started] = [middle(|used| used.received), middle(|used| used.started)];
+            let memory = median(runs.iter().map(|run| run.memory));
             rows.push(vec![
                 name.clone(),
                 format!("{own:.1}"),
@@ -64,6 +67,7 @@ impl Results {
                 format!("{:.1}", processor.as_secs_f64()),
                 format!("{:.1}", received as f64 / 1e6),
                 started.to_string(),
+                format!("{:.0}", memory as f64 / 1e6),
                 runs.len().to_string(),
             ]);
         }
@@ -142,6 +146,7 @@ mod tests {
                 received: 2_000_000,
                 started: 30,
             },
+            memory: 1_000_000 * wall,
         }
     }
 
@@ -168,6 +173,7 @@ mod tests {
                 "1.0",
                 "2.0",
                 "30",
+                "100",
                 "3"
             ]
         );
@@ -182,6 +188,7 @@ mod tests {
                 "2.0",
                 "4.0",
                 "60",
+                "30",
                 "3"
             ]
         );

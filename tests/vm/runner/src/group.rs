@@ -1,6 +1,7 @@
 //! The control groups of a run, and in them those of each machine. They find and end all its processes by control group,
 //! never by process name.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -73,15 +74,28 @@ impl Group {
             .find_map(|text| used(&text))
     }
 
+    /// The processes of these parts.
+    pub fn processes(&self, parts: &[Part]) -> BTreeSet<i32> {
+        let dirs = self.of_parts(parts);
+        dirs.iter().flat_map(|dir| processes(dir)).collect()
+    }
+
     /// Ends every process of these parts.
     pub fn end(&self, parts: &[Part]) -> Result<()> {
-        let dirs: Vec<PathBuf> = (self.dirs.iter())
-            .flat_map(|dir| parts.iter().map(|part| dir.join(PARTS[*part as usize])))
-            .collect();
-        match end(&dirs).first() {
+        match end(&self.of_parts(parts)).first() {
             None => Ok(()),
             Some(pid) => bail!("process {pid} does not end"),
         }
+    }
+
+    fn of_parts(&self, parts: &[Part]) -> Vec<PathBuf> {
+        let of = |dir: &PathBuf| {
+            parts
+                .iter()
+                .map(|part| dir.join(PARTS[*part as usize]))
+                .collect()
+        };
+        self.dirs.iter().flat_map::<Vec<_>, _>(of).collect()
     }
 
     /// Ends every process of the machine and removes the groups.

@@ -24,6 +24,7 @@ mod kubernetes;
 mod lock;
 mod loops;
 mod machine;
+mod memory;
 mod metadata;
 mod modules;
 mod needs;

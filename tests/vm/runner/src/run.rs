@@ -67,6 +67,8 @@ pub struct Measured {
     pub name: String,
     pub wall: Duration,
     pub used: Used,
+    /// The most bytes that the machine's programs had at one time, beyond those at the start.
+    pub memory: u64,
 }
 
 struct Running<'a> {
@@ -255,7 +257,7 @@ impl Running<'_> {
         }
         let start = Instant::now();
         let before = (step.measure.as_ref())
-            .map(|_| self.machine.used())
+            .map(|_| anyhow::Ok((self.machine.used()?, self.machine.peak())))
             .transpose()?;
         let limit =
             (step.within).map_or_else(|| self.stage.deadline(step.deadline), Duration::from_secs);
@@ -294,13 +296,15 @@ impl Running<'_> {
         };
         let result = result.and_then(|said| self.console_has(&step.console).map(|()| said));
         self.row(&step.title, start, result.as_deref().unwrap_or("FAILED"));
-        if let (Some(name), Some(before)) = (&step.measure, before) {
+        if let (Some(name), Some((before, peak))) = (&step.measure, before) {
             let used = self.machine.used()?.since(before);
+            let memory = peak.end()?;
             let row = self.rows.last_mut().context("a step has a row")?;
             row.measured = Some(Measured {
                 name: name.clone(),
                 wall: row.took,
                 used,
+                memory,
             });
         }
         result.map(drop)

@@ -26,6 +26,7 @@ use self::vm::Vm;
 use crate::bed::Bed;
 use crate::claim::Claim;
 use crate::group::{Group, Part};
+use crate::memory::Peak;
 use crate::net::{self, Net};
 use crate::sh::{Cmd, Done, daemon};
 use crate::tables::{Kind, MachineSpec};
@@ -189,6 +190,11 @@ impl Machine {
             received: self.frame.net.received()?,
             started: started(&fs::read_to_string("/proc/stat")?)?,
         })
+    }
+
+    /// Looks from now on at the memory of its programs.
+    pub fn peak(&self) -> Peak {
+        Peak::start(&self.frame.group)
     }
 
     /// Makes a machine from the root filesystem that `rootfs` built in `root`, which is not
