@@ -81,11 +81,9 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
 /// Whether a later change can build the module in place of the packages' scripts, while other packages are
 /// installed. It can if this module is the only one that DKMS knows then, if it builds for the same kernels, none of
 /// which has the module yet, and if the kernels of the next boot and of the last installation are among them.
-/// Modules that another machine has compiled are not built, so they need no later change.
 fn leaves_module(cx: &Cx<'_>, driver: &DriverWish, without: &[String]) -> Result<bool, StepError> {
-    let (Some(module), None, true) = (
+    let (Some(module), true) = (
         &driver.dkms,
-        &driver.prebuilt,
         packages::backend(cx).scripts_may_leave_modules(),
     ) else {
         return Ok(false);
