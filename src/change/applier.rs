@@ -48,6 +48,8 @@ pub struct Applier {
     /// A module that packages have left to a change that follows: until then no timer starts a package manager, whose scripts
     /// could start another DKMS. It has no lock.
     pub(super) module_is_due: Arc<AtomicBool>,
+    /// Held by a simulation of a package manager that cannot run several at a time.
+    pub(super) simulating: Arc<tokio::sync::Mutex<()>>,
     /// What the run wants; `None` if any source may be needed.
     pub(super) wanted: Option<Arc<WantedPackages>>,
     pub(super) stop: CancellationToken,
@@ -69,6 +71,7 @@ impl Applier {
             holds: Arc::default(),
             need_toolkit: Arc::default(),
             module_is_due: Arc::default(),
+            simulating: Arc::default(),
             wanted: None,
             stop: CancellationToken::new(),
             secrets: Secrets::default(),

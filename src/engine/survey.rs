@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use tokio::task::JoinSet;
 
 use super::{
@@ -66,33 +67,41 @@ impl Session {
         jobs
     }
 
-    /// Blocks each step with a change that would certainly be refused, before anything is changed. A
-    /// plan downloads nothing, so it does not look at the keys of new repositories.
+    /// Blocks each step with a change that would certainly be refused, before anything is changed; the changes of several steps
+    /// are looked at side by side. A plan downloads nothing, so it does not look at the keys of new repositories.
     pub(super) async fn rehearse(&self, mode: Mode, jobs: &mut [Job]) {
-        for job in jobs {
-            let Some(Ok(Assessment::Needs { changes, .. })) = &job.answer else {
-                continue;
-            };
-            for change in changes {
-                if mode == Mode::Plan && matches!(change, Change::AddRepository { .. }) {
-                    continue;
-                }
-                if let Err(failure) = self.tools.verbs.rehearse(change).await {
-                    let mut words = vec![failure.to_string()];
-                    words.extend(causes(&failure));
-                    let why = format!("failed to {}", words.join(": "));
-                    let hint = failure.hint.unwrap_or_default();
-                    let by_old_lists =
-                        failure.depends_on_lists && !self.inner.state().lists_are_new();
-                    job.answer = Some(Ok(if by_old_lists {
-                        Assessment::BlockedByOldLists { why, hint }
-                    } else {
-                        Assessment::blocked(why, hint)
-                    }));
-                    break;
-                }
+        let refusals = join_all(jobs.iter().map(|job| self.refusal(mode, job))).await;
+        for (job, refusal) in jobs.iter_mut().zip(refusals) {
+            if let Some(refusal) = refusal {
+                job.answer = Some(Ok(refusal));
             }
         }
+    }
+
+    /// Returns the answer of a step of which a change would be refused.
+    async fn refusal(&self, mode: Mode, job: &Job) -> Option<Assessment> {
+        let Some(Ok(Assessment::Needs { changes, .. })) = &job.answer else {
+            return None;
+        };
+        for change in changes {
+            if mode == Mode::Plan && matches!(change, Change::AddRepository { .. }) {
+                continue;
+            }
+            let Err(failure) = self.tools.verbs.rehearse(change).await else {
+                continue;
+            };
+            let mut words = vec![failure.to_string()];
+            words.extend(causes(&failure));
+            let why = format!("failed to {}", words.join(": "));
+            let hint = failure.hint.unwrap_or_default();
+            let by_old_lists = failure.depends_on_lists && !self.inner.state().lists_are_new();
+            return Some(if by_old_lists {
+                Assessment::BlockedByOldLists { why, hint }
+            } else {
+                Assessment::blocked(why, hint)
+            });
+        }
+        None
     }
 
     /// The survey before the first change. As long as all that blocks the run may pass by itself, it

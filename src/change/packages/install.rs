@@ -33,6 +33,8 @@ struct SimulatedTransaction {
     /// Installed packages are replaced.
     moves: bool,
     actions: Vec<Action>,
+    /// The simulation in the package manager's words.
+    said: String,
 }
 
 impl SimulatedTransaction {
@@ -108,7 +110,7 @@ impl Applier {
         let (request, actions) = (work.request(), &work.actions);
         self.guard(actions, wishes).await?;
         self.approve(actions, &names(wishes), removing).await?;
-        self.check_space(&request).await?;
+        self.check_space(&request, Some(&work.said)).await?;
         let settings = self.settings();
         let downloads = actions
             .iter()
@@ -164,16 +166,17 @@ impl Applier {
             removing: Vec::new(),
             moves: !replaced.is_empty(),
             actions: Vec::new(),
+            said: String::new(),
         };
         if !work.packages.is_empty() {
-            work.actions = match self.simulate(&work.request()).await {
+            (work.actions, work.said) = match self.simulate_in_words(&work.request()).await {
                 Err(error) if work.moves && is_unmet(&error) => {
                     let named = self.of_same_driver(resolved, &replaced).await?;
                     if named.is_empty() {
                         return Err(error);
                     }
                     work.packages.extend(self.at_versions(&named)?);
-                    self.simulate(&work.request()).await?
+                    self.simulate_in_words(&work.request()).await?
                 }
                 simulated => simulated?,
             };
@@ -185,8 +188,8 @@ impl Applier {
         if !removing.is_empty() {
             work.removing = removing;
             let takes_along = |action: &Action| matches!(action, Action::Remove { name, .. } if resolved.contains_key(name));
-            work.actions = match self.simulate(&work.request()).await {
-                Ok(actions) if !actions.iter().any(takes_along) => actions,
+            (work.actions, work.said) = match self.simulate_in_words(&work.request()).await {
+                Ok(simulated) if !simulated.0.iter().any(takes_along) => simulated,
                 Err(error) if !is_unmet(&error) => return Err(error),
                 // A wanted package needs one of them, as after an interruption: it gets the wanted
                 // version, if it does not have it.
@@ -197,7 +200,7 @@ impl Applier {
                     }
                     work.removing.retain(|name| !named.contains_key(name));
                     work.packages.extend(self.at_versions(&named)?);
-                    self.simulate(&work.request()).await?
+                    self.simulate_in_words(&work.request()).await?
                 }
             };
         }
@@ -255,6 +258,10 @@ impl Applier {
         if !self.backend.torn_lists(&*self.host.files)?.is_empty() {
             return Ok(());
         }
+        let _turn = match self.backend.simulates_side_by_side() {
+            true => None,
+            false => Some(self.simulating.lock().await),
+        };
         let judged = match self.judge_install(wishes, removing).await {
             Err(error) => match self.with_all_wanted(&error, wishes) {
                 Some(all) => self.judge_install(&all, removing).await,
@@ -295,7 +302,7 @@ impl Applier {
         if self.half_done().await?.is_empty() {
             self.approve_part(&work.actions, wishes, removing).await?;
         }
-        self.check_space(&work.request()).await
+        self.check_space(&work.request(), Some(&work.said)).await
     }
 
     /// Approves work that becomes a part of a larger transaction. Packages that other steps want may be upgraded,
@@ -383,7 +390,7 @@ impl Applier {
         }
         let actions = &work.actions;
         self.approve_part(actions, wishes, removing).await?;
-        self.check_space(&work.request()).await?;
+        self.check_space(&work.request(), Some(&work.said)).await?;
         Ok(Action::describe(actions))
     }
 

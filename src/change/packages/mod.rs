@@ -85,9 +85,19 @@ impl Applier {
     }
 
     async fn simulate(&self, request: &TransactionRequest<'_>) -> Result<Vec<Action>, Problem> {
+        let (actions, _) = self.simulate_in_words(request).await?;
+        Ok(actions)
+    }
+
+    /// Returns also the package manager's own words.
+    async fn simulate_in_words(
+        &self,
+        request: &TransactionRequest<'_>,
+    ) -> Result<(Vec<Action>, String), Problem> {
         let query = self.backend.simulate(&self.settings(), request);
         let answer = self.ask("simulate the package transaction", &query).await?;
-        Ok(self.backend.parse_actions(&answer, &self.database().await?))
+        let actions = self.backend.parse_actions(&answer, &self.database().await?);
+        Ok((actions, answer))
     }
 
     /// Refuses a transaction that does what the plan does not approve. `removing` are packages that the

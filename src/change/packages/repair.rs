@@ -162,7 +162,7 @@ impl Applier {
         };
         let actions = self.simulate(&request).await?;
         self.approve(&actions, &[], &[]).await?;
-        self.check_space(&request).await?;
+        self.check_space(&request, None).await?;
         self.download_first(&request, sink).await?;
         let cmd = self
             .backend
@@ -242,7 +242,7 @@ impl Applier {
             .chain(doubled)
             .collect();
         self.approve(&actions, &[], &old).await?;
-        self.check_space(&request).await?;
+        self.check_space(&request, None).await?;
         self.download_first(&request, sink).await?;
         self.remove_emptied(packages, sink).await?;
         let cmd = self

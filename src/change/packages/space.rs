@@ -31,13 +31,22 @@ impl Applier {
         Ok(Some(self.backend.parse_estimate(&answer)))
     }
 
-    /// Refuses a transaction that does not fit on the filesystems, before it changes anything.
+    /// Refuses a transaction that does not fit on the filesystems, before it changes anything. `simulated` is the answer to a
+    /// simulation: a package manager that names sizes there is not asked once more.
     pub(super) async fn check_space(
         &self,
         request: &TransactionRequest<'_>,
+        simulated: Option<&str>,
     ) -> Result<(), Problem> {
-        let Some(estimate) = self.estimate(request).await? else {
-            return Ok(());
+        let settings = self.settings();
+        let simulation = self.backend.simulate(&settings, request);
+        let is_told = self.backend.estimate(&settings, request) == Some(simulation);
+        let estimate = match simulated.filter(|_| is_told) {
+            Some(answer) => self.backend.parse_estimate(answer),
+            None => match self.estimate(request).await? {
+                Some(estimate) => estimate,
+                None => return Ok(()),
+            },
         };
         let downloads = self.backend.downloads().map_or(STATE, |path| path.as_str());
         let needs = [

@@ -427,7 +427,12 @@ pub trait Backend: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Asks what a transaction would download and unpack; `None` if that cannot be asked.
+    /// Whether simulations can run at the same time, without a lock for which they wait.
+    fn simulates_side_by_side(&self) -> bool {
+        false
+    }
+
+    /// Asks what a transaction would download and unpack, perhaps by [`Backend::simulate`]; `None` if that cannot be asked.
     fn estimate(&self, _settings: &Settings, _request: &TransactionRequest<'_>) -> Option<Query> {
         None
     }

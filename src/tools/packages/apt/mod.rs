@@ -286,6 +286,10 @@ impl Backend for Apt {
         commands::perform(settings, request, removals)
     }
 
+    fn simulates_side_by_side(&self) -> bool {
+        true
+    }
+
     fn scripts_may_leave_modules(&self) -> bool {
         true
     }
