@@ -48,7 +48,8 @@ pub struct Applier {
     /// A module that packages have left to a change that follows: until then no timer starts a package manager, whose scripts
     /// could start another DKMS. It has no lock.
     pub(super) module_is_due: Arc<AtomicBool>,
-    /// Held by a simulation of a package manager that cannot run several at a time.
+    /// Held while an installation is rehearsed with a package manager whose simulations wait for each other: a step that waits for
+    /// others has its whole deadline afterwards.
     pub(super) simulating: Arc<tokio::sync::Mutex<()>>,
     /// What the run wants; `None` if any source may be needed.
     pub(super) wanted: Option<Arc<WantedPackages>>,

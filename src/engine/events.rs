@@ -293,7 +293,14 @@ impl Sink for EventSink<'_> {
     }
 
     fn note(&self, message: &str) {
-        self.events.shared.queue().notes.push(message.to_owned());
+        {
+            let notes = &mut self.events.shared.queue().notes;
+            // A build and the package transaction beside it can see the same.
+            if notes.iter().any(|note| note == message) {
+                return;
+            }
+            notes.push(message.to_owned());
+        }
         self.events.emit(Event::Note {
             message: message.to_owned(),
         });

@@ -16,6 +16,20 @@ with_each_manager! {
     a_kernel_that_another_step_asks_for_is_no_kernel_that_nobody_wants
 }
 
+/// dnf names the sizes in its simulation; apt is asked for them.
+#[tokio::test]
+async fn a_rehearsal_simulates_once() {
+    for (kind, expected) in [(Kind::Apt, [1, 1, 0]), (Kind::Dnf, [0, 0, 1])] {
+        let (machine, _) = docker(kind);
+        let change = install(&["docker.io"]);
+        machine.applier.rehearse(&change).await.unwrap();
+        let lines = machine.fakes.exec.lines();
+        let count = |word: &str| lines.iter().filter(|line| line.contains(word)).count();
+        let asked = [" -s ", "--print-uris", "--assumeno"].map(count);
+        assert_eq!(asked, expected, "{lines:?}");
+    }
+}
+
 /// Of any package, also where no driver comes and nothing is replaced.
 async fn what_the_plan_does_not_approve_is_refused_before_the_first_change(kind: Kind) {
     let (mut machine, archive) = docker(kind);

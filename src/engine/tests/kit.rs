@@ -56,6 +56,8 @@ pub struct FileVerbs {
     pub refuses: Mutex<Option<String>>,
     /// Called before the first change.
     pub rehearsal: Mutex<Rehearsal>,
+    /// How many rehearsals are running, and the most that ran at the same time.
+    pub rehearsing: Mutex<(u32, u32)>,
     /// What a change left cannot be told.
     pub blind: Mutex<bool>,
     /// How many more package transactions fail for a reason that passes.
@@ -121,6 +123,13 @@ impl Verbs for FileVerbs {
     }
 
     async fn rehearse(&self, change: &Change) -> Result<(), Problem> {
+        {
+            let (running, most) = &mut *self.rehearsing.lock().unwrap();
+            *running += 1;
+            *most = (*most).max(*running);
+        }
+        tokio::task::yield_now().await;
+        self.rehearsing.lock().unwrap().0 -= 1;
         (self.rehearsal.lock().unwrap())(change)
     }
 
@@ -341,6 +350,7 @@ impl Rig {
                 fails: Mutex::default(),
                 refuses: Mutex::default(),
                 rehearsal: Mutex::new(Box::new(|_| Ok(()))),
+                rehearsing: Mutex::default(),
                 blind: Mutex::default(),
                 late: Mutex::default(),
                 turns: Mutex::default(),

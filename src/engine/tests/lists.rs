@@ -57,6 +57,13 @@ async fn a_transaction_that_would_be_refused_blocks_the_run_before_its_first_cha
 }
 
 #[tokio::test]
+async fn the_changes_of_several_steps_are_rehearsed_side_by_side() {
+    let rig = Rig::new([packages("p", &["one"]), packages("q", &["two"])]);
+    rig.plan().await;
+    assert_eq!(*rig.verbs.rehearsing.lock().unwrap(), (0, 2));
+}
+
+#[tokio::test]
 async fn what_new_lists_do_not_refuse_blocks_nothing() {
     let rig = refused(1);
     assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
