@@ -427,7 +427,8 @@ pub trait Backend: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Whether simulations can run at the same time, without a lock for which they wait.
+    /// Whether simulations can run at the same time. Those of dnf wait for the lock under which each reads its lists (`fill_sack` of
+    /// dnf/base.py).
     fn simulates_side_by_side(&self) -> bool {
         false
     }
