@@ -4,7 +4,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Applier, Edit, FileAfter, FileBefore, Problem, Reverted, Saved, Sink, Undo, edits};
 use crate::{
-    host::{FileKind, Stat, digest::sha256, files::leftovers},
+    host::{FileKind, Stat, digest::sha256, files::leftovers, trusted::refuse_foreign},
     model::document::{Document, DocumentError, Format},
 };
 
@@ -64,9 +64,24 @@ impl Applier {
         })
     }
 
-    /// The file that is written at a path: a link stays a link, and its target is written.
+    /// The file that is written at a path. A symlink is kept, and its target is written, unless a user other than root could
+    /// redirect it: root would write, and later change the owner of, a file of that user's choice.
+    ///
+    /// # Errors
+    /// If a symlink leads through a path that other users may change, or if the path cannot be examined.
     pub(super) fn target_of(&self, path: &Utf8Path) -> Result<Utf8PathBuf, Problem> {
-        Ok((self.host.files.resolve(path)?).unwrap_or_else(|| path.to_owned()))
+        let files = &*self.host.files;
+        for at in path.ancestors() {
+            // The nearest ancestor that exists. `stat` does not follow a symlink, so a dangling one is found too.
+            if files.stat(at)?.is_none() {
+                continue;
+            }
+            if files.resolve(at)?.as_deref() != Some(at) {
+                refuse_foreign(files, path)?;
+            }
+            break;
+        }
+        Ok(files.resolve(path)?.unwrap_or_else(|| path.to_owned()))
     }
 
     /// Keeps what a change writes over a file of somebody else's: without it nobody can tell its lines from those that

@@ -214,5 +214,4 @@ pub fn show_lock(files: &FakeFiles, pid: u32, program: &str) {
         &format!("/proc/{pid}/cmdline"),
         format!("/usr/bin/{program}\0"),
     );
-    files.put_link(&format!("/proc/{pid}/fd/4"), PATH);
 }

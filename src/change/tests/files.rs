@@ -6,7 +6,7 @@ use super::kit::{STATE, TestMachine};
 use crate::{
     change::{Change, Reverted, Undo, Verbs},
     config::desired::Repository,
-    error::Report,
+    error::{Report, one_line},
     exit::Exit,
     host::{
         ReadFiles,
@@ -181,6 +181,29 @@ async fn a_tool_may_write_only_the_files_that_it_names() {
     };
     let undo = machine.apply(&nothing).await.unwrap();
     assert!(matches!(machine.revert(&undo).await, Reverted::Left { .. }));
+}
+
+/// Root would write a file that the user chose, and the undo would change its owner.
+#[tokio::test]
+async fn a_symlink_through_a_directory_of_another_user_is_not_followed() {
+    let change = Change::RunTool {
+        purpose: "register the nvidia runtime with docker".into(),
+        command: vec!["nvidia-ctk".into()],
+        writes: vec!["/etc/docker/daemon.json".into()],
+        repeated: false,
+    };
+    for (link, target) in [
+        ("/etc/docker/daemon.json", "/home/ada/daemon.json"),
+        ("/etc/docker/daemon.json", "/home/ada/missing.json"),
+        ("/etc/docker", "/home/ada"),
+    ] {
+        let machine = TestMachine::new();
+        machine.fakes.files.put("/home/ada/daemon.json", "{}");
+        machine.fakes.files.own("/home/ada", 1000, 1000);
+        machine.fakes.files.put_link(link, target);
+        let error = machine.applier.capture(&change).await.unwrap_err();
+        assert!(one_line(&error).contains("/home/ada"), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -13,13 +13,12 @@ const LOCKS: [&str; 3] = [
 /// Another package manager starts to work.
 pub(super) fn hold_lock(files: &FakeFiles) {
     let mut lines = String::new();
-    for (fd, lock) in LOCKS.iter().enumerate() {
+    for lock in LOCKS {
         files.put(lock, "");
-        let inode = files.stat((*lock).into()).unwrap().unwrap().inode;
+        let inode = files.stat(lock.into()).unwrap().unwrap().inode;
         lines.push_str(&format!(
             "1: POSIX  ADVISORY  WRITE 812 fe:00:{inode} 0 EOF\n"
         ));
-        files.put_link(&format!("/proc/812/fd/{}", fd + 5), lock);
     }
     files.put("/proc/locks", lines);
     files.put("/proc/812/comm", "unattended-upgr\n");
@@ -38,10 +37,6 @@ pub(super) fn release_lock(files: &FakeFiles) {
         LOCKS[2],
         "/proc/812/comm",
         "/proc/812/cmdline",
-        "/proc/812/fd/5",
-        "/proc/812/fd/6",
-        "/proc/812/fd/7",
-        "/proc/812/fd",
         "/proc/812",
     ] {
         files.take(path);

@@ -9,6 +9,7 @@ mod recorder;
 #[cfg(test)]
 mod replay;
 mod sensitive;
+mod tree;
 
 use std::collections::BTreeMap;
 

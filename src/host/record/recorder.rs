@@ -1,24 +1,22 @@
 //! A host that passes every call on, and records the answers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::fs::Permissions;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use std::{
-    fs,
-    io::{self, Write as _},
-};
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::unistd::geteuid;
 
+use super::sensitive;
+use super::tree::{Entries, Entry};
 use super::{
     FILES, MANIFEST, RecordError, RecordManifest, RecordedAnswer, RecordedCommand, RecordedContent,
     RecordedEnd, SCHEMA,
 };
-use super::{below, sensitive};
 use crate::host::exec::OnLine;
 use crate::host::files::Room;
 use crate::host::os::failed;
@@ -149,26 +147,9 @@ impl Recording {
         // One that was there may be readable to others.
         fs::set_permissions(&self.folder, Permissions::from_mode(0o700))
             .map_err(failed("set the mode of", &self.folder))?;
-        // All that follows is below a folder that was not there before: no link can be on the way.
-        fs::create_dir(&files).map_err(failed("create the folder", &files))?;
-        for path in &state.folders {
-            let place = below(&files, path);
-            fs::create_dir_all(&place).map_err(failed("create the folder", &place))?;
-        }
-        let unread = (state.files.iter())
-            .filter(|path| !state.contents.contains_key(*path) && !state.left_out.contains(*path));
-        for path in unread {
-            let place = below(&files, path);
-            put(&place, |place| create(place, b"")).map_err(failed("write", &place))?;
-        }
-        for (path, content) in &state.contents {
-            let place = below(&files, path);
-            put(&place, |place| create(place, content)).map_err(failed("write", &place))?;
-        }
-        for (path, target) in &state.links {
-            let place = below(&files, path);
-            put(&place, |place| symlink(target, place)).map_err(failed("link", &place))?;
-        }
+        entries(&state)
+            .write(&files)
+            .map_err(|(path, error)| failed("write", &path)(error))?;
         let path = self.folder.join(MANIFEST);
         let text = serde_json::to_string_pretty(&state.manifest).map_err(|source| {
             RecordError::Manifest {
@@ -208,16 +189,23 @@ impl Recording {
     }
 }
 
-fn put(place: &Utf8Path, make: impl FnOnce(&Utf8Path) -> io::Result<()>) -> io::Result<()> {
-    if let Some(parent) = place.parent() {
-        fs::create_dir_all(parent)?;
+/// The tree for `--root`. Contents come first, because they are what a reader needs if the tree changed during the recording.
+fn entries(state: &RecorderState) -> Entries<'_> {
+    let mut entries = Entries::default();
+    for (path, content) in &state.contents {
+        entries.add(path, Entry::File(content));
     }
-    make(place)
-}
-
-/// Writes a file that is not there yet; a link in its place is not followed.
-fn create(place: &Utf8Path, content: &[u8]) -> io::Result<()> {
-    fs::File::create_new(place)?.write_all(content)
+    let unread = (state.files.iter()).filter(|path| !state.left_out.contains(*path));
+    for path in unread {
+        entries.add(path, Entry::File(b""));
+    }
+    for path in &state.folders {
+        entries.add(path, Entry::Directory);
+    }
+    for (path, target) in &state.links {
+        entries.add(path, Entry::Symlink(target));
+    }
+    entries
 }
 
 /// Processes and memory, of which only what is asked for is recorded.

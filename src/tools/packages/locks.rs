@@ -3,7 +3,10 @@
 
 use camino::Utf8Path;
 
-use crate::host::{FileKind, FilesError, ReadFiles, System};
+use crate::{
+    host::{FilesError, ReadFiles, System},
+    tools::mounts,
+};
 
 /// The kernel's list of all file locks.
 const PROC_LOCKS: &str = "/proc/locks";
@@ -35,13 +38,22 @@ impl std::fmt::Display for Holder {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Held {
     pid: u32,
+    device: Device,
     inode: u64,
 }
 
+/// The device number of a filesystem, major and minor. `/proc/locks` and the kernel's list of mounts contain the number of the
+/// filesystem itself. `stat` can return another one, e.g. for a btrfs subvolume.
+type Device = (u32, u32);
+
 /// Who holds any of these locks now; `None`: they are free.
 ///
+/// Only a root process can hold a package manager's lock. Any user can lock a file with the same inode number on another
+/// filesystem, so the device is compared, and processes of other users are ignored. `/proc/PID/fd` is never read: its links
+/// contain paths that the owner of the process chose.
+///
 /// # Errors
-/// When the list, or a file that is there, cannot be read.
+/// If the list or an existing file cannot be read.
 pub fn holder(
     files: &dyn ReadFiles,
     system: &dyn System,
@@ -66,10 +78,13 @@ pub fn holder(
         else {
             continue;
         };
-        for by in held.iter().filter(|held| held.inode == inode) {
-            if let Some(holder) = named(files, system, lock, *by)? {
-                return Ok(Some(holder));
-            }
+        let device = device_of(files, lock)?;
+        let same_file =
+            |held: &&Held| held.inode == inode && device.is_none_or(|device| device == held.device);
+        if let Some(holder) =
+            (held.iter().filter(same_file)).find_map(|held| root_process(system, lock, held.pid))
+        {
+            return Ok(Some(holder));
         }
     }
     Ok(None)
@@ -144,48 +159,40 @@ fn parse(text: &str) -> Vec<Held> {
             (words.nth(1)? == "WRITE").then_some(())?;
             // A process outside this PID namespace has the number 0, an open file description -1.
             let pid = words.next()?.parse().unwrap_or(0);
-            let inode = words.next()?.rsplit(':').next()?.parse().ok()?;
-            Some(Held { pid, inode })
+            let mut file = words.next()?.split(':');
+            let mut hexadecimal = || u32::from_str_radix(file.next()?, 16).ok();
+            let device = (hexadecimal()?, hexadecimal()?);
+            let inode = file.next()?.parse().ok()?;
+            Some(Held { pid, device, inode })
         })
         .collect()
 }
 
-/// Names the process. `None` where it is seen to have a file of the same number open on another
-/// filesystem, and none of ours.
-fn named(
-    files: &dyn ReadFiles,
-    system: &dyn System,
-    lock: &str,
-    held: Held,
-) -> Result<Option<Holder>, FilesError> {
-    let unseen = Holder {
-        lock: lock.to_owned(),
-        pid: None,
-        name: None,
-        command: None,
-    };
-    if held.pid == 0 {
-        return Ok(Some(unseen));
+/// The device of a file's filesystem; `None` if the kernel's list of mounts is unavailable.
+fn device_of(files: &dyn ReadFiles, lock: &str) -> Result<Option<Device>, FilesError> {
+    let path = Utf8Path::new(lock);
+    let path = files.resolve(path)?.unwrap_or_else(|| path.to_owned());
+    let list = mounts::list(files)?;
+    Ok(mounts::holding(&list, &path).and_then(|mount| {
+        let (major, minor) = mount.device.split_once(':')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    }))
+}
+
+/// The holder, unless the process belongs to another user.
+fn root_process(system: &dyn System, lock: &str, pid: u32) -> Option<Holder> {
+    if pid == 0 {
+        return Some(Holder {
+            lock: lock.to_owned(),
+            pid: None,
+            name: None,
+            command: None,
+        });
     }
-    let folder = format!("/proc/{}", held.pid);
-    // The process may end at any moment; what is gone then is left out, not an error.
-    let open: Vec<String> = files
-        .list(Utf8Path::new(&format!("{folder}/fd")))
-        .unwrap_or_default();
-    let mut targets = open.iter().filter_map(|fd| {
-        let path = format!("{folder}/fd/{fd}");
-        match files.stat(Utf8Path::new(&path)) {
-            Ok(Some(stat)) => match stat.kind {
-                FileKind::Link(target) => Some(target),
-                _ => None,
-            },
-            _ => None,
-        }
-    });
-    if !open.is_empty() && !targets.any(|target| target == lock) {
-        return Ok(None);
-    }
-    Ok(Some(process(system, lock, held.pid)))
+    let process_uid = system.process(pid).uid;
+    // Unknown if the process has just exited, or if `/proc` hides it from an unprivileged `check`.
+    let is_root = process_uid.is_none_or(|uid| uid == 0);
+    is_root.then(|| process(system, lock, pid))
 }
 
 fn process(system: &dyn System, lock: &str, pid: u32) -> Holder {
@@ -235,7 +242,6 @@ mod tests {
             "/proc/812/cmdline",
             "/usr/bin/python3\0/usr/bin/unattended-upgrade\0",
         );
-        files.put_link("/proc/812/fd/5", LOCKS[0]);
         let holder = holder(&files, &LOCKS).unwrap().unwrap();
         assert_eq!(holder.to_string(), "`unattended-upgr` (pid 812)");
         assert_eq!(holder.lock, LOCKS[0]);
@@ -246,10 +252,35 @@ mod tests {
     }
 
     #[test]
-    fn the_same_number_on_another_filesystem_is_not_ours() {
-        let files = machine(|inode| format!("2: POSIX  ADVISORY  WRITE 812 00:2b:{inode} 0 EOF\n"));
-        files.put_link("/proc/812/fd/5", "/home/someone/database");
+    fn the_same_inode_number_on_another_filesystem_is_a_different_file() {
+        for (lock_device, mounts, is_held) in [
+            ("fe:00", "25 1 254:0 / / rw - ext4 /dev/vda1 rw\n", true),
+            ("00:2b", "25 1 254:0 / / rw - ext4 /dev/vda1 rw\n", false),
+            (
+                "fe:00",
+                "25 1 254:0 / / rw - ext4 /dev/vda1 rw\n26 25 254:1 / /var rw - ext4 /dev/vdb1 rw\n",
+                false,
+            ),
+            // Without the list of mounts, the inode number decides.
+            ("00:2b", "", true),
+        ] {
+            let files = machine(|inode| {
+                format!("2: POSIX  ADVISORY  WRITE 812 {lock_device}:{inode} 0 EOF\n")
+            });
+            files.put("/proc/812/status", "Uid:\t0\t0\t0\t0\n");
+            files.put("/proc/self/mountinfo", mounts);
+            let holder = holder(&files, &LOCKS).unwrap();
+            assert_eq!(holder.is_some(), is_held, "{lock_device} {mounts}");
+        }
+    }
+
+    #[test]
+    fn a_process_of_another_user_is_not_a_holder() {
+        let files = machine(|inode| format!("2: POSIX  ADVISORY  WRITE 812 fe:00:{inode} 0 EOF\n"));
+        files.put("/proc/812/status", "Uid:\t65534\t0\t0\t0\n");
         assert_eq!(holder(&files, &LOCKS).unwrap(), None);
+        files.put("/proc/812/status", "Uid:\t0\t0\t0\t0\n");
+        assert_eq!(holder(&files, &LOCKS).unwrap().unwrap().pid, Some(812));
     }
 
     #[test]

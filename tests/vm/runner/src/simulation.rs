@@ -42,6 +42,7 @@ const PROGRAMS: [(&str, &str); 15] = [
     ),
     ("state", include_str!("../files/state.sh")),
     ("hold-lock", include_str!("../files/hold-lock.pl")),
+    ("attack", include_str!("../files/attack.pl")),
     ("add-non-free", include_str!("../files/add-non-free.sh")),
     ("small-boot", include_str!("../files/small-boot.sh")),
     ("record.sh", include_str!("../../../gpu/record.sh")),
