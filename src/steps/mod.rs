@@ -185,6 +185,45 @@ mod tests {
         }
     }
 
+    /// The order that the README guarantees: each step runs only after the steps listed with it, directly or through others.
+    #[test]
+    fn a_node_joins_after_its_validation_and_is_admitted_last() {
+        let steps = all();
+        for (step, earlier) in [
+            (
+                DRIVER_PACKAGES,
+                &[SECURE_BOOT, KERNEL_DENY, REPOSITORIES, HEADERS][..],
+            ),
+            (DRIVER_MODULE, &[DRIVER_PACKAGES]),
+            (VALIDATION_DEVICES, &[DRIVER_MODULE, DRIVER_NODES]),
+            (
+                VALIDATION_CONTAINER,
+                &[VALIDATION_DEVICES, VALIDATION_IMAGE],
+            ),
+            (
+                CLUSTER_JOIN,
+                &[
+                    PACKAGES_HOLD,
+                    VALIDATION_DEVICES,
+                    VALIDATION_CONTAINER,
+                    VALIDATION_COMPUTE,
+                ],
+            ),
+            (CLUSTER_NODE, &[CLUSTER_JOIN]),
+        ] {
+            let mut found = vec![step];
+            let mut next = 0;
+            while let Some(id) = found.get(next).copied() {
+                next += 1;
+                let of = steps.iter().find(|one| one.id() == id).expect("a step");
+                found.extend(of.after());
+            }
+            for needed in earlier {
+                assert!(found.contains(needed), "{step} does not wait for {needed}");
+            }
+        }
+    }
+
     /// The timer of `check` tells of a blocked preflight, too.
     #[test]
     fn each_step_comes_after_the_preflight() {

@@ -172,6 +172,19 @@ pub fn kubectl(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
             }
             ok("node labeled\n")
         }
+        (["taint", "node"], removed) => {
+            let taints = node["spec"]["taints"].as_array_mut().expect("taints");
+            for one in removed {
+                let (key, effect) = (one.strip_suffix('-').and_then(|one| one.split_once(':')))
+                    .expect("the simulated kubectl only removes taints: KEY:EFFECT-");
+                let before = taints.len();
+                taints.retain(|taint| taint["key"] != key || taint["effect"] != effect);
+                if taints.len() == before {
+                    return failed(1, format!("error: taint \"{key}:{effect}\" not found\n"));
+                }
+            }
+            ok("node untainted\n")
+        }
         (["delete", "node", "--ignore-not-found"], []) => {
             state.node = None;
             ok("node deleted\n")

@@ -7,6 +7,7 @@ macro_rules! rows {
     ($($($cell:expr),+);+ $(;)?) => { [$(($($cell),+)),+] };
 }
 
+mod admission;
 mod answers;
 mod apt;
 mod apt_cache;

@@ -25,6 +25,7 @@ crate::scenarios::scenarios! {
     cdi_stale: "cdi-stale"
     check_timer: "check-timer"
     clone: "clone"
+    container_fails_before_join: "container-fails-before-join"
     containerd_edited: "containerd-edited"
     containerd_only: "containerd-only"
     containerd_put_back: "containerd-put-back"

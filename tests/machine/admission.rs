@@ -1,0 +1,46 @@
+//! The order in which a machine becomes a schedulable node.
+
+use toml::Table;
+
+use crate::{build::describe, machine::Machine, scenarios::told};
+
+const KUBECONFIG: &str = "/etc/gpu-bootstrap/cluster.kubeconfig";
+
+/// Pods are scheduled as soon as the startup taint is gone.
+#[test]
+fn the_startup_taint_is_removed_after_the_validation_and_the_labels() {
+    let machine = Machine::new(describe("debian-12-cluster", Table::new()));
+    let files = &machine.fakes.files;
+    files.put_mode(KUBECONFIG, "clusters: []\n", 0o600);
+    files.put(
+        "/lib/systemd/system/kubelet.service",
+        "[Install]\nWantedBy=multi-user.target\n",
+    );
+    let set = format!("cluster.kubeconfig-file={KUBECONFIG}");
+    let ran = machine.run(&["install", "--set", &set, "--format", "json"]);
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    let lines: Vec<String> = ran.commands.iter().map(|cmd| cmd.line()).collect();
+    let last = |words: &str| {
+        let has = |line: &String| {
+            words
+                .split(' ')
+                .all(|word| line.split(' ').any(|w| w == word))
+        };
+        let found = lines.iter().rposition(has);
+        found.unwrap_or_else(|| panic!("`{words}` did not run: {lines:#?}"))
+    };
+    let untainted = last("taint node");
+    for earlier in ["docker run", "ctr run", "kubeadm join", "label node"] {
+        assert!(last(earlier) < untainted, "{earlier}: {lines:#?}");
+    }
+    let again = machine.run(&[
+        "check",
+        "--set",
+        &set,
+        "--only",
+        "cluster.node",
+        "--format",
+        "json",
+    ]);
+    assert_eq!(again.exit, 0, "{}", told(&again));
+}
