@@ -522,7 +522,12 @@ pub fn texts(bytes: &[u8]) {
     runtimes(text);
     documents(text);
     // The kernel, its modules and its machine.
-    let messages = kernel_log::read(kernel_log::last_boot(text));
+    let mut records = kernel_log::records(text);
+    records.extend(kernel_log::records_of_journal(text));
+    // As the messages of a log without time stamps.
+    records.extend(text.lines().map(str::to_owned));
+    let records = kernel_log::last_boot(&records);
+    let messages = kernel_log::read(records.iter().map(String::as_str));
     let _ = kernel_log::rows(&messages).count();
     let _ = kmod::parse_loaded(text);
     let nvidia = ["nvidia".to_owned(), "nvidia-drm".to_owned()];

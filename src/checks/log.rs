@@ -72,12 +72,27 @@ fn decide(log: &KernelLog, context: &LogContext<'_>) -> Vec<Finding> {
             Verdict::Unknown,
             &format!("the kernel's log cannot be read: {why}"),
         ),
-        KernelLog::Known { messages, source } => vec![
-            xids(messages, source, context),
-            sxids(messages, source),
-            fallen(messages, source, context),
-            init(messages, source, context),
-        ],
+        KernelLog::Known {
+            messages,
+            source,
+            cut,
+        } => {
+            let mut findings = vec![
+                xids(messages, source, context),
+                sxids(messages, source),
+                fallen(messages, source, context),
+                init(messages, source, context),
+            ];
+            // A user who floods the log hides no error.
+            for finding in findings.iter_mut().filter(|_| *cut) {
+                if finding.status == Verdict::Pass {
+                    let why =
+                        format!("{source} has more messages than are read: its middle is unknown");
+                    *finding = Finding::new(finding.id.clone(), Verdict::Unknown, why);
+                }
+            }
+            findings
+        }
     }
 }
 
@@ -105,11 +120,13 @@ struct Error {
     action: XidAction,
     /// The driver now reports that it asks for nothing more on this GPU.
     over: bool,
+    /// A later Xid 154 asks for nothing more on this GPU, but NVML does not confirm that.
+    unconfirmed: bool,
 }
 
 /// Returns the errors, sorted by number. Xid 154 is the driver's own advice and overrides the table: if it asks for
-/// nothing, the errors before it on that GPU ask for nothing either.
-fn errors(messages: &[Message]) -> Vec<Error> {
+/// nothing, and NVML confirms that for this GPU (`recovered`), the errors before it on that GPU ask for nothing either.
+fn errors(messages: &[Message], recovered: &[PciAddress]) -> Vec<Error> {
     let mut errors: BTreeMap<(u32, Option<PciAddress>), Error> = BTreeMap::new();
     let add =
         |code, gpu: Option<PciAddress>, action: XidAction, errors: &mut BTreeMap<_, Error>| {
@@ -119,9 +136,11 @@ fn errors(messages: &[Message]) -> Vec<Error> {
                 count: 0,
                 action: XidAction::None,
                 over: false,
+                unconfirmed: false,
             });
             error.count += 1;
             error.action = error.action.max(action);
+            error.unconfirmed = false;
         };
     for message in messages {
         match message {
@@ -141,13 +160,23 @@ fn errors(messages: &[Message]) -> Vec<Error> {
                     count: 1,
                     action: xid::of(*code).map_or(XidAction::None, |xid| xid.action),
                     over: false,
+                    unconfirmed: false,
                 });
             }
             Message::Recovery { gpu, action } => {
                 let action = action_of(*action);
+                let before = errors.values_mut().filter(|error| error.gpu == *gpu);
                 if action == XidAction::None {
-                    let before = errors.values_mut().filter(|error| error.gpu == *gpu);
-                    before.for_each(|error| error.action = XidAction::None);
+                    let asks = before.filter(|error| error.action != XidAction::None);
+                    if gpu.is_some_and(|gpu| recovered.contains(&gpu)) {
+                        asks.for_each(|error| error.action = XidAction::None);
+                    } else {
+                        asks.for_each(|error| error.unconfirmed = true);
+                    }
+                    // An earlier advice counts, too, until NVML confirms this one.
+                    if (errors.get(&(RECOVERY, *gpu))).is_some_and(|error| error.unconfirmed) {
+                        continue;
+                    }
                 }
                 errors.remove(&(RECOVERY, *gpu));
                 add(RECOVERY, *gpu, action, &mut errors);
@@ -179,9 +208,13 @@ fn told(error: &Error) -> String {
     let Error {
         code, gpu, count, ..
     } = error;
+    let later = match error.unconfirmed {
+        true => "; a later Xid 154 asks for nothing more, which NVML does not confirm",
+        false => "",
+    };
     if *code == RECOVERY {
         return format!(
-            "the driver asks for {} (Xid 154{})",
+            "the driver asks for {} (Xid 154{}){later}",
             asks(error.action),
             of_gpu(*gpu)
         );
@@ -191,11 +224,11 @@ fn told(error: &Error) -> String {
         1 => String::new(),
         count => format!(", {count} times"),
     };
-    format!("Xid {code}{} ({what}{times})", of_gpu(*gpu))
+    format!("Xid {code}{} ({what}{times}){later}", of_gpu(*gpu))
 }
 
 fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding {
-    let mut errors = errors(messages);
+    let mut errors = errors(messages, &context.recovered);
     // The log is history: what the driver reports now overrides it. But a row that could not be replaced stays
     // broken.
     for error in &mut errors {
@@ -208,6 +241,7 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         {
             error.action = XidAction::None;
             error.over = true;
+            error.unconfirmed = false;
         }
     }
     let over = errors.iter().any(|error| error.over);
@@ -986,6 +1020,7 @@ mod tests {
         let log = KernelLog::Known {
             messages,
             source: "`journalctl`".to_owned(),
+            cut: false,
         };
         decide(&log, context)
     }
@@ -1090,17 +1125,6 @@ mod tests {
                 "start the application again",
             ),
             (
-                // It was reset since.
-                format!(
-                    "{memory}{}{}",
-                    advice("0x1 (GPU Reset Required)"),
-                    advice("0x0 (None)")
-                ),
-                Verdict::Pass,
-                "Xid 95",
-                "",
-            ),
-            (
                 format!("{}{memory}", advice("0x0 (None)")),
                 Verdict::Fail,
                 "Xid 95",
@@ -1112,6 +1136,74 @@ mod tests {
             assert!(finding.why.contains(why), "{}", finding.why);
             assert!(finding.remedy.unwrap_or_default().contains(remedy));
         }
+    }
+
+    #[test]
+    fn the_advice_that_nothing_is_needed_counts_only_if_nvml_confirms_it() {
+        let facts = fixtures::facts();
+        let advice = |to: &str| {
+            format!(
+                "NVRM: Xid (PCI:0000:18:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to {to}\n"
+            )
+        };
+        let memory = "NVRM: Xid (PCI:0000:18:00): 95, pid=1\n";
+        let fault = "NVRM: Xid (PCI:0000:18:00): 31, pid=1\n";
+        let (reset, nothing) = (advice("0x1 (GPU Reset Required)"), advice("0x0 (None)"));
+        let own = vec![facts.gpus[0].pci_address];
+        let neighbour = vec![facts.gpus[1].pci_address];
+        let unconfirmed = "a later Xid 154 asks for nothing more, which NVML does not confirm";
+        for (text, recovered, verdict, words) in rows! {
+            format!("{memory}{reset}{nothing}"), own.clone(), Verdict::Pass, "Xid 95";
+            format!("{fault}{nothing}"), own, Verdict::Pass, "Xid 31";
+            format!("{memory}{nothing}"), vec![], Verdict::Fail, unconfirmed;
+            format!("{memory}{nothing}"), neighbour, Verdict::Fail, unconfirmed;
+            format!("{fault}{nothing}"), vec![], Verdict::Warn, unconfirmed;
+            // The earlier advice.
+            format!("{reset}{nothing}"), vec![], Verdict::Fail, "asks for a reset of the GPU";
+            nothing.clone(), vec![], Verdict::Pass, "asks for nothing more";
+        } {
+            let context = LogContext {
+                recovered,
+                ..context(&facts.gpus)
+            };
+            let finding = said_on(&context, &text).remove(0);
+            assert_eq!(finding.status, verdict, "{text}: {}", finding.why);
+            assert!(finding.why.contains(words), "{}", finding.why);
+        }
+        // A new error is not the one that the advice is about.
+        let again = said(&format!("{memory}{nothing}{memory}")).remove(0);
+        assert!(!again.why.contains(unconfirmed), "{}", again.why);
+    }
+
+    #[test]
+    fn text_of_a_user_forges_no_error_and_hides_none() {
+        let forged = "overlayfs: failed to resolve '/x NVRM: Xid (PCI:0000:18:00): 79 GPU has fallen off the bus.': -2\n";
+        let hiding = "overlayfs: failed to resolve '/x NVRM: Xid (PCI:0000:18:00): 154 GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)': -2\n";
+        let none = said("");
+        assert_eq!(said(&format!("{forged}{hiding}")), none);
+        let real =
+            "NVRM: Xid (PCI:0000:18:00): 48, pid=1, name=x, DBE (double bit error) ECC Error\n";
+        let with = said(&format!("{real}{hiding}"));
+        assert_eq!(with, said(real));
+        assert_eq!(with[0].status, Verdict::Fail);
+    }
+
+    #[test]
+    fn a_part_of_a_log_is_no_pass() {
+        let facts = fixtures::facts();
+        let of = |messages: &str| {
+            let log = KernelLog::Known {
+                messages: kernel_log::read(messages.lines()),
+                source: "`journalctl`".to_owned(),
+                cut: true,
+            };
+            decide(&log, &context(&facts.gpus))
+        };
+        let findings = of("");
+        assert_eq!(findings.len(), 4);
+        assert!((findings.iter()).all(|finding| finding.status == Verdict::Unknown));
+        let failed = of("NVRM: Xid (PCI:0000:18:00): 79, pid=1\n").remove(0);
+        assert_eq!(failed.status, Verdict::Fail);
     }
 
     #[test]

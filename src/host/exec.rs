@@ -255,6 +255,12 @@ impl Output {
         self.status == Status::Exited(0)
     }
 
+    /// Whether the middle of standard output is missing, because the output was too large.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        self.stdout.lines().any(|line| line.starts_with(LEFT_OUT))
+    }
+
     /// Hands out the lines of an output that is there already: standard output first, because how
     /// the two were mixed is not known any more.
     pub fn hand_out(&self, on_line: &mut OnLine<'_>) {
@@ -291,6 +297,9 @@ impl Output {
         }
     }
 }
+
+/// How the line begins that replaces the middle of an output that is too large.
+pub const LEFT_OUT: &str = "[… ";
 
 /// The last [`TAIL_LINES`] lines of a text.
 #[must_use]

@@ -6,7 +6,7 @@ use super::State;
 use crate::{
     error::one_line,
     host::{ExecError, Query},
-    tools::kernel_log::{self, Message, last_boot, read},
+    tools::kernel_log::{self, Message, last_boot, read, records, records_of_journal},
 };
 
 /// The messages of NVIDIA's driver.
@@ -18,6 +18,8 @@ pub enum KernelLog {
         messages: Vec<Message>,
         /// Where they were read.
         source: String,
+        /// The log was too large: its middle was not read.
+        cut: bool,
     },
     /// The log cannot be read.
     Unreadable {
@@ -45,16 +47,20 @@ impl State {
             };
         }
         let mut reasons = Vec::new();
-        for query in [kernel_log::journal(), kernel_log::ring()] {
-            match self.lines_of(&query).await {
-                Ok(text) => {
-                    return KernelLog::Known {
-                        messages: read(text.lines()),
-                        source: format!("`{}`", query.cmd().program),
-                    };
-                }
+        // Files come last: a syslog daemon writes into them what users claim to be messages of the kernel.
+        let journal: fn(&str) -> Vec<String> = records_of_journal;
+        for (query, parse) in [
+            (kernel_log::journal(), journal),
+            (kernel_log::ring(), records),
+        ] {
+            match self.queried(&query, parse).await {
+                Ok(log) => return log,
                 Err(ExecError::NotAsked { why, .. }) => return self.logged_in_files(why),
-                Err(error) => reasons.push(one_line(&error)),
+                // The expression that the journal is searched for takes pages.
+                Err(error) => {
+                    let cmd = query.cmd();
+                    reasons.push(one_line(&error).replace(&cmd.line(), &cmd.program));
+                }
             }
         }
         KernelLog::Unreadable {
@@ -62,28 +68,38 @@ impl State {
         }
     }
 
-    /// The output of a program. Every kernel names its version when it boots, so that nothing means
-    /// that the log is hidden from this user, or has lost its beginning.
-    async fn lines_of(&self, query: &Query) -> Result<String, ExecError> {
+    /// Returns the log that a program prints. Every kernel prints its version when it boots, so no message means that the
+    /// log is hidden from this user, or has lost its beginning.
+    async fn queried(
+        &self,
+        query: &Query,
+        parse: fn(&str) -> Vec<String>,
+    ) -> Result<KernelLog, ExecError> {
         let output = self.host.reader().query(query).await?;
         let output = output.success(query.cmd())?;
-        if output.stdout.trim().is_empty() {
+        let records = parse(&output.stdout);
+        if records.is_empty() {
             return Err(ExecError::Unexpected {
                 command: query.cmd().line(),
-                why: "not one line of the kernel".to_owned(),
+                why: "not one message of the kernel".to_owned(),
             });
         }
-        Ok(output.stdout)
+        Ok(KernelLog::Known {
+            messages: read(records.iter().map(String::as_str)),
+            source: format!("`{}`", query.cmd().program),
+            cut: output.is_cut(),
+        })
     }
 
     fn logged_in_files(&self, why: String) -> KernelLog {
         for path in kernel_log::FILES {
             match self.host.files.read(Utf8Path::new(path)) {
                 Ok(Some(bytes)) => {
-                    let text = String::from_utf8_lossy(&bytes);
+                    let records = records(&String::from_utf8_lossy(&bytes));
                     return KernelLog::Known {
-                        messages: read(last_boot(&text)),
+                        messages: read(last_boot(&records).iter().map(String::as_str)),
                         source: format!("`{path}`"),
+                        cut: false,
                     };
                 }
                 Ok(None) => {}
@@ -113,19 +129,23 @@ mod tests {
         let (host, fakes) = fake::host();
         let get = async || state(&host, facts()).kernel_log().await.clone();
         assert!(matches!(get().await, KernelLog::Unreadable { .. }));
-        fakes
-            .exec
-            .on("dmesg", |_, _| fake::ok("Linux version 6.1\n"));
+        fakes.exec.on("dmesg", |_, _| {
+            fake::ok("[    0.000000] Linux version 6.1\n")
+        });
         let known = |messages: Vec<Message>, source: &str| KernelLog::Known {
             messages,
             source: source.to_owned(),
+            cut: false,
         };
         assert_eq!(get().await, known(vec![], "`dmesg`"));
         // A user who may not read it gets nothing, and no error.
         fakes.exec.on("journalctl", |_, _| fake::ok(""));
         assert_eq!(get().await, known(vec![], "`dmesg`"));
         fakes.exec.on("journalctl", |_, _| {
-            fake::ok("Linux version 6.1\nNVRM: API mismatch: the client has the version 535.247.01, but\n")
+            fake::ok(concat!(
+                "{\"MESSAGE\":\"Linux version 6.1\"}\n",
+                "{\"MESSAGE\":\"NVRM: API mismatch: the client has the version 535.247.01, but\"}\n"
+            ))
         });
         assert_eq!(
             get().await,
@@ -143,9 +163,20 @@ mod tests {
             })
         });
         assert!(matches!(get().await, KernelLog::NotAsked { .. }));
-        let log = "NVRM: API mismatch: x\nLinux version 6.1\nfine\n";
+        let log =
+            "[  1.0] NVRM: API mismatch: the client x\n[  0.0] Linux version 6.1\n[  1.0] fine\n";
         fakes.files.put("/var/log/kern.log", log);
         assert_eq!(get().await, known(vec![], "`/var/log/kern.log`"));
+    }
+
+    #[tokio::test]
+    async fn a_log_that_is_too_large_is_known_to_be_cut() {
+        let (host, fakes) = fake::host();
+        fakes.exec.on("journalctl", |_, _| {
+            fake::ok("{\"MESSAGE\":\"Linux version 6.1\"}\n{\"MES\n[… 7 bytes left out …]\n\"}\n")
+        });
+        let log = state(&host, facts()).kernel_log().await.clone();
+        assert!(matches!(log, KernelLog::Known { cut: true, .. }), "{log:?}");
     }
 
     #[tokio::test]

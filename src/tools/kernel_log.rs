@@ -1,8 +1,13 @@
 //! The messages of the kernel, and those of NVIDIA's driver in them.
+//!
+//! Any user can write text into the kernel log: the path of a mount, the name of a program, the version that a client of the
+//! driver claims to have. So a message counts only for how it begins, and the text after that must have the form that the
+//! kernel or the driver writes. The start is longer than the name of a program, because some messages of the kernel begin
+//! with one: `NAME[PID]: segfault at … in FILE`.
 
 use std::{sync::LazyLock, time::Duration};
 
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 
 use crate::{
     host::Query,
@@ -12,14 +17,196 @@ use crate::{
 /// The time limit for reading a log, however long the machine runs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The pattern that the journal is searched for, beside the lines of the table: the lines that [`read`] understands,
-/// and the first line of a boot. No other line is read, because what is read may end in a recording.
-const LINES: &str = "NVRM|SXid|nvidia.*(probe|firmware)|BAR [0-9].*(no space|assign)|Linux version |: [0-9a-f]+ \\[#[0-9]+\\]|RIP: 00(10|33):|^pc : ";
+/// The longest name of a program in a message (Linux `TASK_COMM_LEN`, without the NUL).
+const PROGRAM: usize = 15;
+
+/// The messages that are read without a pattern: the first message of a boot, the first line of an oops, and the place of the
+/// code.
+const OTHERS: [&str; 4] = [
+    "Linux version ",
+    "[A-Za-z0-9 ,:_-]+: [0-9a-f]+ \\[#[0-9]+\\]",
+    "RIP: 00(10|33):[A-Za-z0-9_.]+",
+    "pc : [A-Za-z0-9_.]+\\+0x",
+];
 
 static TABLE: LazyLock<Vec<Line>> = LazyLock::new(|| {
     let table: Table = built_in("kernel_log").expect("the built-in table parses: a test reads it");
     table.line
 });
+
+/// The messages of [`MESSAGES`], with their patterns.
+static PATTERNS: LazyLock<Vec<(Pattern, Maker)>> = LazyLock::new(|| {
+    let pattern = |texts: &[&str]| {
+        let texts = texts.iter().map(|text| (*text).to_owned()).collect();
+        Pattern::of(texts).expect("the built-in patterns parse: a test reads them")
+    };
+    let of = |(texts, maker): &(&[&str], Maker)| (pattern(texts), *maker);
+    MESSAGES.iter().map(of).collect()
+});
+
+/// A part of how a message begins; `kernel_log.toml` describes the placeholders.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Address,
+    Driver,
+    Function,
+    Number,
+    Program,
+}
+
+/// A pattern of messages: how one begins, and the texts that follow later in this order.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Vec<String>")]
+struct Pattern {
+    start: Vec<Part>,
+    later: Vec<String>,
+}
+
+impl TryFrom<Vec<String>> for Pattern {
+    type Error = String;
+
+    fn try_from(texts: Vec<String>) -> Result<Self, String> {
+        Self::of(texts)
+    }
+}
+
+/// A message that a pattern matched.
+struct Matched<'m> {
+    /// The text behind the start.
+    rest: &'m str,
+    /// The device in the start.
+    at: Option<PciAddress>,
+    /// The last number in the start.
+    number: Option<u32>,
+    /// The GPU that an earlier line of the same sentence has.
+    last: Option<PciAddress>,
+}
+
+impl Pattern {
+    fn of(texts: Vec<String>) -> Result<Self, String> {
+        let mut texts = texts.into_iter();
+        let first = texts.next().ok_or("a pattern has a first text")?;
+        let mut start = Vec::new();
+        let mut rest = &*first;
+        while let Some((text, after)) = rest.split_once('<') {
+            let (name, after) = after.split_once('>').ok_or("`<` without `>`")?;
+            if !text.is_empty() {
+                start.push(Part::Text(text.to_owned()));
+            }
+            start.push(match name {
+                "address" => Part::Address,
+                "driver" => Part::Driver,
+                "function" => Part::Function,
+                "number" => Part::Number,
+                "program" => Part::Program,
+                _ => return Err(format!("`<{name}>` is not a placeholder")),
+            });
+            rest = after;
+        }
+        if !rest.is_empty() {
+            start.push(Part::Text(rest.to_owned()));
+        }
+        Ok(Self {
+            start,
+            later: texts.collect(),
+        })
+    }
+
+    /// Matches a message from its first byte.
+    fn matches<'m>(&self, message: &'m str) -> Option<Matched<'m>> {
+        let mut rest = message;
+        let (mut at, mut number) = (None, None);
+        for (index, part) in self.start.iter().enumerate() {
+            let length = match part {
+                Part::Text(text) => rest.starts_with(text).then_some(text.len())?,
+                Part::Address => {
+                    let word = span(rest, |b| b.is_ascii_hexdigit() || matches!(b, b':' | b'.'));
+                    let word = rest[..word].trim_end_matches([':', '.']);
+                    at = Some(address(word)?);
+                    word.len()
+                }
+                Part::Driver => span(rest, |b| {
+                    b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_')
+                }),
+                Part::Number => {
+                    let digits = span(rest, |b| b.is_ascii_digit());
+                    number = rest[..digits].parse().ok();
+                    digits
+                }
+                Part::Function => function(rest),
+                Part::Program => {
+                    let Some(Part::Text(next)) = self.start.get(index + 1) else {
+                        return None;
+                    };
+                    rest.find(next).filter(|length| *length <= PROGRAM)?
+                }
+            };
+            if length == 0 {
+                return None;
+            }
+            rest = &rest[length..];
+        }
+        let mut after = rest;
+        for text in &self.later {
+            (_, after) = after.split_once(text)?;
+        }
+        Some(Matched {
+            rest,
+            at,
+            number,
+            last: None,
+        })
+    }
+
+    /// Returns the regular expression (PCRE) that finds such messages from their first byte.
+    fn expression(&self) -> String {
+        let part = |part: &Part| match part {
+            Part::Text(text) => literal(text),
+            Part::Address => "([0-9a-f]+:)?[0-9a-f]{2}:[0-9a-f]{2}(\\.[0-7])?".to_owned(),
+            Part::Driver => "[A-Za-z0-9_-]+".to_owned(),
+            Part::Function => "(GPU[0-9]+ )?[A-Za-z0-9_]+".to_owned(),
+            Part::Number => "[0-9]+".to_owned(),
+            Part::Program => format!(".{{1,{PROGRAM}}}"),
+        };
+        let start: String = self.start.iter().map(part).collect();
+        let later = self.later.iter().map(|text| literal(text));
+        std::iter::once(start)
+            .chain(later)
+            .collect::<Vec<_>>()
+            .join(".*")
+    }
+}
+
+/// Returns the expression for a text.
+fn literal(text: &str) -> String {
+    let mut escaped = String::new();
+    for letter in text.chars() {
+        if !letter.is_alphanumeric() && !matches!(letter, ' ' | ':' | '-' | '_') {
+            escaped.push('\\');
+        }
+        escaped.push(letter);
+    }
+    escaped
+}
+
+/// Returns the length of the bytes of a kind at the start of a text.
+fn span(text: &str, is: impl Fn(u8) -> bool) -> usize {
+    text.bytes().take_while(|byte| is(*byte)).count()
+}
+
+/// Returns the length of the name of a C function, and of the number of the GPU that newer drivers write before it (`GPU0 `).
+fn function(text: &str) -> usize {
+    let name = |text: &str| span(text, |b| b.is_ascii_alphanumeric() || b == b'_');
+    let gpu = (text.strip_prefix("GPU"))
+        .map(|rest| "GPU".len() + span(rest, |b| b.is_ascii_digit()))
+        .filter(|length| *length > "GPU".len() && text[*length..].starts_with(' '))
+        .map_or(0, |length| length + 1);
+    match name(&text[gpu..]) {
+        0 => 0,
+        length => gpu + length,
+    }
+}
 
 /// What a line of the table is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -40,8 +227,8 @@ pub enum Kind {
 /// A row of the table `kernel_log.toml`.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 pub struct Line {
-    /// Each list has words that a line of the log must all contain; one list is enough.
-    lines: Vec<Vec<String>>,
+    /// A message of one of these patterns belongs to the row.
+    lines: Vec<Pattern>,
     /// What it is about.
     pub kind: Kind,
     /// The driver hung.
@@ -58,13 +245,12 @@ struct Table {
     line: Vec<Line>,
 }
 
-/// Returns the row of the table for a line of the log.
-fn row(line: &str) -> Option<&'static Line> {
-    let is_of = |row: &&Line| {
-        let all = |words: &Vec<String>| words.iter().all(|words| line.contains(words.as_str()));
-        row.lines.iter().any(all)
-    };
-    TABLE.iter().find(is_of)
+/// Returns the row of the table for a message, with the device.
+fn row(message: &str) -> Option<Message> {
+    TABLE.iter().find_map(|row| {
+        let found = row.lines.iter().find_map(|line| line.matches(message))?;
+        Some(Message::Line { at: found.at, row })
+    })
 }
 
 /// Returns the rows of the table for these messages, each with the devices that the lines name, in the order of the
@@ -88,60 +274,138 @@ pub fn count(messages: &[Message], row: &Line) -> usize {
         .count()
 }
 
-/// Returns the pattern that finds the lines of the table in the journal.
-fn pattern() -> String {
-    let literal = |words: &String| -> String {
-        let mut escaped = String::new();
-        for letter in words.chars() {
-            if !letter.is_alphanumeric() && !matches!(letter, ' ' | ':' | '-' | '_') {
-                escaped.push('\\');
-            }
-            escaped.push(letter);
-        }
-        escaped
-    };
-    let of_the_kernel = |words: &&Vec<String>| words.iter().all(|words| !words.contains("NVRM"));
-    let one = |words: &Vec<String>| words.iter().map(literal).collect::<Vec<_>>().join(".*");
-    let lines = TABLE
-        .iter()
-        .flat_map(|row| &row.lines)
-        .filter(of_the_kernel);
-    lines.map(one).collect::<Vec<_>>().join("|")
-}
-
-/// Queries the messages of this boot in systemd's journal, which keeps more of them than the kernel.
+/// Queries the messages of this boot in the systemd journal, which keeps more of them than the kernel. Only messages that
+/// [`read`] understands are read, because they may end up in a recording. As JSON, a record is a line, whatever text is in it.
+/// The facility `kern` excludes what programs write to `/dev/kmsg`.
 #[must_use]
 pub fn journal() -> Query {
-    let lines = format!("--grep={LINES}|{}", pattern());
+    let messages = PATTERNS.iter().map(|(pattern, _)| pattern);
+    let rows = TABLE.iter().flat_map(|row| &row.lines);
+    let patterns = messages.chain(rows).map(Pattern::expression);
+    let all: Vec<String> = (OTHERS.iter().map(|text| (*text).to_owned()))
+        .chain(patterns)
+        .collect();
     let args = [
         "--dmesg",
         "--boot",
         "--quiet",
         "--no-pager",
-        "--output=cat",
-        &lines,
+        "--output=json",
+        "--output-fields=MESSAGE",
+        &format!("--grep=^({})", all.join("|")),
+        "SYSLOG_FACILITY=0",
     ];
     Query::new("journalctl", args).deadline(DEADLINE)
 }
 
-/// Queries the messages that the kernel itself still has.
+/// Queries the messages that the kernel itself still has, without those that programs write to `/dev/kmsg`.
 #[must_use]
 pub fn ring() -> Query {
-    Query::new("dmesg", [""; 0]).deadline(DEADLINE)
+    Query::new("dmesg", ["--kernel"]).deadline(DEADLINE)
 }
 
-/// Files with messages of the kernel. They may hold several boots.
+/// Files with messages of the kernel. They may hold several boots. They are read only where no command can be run: a syslog
+/// daemon writes a line of `kernel` also for a user who claims that name on its socket, and for each line of a message.
 pub const FILES: [&str; 3] = ["/var/log/kern.log", "/var/log/dmesg", "/var/log/messages"];
 
-/// The beginning of a boot.
-const BOOT: &str = "Linux version ";
+/// A field of a record of the journal.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Field {
+    Text(String),
+    /// A text with bytes that cannot be printed, such as the name of a user's program.
+    Bytes(Vec<u8>),
+    Other(IgnoredAny),
+}
 
-/// Returns the lines of the last boot in a file.
+#[derive(Deserialize)]
+struct Record {
+    #[serde(rename = "MESSAGE")]
+    message: Field,
+}
+
+/// Returns the messages in the output of [`journal`].
 #[must_use]
-pub fn last_boot(text: &str) -> impl DoubleEndedIterator<Item = &str> {
-    let lines: Vec<&str> = text.lines().collect();
-    let start = lines.iter().rposition(|line| line.contains(BOOT));
-    lines.into_iter().skip(start.unwrap_or_default())
+pub fn records_of_journal(output: &str) -> Vec<String> {
+    let message = |line| match serde_json::from_str::<Record>(line).ok()?.message {
+        Field::Text(text) => Some(text),
+        Field::Bytes(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+        Field::Other(_) => None,
+    };
+    output.lines().filter_map(message).collect()
+}
+
+/// Returns the messages in the output of [`ring`], or in one of [`FILES`]. A message follows a time stamp, or date, host and
+/// `kernel:`. An indented line continues it: so `dmesg` and `journalctl` print a message of several lines.
+#[must_use]
+pub fn records(text: &str) -> Vec<String> {
+    let mut records: Vec<String> = Vec::new();
+    let mut open = false;
+    for line in text.lines() {
+        if line.starts_with([' ', '\t']) {
+            if let Some(record) = records.last_mut().filter(|_| open) {
+                record.push('\n');
+                record.push_str(line);
+            }
+            continue;
+        }
+        let message = of_kernel(line);
+        open = message.is_some();
+        records.extend(message.map(str::to_owned));
+    }
+    records
+}
+
+/// Returns the message of a line: `[ 12.345678] NVRM: …`, `[ 12.345678] kernel: NVRM: …` (`/var/log/dmesg` of Ubuntu), or
+/// `Aug 14 09:00:01 node kernel: [ 12.345678] NVRM: …` (rsyslog); `None` if the kernel has not written it.
+fn of_kernel(line: &str) -> Option<&str> {
+    if let Some(rest) = behind_time(line) {
+        return Some(rest.strip_prefix("kernel: ").unwrap_or(rest));
+    }
+    let (head, message) = line.split_once(" kernel: ")?;
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let is_date = match head.split_whitespace().collect::<Vec<_>>()[..] {
+        [time] | [time, _] => time.parse::<jiff::Timestamp>().is_ok(),
+        [month, day, time] | [month, day, time, _] => {
+            MONTHS.contains(&month) && is_number(day) && time.split(':').all(is_number)
+        }
+        _ => false,
+    };
+    is_date.then(|| behind_time(message).unwrap_or(message))
+}
+
+const MONTHS: [&str; 12] = [
+    "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+];
+
+/// Returns the text behind a time stamp, `[   12.345678] `, and behind the caller that some kernels add, `[  T123] `.
+fn behind_time(line: &str) -> Option<&str> {
+    let bracket = |text: &'_ str, is: fn(u8) -> bool| {
+        let inner = text.strip_prefix('[')?.trim_start_matches(' ');
+        let length = span(inner, is);
+        (length > 0)
+            .then(|| inner[length..].strip_prefix("] "))
+            .flatten()
+            .map(|rest| text.len() - rest.len())
+    };
+    let rest = &line[bracket(line, |b| b.is_ascii_digit() || b == b'.')?..];
+    let caller = bracket(rest, |b| b.is_ascii_digit() || matches!(b, b'T' | b'C'));
+    Some(&rest[caller.unwrap_or_default()..])
+}
+
+/// Returns the messages of the last boot.
+#[must_use]
+pub fn last_boot(records: &[String]) -> &[String] {
+    let start = records.iter().rposition(|record| is_boot(record));
+    &records[start.unwrap_or_default()..]
+}
+
+/// Whether a message is the first one of a boot: `Linux version 6.8.0-88-generic (buildd@…) …`.
+fn is_boot(message: &str) -> bool {
+    message.strip_prefix("Linux version ").is_some_and(|rest| {
+        let release = span(rest, |b| b.is_ascii_alphanumeric() || b".-_+~".contains(&b));
+        release > 0 && (rest.len() == release || rest[release..].starts_with(" ("))
+    })
 }
 
 /// What the kernel and NVIDIA's driver said.
@@ -267,89 +531,106 @@ impl Recovery {
     }
 }
 
-/// Reads the lines of a log. A sentence of the driver may take several lines, of which only the first names
-/// the GPU.
-pub fn read<'l>(lines: impl IntoIterator<Item = &'l str>) -> Vec<Message> {
+/// Reads the messages of a log. A sentence of the driver may take several lines, of which only the first has the GPU: they
+/// are one record, or one record each.
+pub fn read<'r>(records: impl IntoIterator<Item = &'r str>) -> Vec<Message> {
     let mut last = None;
     let mut crash = false;
     let mut found = Vec::new();
-    for line in lines.into_iter().flat_map(sentences) {
-        // A warning of the kernel names a place, too, but has no number.
-        crash |= is_crash(line);
-        if crash && let Some(place) = place_of_code(line) {
+    for record in records {
+        // A warning of the kernel has a place, too, but no number.
+        crash |= is_crash(record);
+        if crash && let Some(place) = place_of_code(record) {
             crash = false;
-            found.extend(module_of(place).map(|module| Message::Crashed { module }));
+            found.extend(place.map(|module| Message::Crashed { module }));
         }
-        if let Some((_, said)) = line.split_once("NVRM: ")
-            && (said.starts_with("The NVIDIA") || said.starts_with("This PCI"))
-        {
-            last = said.split([' ', ',']).find_map(address);
+        for line in lines(record) {
+            if is_sentence(line) {
+                last = line.split([' ', ',']).find_map(address);
+            }
+            found.extend(message(line, last));
+            found.extend(row(line));
+            found.extend(cause(line));
         }
-        found.extend(message(line, last));
-        found.extend(reason(line));
-        found.extend(cause(line));
     }
     found
+}
+
+/// Returns the lines of a record that are read on their own: those of the driver's sentences, which have no text of a user. Every
+/// other record is one message, whatever it contains. rsyslog writes the end of a line in a record as `#012`, Talos as `\x0a`.
+fn lines(record: &str) -> Vec<&str> {
+    if !is_sentence(record) {
+        return vec![record];
+    }
+    (record.split('\n'))
+        .flat_map(|part| part.split("#012"))
+        .flat_map(|part| part.split("\\x0a"))
+        .map(str::trim_start)
+        .collect()
+}
+
+/// Whether a message begins a sentence of the driver about a device.
+fn is_sentence(message: &str) -> bool {
+    message.starts_with("NVRM: The NVIDIA ") || message.starts_with("NVRM: This PCI ")
 }
 
 /// `Oops: 0000 [#1] SMP NOPTI`, `general protection fault, … 0000 [#1]`, `Internal error: Oops: 96000004 [#1]`: the first line
 /// of a crash that ends a task, which the kernel counts (Linux `__die_header` in arch/x86/kernel/dumpstack.c, `__die` in
 /// arch/arm64/kernel/traps.c).
-fn is_crash(line: &str) -> bool {
+fn is_crash(message: &str) -> bool {
     let is =
         |text: &str, digit: fn(&u8) -> bool| !text.is_empty() && text.bytes().all(|b| digit(&b));
-    line.split_once(" [#").is_some_and(|(before, rest)| {
-        // The code of the error stands before the count.
-        let (_, code) = before.rsplit_once(": ").unwrap_or_default();
+    message.split_once(" [#").is_some_and(|(before, rest)| {
+        // The code of the error stands before the count. A message with text of a user has other characters before.
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b" ,:-_".contains(&b);
+        let (why, code) = before.rsplit_once(": ").unwrap_or_default();
         let (count, _) = rest.split_once(']').unwrap_or_default();
-        is(code, u8::is_ascii_hexdigit) && is(count, u8::is_ascii_digit)
+        why.bytes().all(plain) && is(code, u8::is_ascii_hexdigit) && is(count, u8::is_ascii_digit)
     })
 }
 
-/// Returns the code that ran: `RIP: 0010:uvm_thread_context_remove+0x39/0x50 [nvidia_uvm]`, and `pc : …` on aarch64. With 0033 it
-/// was that of a program.
-fn place_of_code(line: &str) -> Option<&str> {
-    if let Some(place) = line.strip_prefix("pc : ") {
-        return Some(place);
+/// Reads the place of the code that ran: `RIP: 0010:uvm_thread_context_remove+0x39/0x50 [nvidia_uvm]`, and `pc : …` on aarch64.
+/// With 0033 it was the code of a program. Returns the module of NVIDIA's driver that the place is in; `Some(None)` for another
+/// place.
+fn place_of_code(message: &str) -> Option<Option<String>> {
+    let place = ["RIP: 0010:", "RIP: 0033:", "pc : "]
+        .iter()
+        .find_map(|mark| message.strip_prefix(mark))?;
+    let symbol = span(place, |b| b.is_ascii_alphanumeric() || b"_.".contains(&b));
+    let (symbol, rest) = place.split_at(symbol);
+    if symbol.starts_with("0x") {
+        return Some(None);
     }
-    (["RIP: 0010:", "RIP: 0033:", " pc : "].iter())
-        .find_map(|mark| line.split_once(mark))
-        .map(|(_, place)| place)
+    // `+0x39/0x50`
+    let offset = span(rest, |b| b.is_ascii_hexdigit() || b"+x/".contains(&b));
+    let (offset, rest) = rest.split_at(offset);
+    if !offset.starts_with("+0x") || !offset.contains("/0x") {
+        return None;
+    }
+    let module = rest
+        .strip_prefix(" [")
+        .and_then(|rest| rest.split_once(']'));
+    Some(module.and_then(|(module, _)| {
+        let rest = module.strip_prefix("nvidia")?;
+        let is_ours = rest.is_empty()
+            || rest.starts_with('_') && rest.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+        is_ours.then(|| module.to_owned())
+    }))
 }
 
-/// Returns the module of NVIDIA's driver that a place in the code is in.
-fn module_of(place: &str) -> Option<String> {
-    let (_, module) = place.split_once(" [nvidia")?;
-    let (rest, _) = module.split_once(']')?;
-    let is_ours = rest.is_empty()
-        || rest.starts_with('_') && rest.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
-    is_ours.then(|| format!("nvidia{rest}"))
+/// `Xid (PCI:0000:dc:00): 45, pid=1, name=python3, Ch 00000001 caused by previous Xid 149`: it ends so, whatever the name of
+/// the program is.
+fn cause(message: &str) -> Option<Message> {
+    let (text, cause) = message.rsplit_once(" caused by previous Xid ")?;
+    let code = number(cause).filter(|_| cause.bytes().all(|b| b.is_ascii_digit()))?;
+    let Message::Xid { gpu, .. } = self::message(text, None)? else {
+        return None;
+    };
+    Some(Message::Cause { gpu, code })
 }
 
-/// `Xid (PCI:0000:dc:00): 45, pid=1, name=python3, Ch 00000001 caused by previous Xid 149`.
-fn cause(line: &str) -> Option<Message> {
-    let (rest, cause) = line.split_once(" caused by previous Xid ")?;
-    let (_, place) = rest.split_once("Xid (PCI:")?;
-    Some(Message::Cause {
-        gpu: place.split([')', ' ']).next().and_then(address),
-        code: number(cause)?,
-    })
-}
-
-/// How a line with the number of an error begins.
-const XID: &str = "NVRM: Xid (";
-
-/// The row of the table for a line that has the number of an error, too.
-fn reason(line: &str) -> Option<Message> {
-    let row = row(line).filter(|_| line.contains(XID))?;
-    Some(Message::Line {
-        at: place(line),
-        row,
-    })
-}
-
-/// Returns the version of a program's libraries: `the client has the version 570.148.08, but`; newer drivers name the
-/// program first, and begin the next line with `has the version`. The program itself says the version, so only one is taken.
+/// Returns the version of a program's libraries: `the client has the version 570.148.08, but`; newer drivers have the
+/// program first, and begin the next line with `has the version`. The program itself chooses this text.
 fn version_of_client(said: &str) -> Option<String> {
     let (_, rest) = said.split_once("has the version ")?;
     let (version, _) = rest.split_once(", but")?;
@@ -357,180 +638,145 @@ fn version_of_client(said: &str) -> Option<String> {
     Some(version.to_string())
 }
 
-/// Splits a record into its lines: rsyslog writes the end of a line within it as `#012`, Talos as `\x0a`.
-fn sentences(record: &str) -> impl Iterator<Item = &str> {
-    (record.split("#012")).flat_map(|part| part.split("\\x0a"))
-}
-
-/// Reads one line; `None` if it is no known message. `last` is the GPU that an earlier line of the same sentence
-/// names.
+/// Reads one line; `None` if it is no known message. `last` is the GPU that an earlier line of the same sentence has.
 fn message(line: &str, last: Option<PciAddress>) -> Option<Message> {
-    if let Some(row) = row(line).filter(|_| !line.contains(XID)) {
-        let at = place(line);
-        // A line about the bus counts only if it names its device.
-        let whole = at.is_some() || matches!(row.kind, Kind::Load | Kind::Start | Kind::Beside);
-        return whole.then_some(Message::Line { at, row });
-    }
-    let Some((_, said)) = line.split_once("NVRM: ") else {
-        return other(line);
-    };
-    if let Some(rest) = said.strip_prefix("Xid (") {
-        // `Xid (PCI:0000:18:00): 79, pid=…`; very old drivers wrote the address without `PCI:`, and
-        // those of MIG devices add the instance.
-        let (place, rest) = rest.split_once("): ")?;
-        let gpu = (place.trim_start_matches("PCI:").split(' ').next()).and_then(address);
-        let code = number(rest)?;
-        if code == 154
-            && let Some((_, to)) = rest.split_once(" to 0x")
-        {
-            let digits = to.split(|c: char| !c.is_ascii_hexdigit()).next()?;
-            let action = Recovery::of(u32::from_str_radix(digits, 16).ok()?)?;
-            return Some(Message::Recovery { gpu, action });
-        }
-        let nonfatal = rest.split_whitespace().any(|word| {
-            let word = word.trim_end_matches(',');
-            word.eq_ignore_ascii_case("nonfatal") || word.eq_ignore_ascii_case("non-fatal")
-        });
-        return Some(Message::Xid {
-            gpu,
-            code,
-            nonfatal,
-        });
-    }
-    let named = said.split([' ', ',', '(']).find_map(|word| {
-        let word = word.trim_end_matches(['.', ')']);
-        address(word.trim_start_matches("PCI:"))
-    });
-    let gpu = named.or(last);
-    for (words, found) in [
-        // A line that does not begin with `GPU` continues a sentence, whose first line names the GPU.
-        ("fallen off the bus", {
-            let rest = !said.trim_start().starts_with("GPU");
-            let gpu = if rest { gpu } else { named };
-            Message::FellOffBus { gpu }
-        }),
-        ("RmInitAdapter failed", Message::NotStarted { gpu: named }),
-        ("rm_init_adapter failed", Message::NotStarted { gpu: named }),
-        (
-            "requires use of the NVIDIA open kernel modules",
-            Message::NeedsOpen { gpu },
-        ),
-        (
-            "nvidia.ko because it does not include the required GPU",
-            Message::NeedsProprietary { gpu },
-        ),
-        // Newer drivers begin a line with their name.
-        ("is not supported by the", Message::Unsupported { gpu }),
-        (
-            "No firmware image found",
-            Message::NoFirmware {
-                file: None,
-                code: None,
-            },
-        ),
-        (
-            "API mismatch",
-            Message::OtherVersion {
-                libraries: version_of_client(said),
-            },
-        ),
-        ("[NV_ERR_RESET_REQUIRED]", Message::ResetRequired),
-        ("GPU marked for reset", Message::ResetRequired),
-        // nvstatuscodes.h: "GPU lost from the bus".
-        ("[NV_ERR_GPU_IS_LOST]", Message::Lost),
-        // `nvGpuOpsReportFatalError`.
-        (
-            "uvm encountered global fatal error",
-            Message::RebootRequired,
-        ),
-    ] {
-        if said.contains(words) {
-            return Some(found);
-        }
-    }
-    if let Some(version) = version_of_client(said) {
-        return Some(Message::OtherVersion {
-            libraries: Some(version),
-        });
-    }
-    if let Some((_, rest)) = said.split_once("supported through the NVIDIA ") {
-        let branch = number(rest)?;
-        return Some(Message::Legacy { gpu, branch });
-    }
-    if let Some((_, rest)) = said.split_once("BAR")
-        && rest.contains(" is 0M @ 0x0")
-    {
-        let bar = number(rest)?;
-        return Some(Message::NoWindow { gpu, bar });
-    }
-    None
+    let (found, maker) =
+        (PATTERNS.iter()).find_map(|(pattern, maker)| Some((pattern.matches(line)?, maker)))?;
+    maker(&Matched { last, ..found })
 }
 
-/// Reads a line of the kernel itself, or of NVIDIA's driver for switches.
-fn other(line: &str) -> Option<Message> {
-    if let Some((_, rest)) = line.split_once("SXid (") {
-        // `nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up`
-        let (place, rest) = rest.split_once("): ")?;
-        let word = rest.split(',').nth(1)?.trim();
-        // Lines of details follow each error: NVIDIA/open-gpu-kernel-modules 595.45.04, error_nvswitch.c.
-        if word.starts_with("Severity ") || word.starts_with("Data {") {
-            return None;
-        }
-        return Some(Message::SXid {
-            switch: address(place.trim_start_matches("PCI:")),
-            code: number(rest)?,
-            fatal: word.eq_ignore_ascii_case("fatal"),
-        });
-    }
-    let device = || line.split([' ', ',']).find_map(address);
-    if line.contains("nvidia") && line.contains("probe ") && line.contains("failed with error") {
-        return Some(Message::ProbeFailed { gpu: device() });
-    }
-    if let Some((_, rest)) = line.split_once("firmware load for nvidia/") {
-        let name = rest.split(' ').next().unwrap_or(rest);
-        let (_, code) = rest.split_once("failed with error -")?;
-        return Some(Message::NoFirmware {
-            file: Some(format!("nvidia/{name}")),
-            code: number(code).filter(|code| *code != ENOENT),
-        });
-    }
-    // `pci 0000:14:00.0: BAR 1: no space for [mem size …]`, and since Linux 6.9 `BAR 1 [mem size …]: can't
-    // assign; no space`. `BAR 7` and up are windows of bridges and of virtual functions.
-    if let Some((_, rest)) = line.split_once(": BAR ")
-        && ["no space", "failed to assign", "can't assign"]
-            .iter()
-            .any(|words| rest.contains(words))
-        // The driver works without its window of I/O ports.
-        && !rest.contains("[io")
-    {
-        let bar = number(rest).filter(|bar| *bar < 6)?;
-        return Some(Message::NoWindow {
-            gpu: Some(device()?),
-            bar,
-        });
-    }
-    None
-}
+/// Makes the message of a line; `None` if the rest of the line has another form.
+type Maker = fn(&Matched<'_>) -> Option<Message>;
 
-/// The code of a file that is missing.
-const ENOENT: u32 = 2;
+/// The messages that are read, with their patterns. The texts of the driver are those of NVIDIA/open-gpu-kernel-modules (the tags
+/// 515.43.04 to 595.45.04) and of reports.
+#[rustfmt::skip]
+const MESSAGES: &[(&[&str], Maker)] = &[
+    // Very old drivers wrote the address without `PCI:`.
+    (&["NVRM: Xid (PCI:<address>"], xid),
+    (&["NVRM: Xid (<address>"], xid),
+    (&["nvidia-nvswitch<number>: SXid (PCI:<address>): "], sxid),
+    (&["NVRM: API mismatch: the client "], other_version),
+    (&["NVRM: has the version "], other_version),
+    (&["NVRM: GPU at <address> has fallen off the bus"], |it| Some(Message::FellOffBus { gpu: it.at })),
+    (&["NVRM: GPU <address>: GPU has fallen off the bus"], |it| Some(Message::FellOffBus { gpu: it.at })),
+    (&["NVRM: GPU has fallen off the bus"], |_| Some(Message::FellOffBus { gpu: None })),
+    // Lines of sentences: `The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:26b5) installed in this system …`.
+    (&["NVRM: fallen off the bus"], |it| Some(Message::FellOffBus { gpu: it.last })),
+    (&["NVRM: system has fallen off the bus"], |it| Some(Message::FellOffBus { gpu: it.last })),
+    (&["NVRM: installed in this system has fallen off the bus"], |it| Some(Message::FellOffBus { gpu: it.last })),
+    (&["NVRM: installed in this system requires use of the NVIDIA open kernel modules"], |it| Some(Message::NeedsOpen { gpu: it.last })),
+    (&["NVRM: nvidia.ko because it does not include the required GPU"], |it| Some(Message::NeedsProprietary { gpu: it.last })),
+    (&["NVRM: installed in this system is not supported by the"], |it| Some(Message::Unsupported { gpu: it.last })),
+    (&["NVRM: supported through the NVIDIA "], legacy),
+    (&["NVRM:  supported through the NVIDIA "], legacy),
+    (&["NVRM: BAR<number> is 0M @ 0x0 (PCI:<address>)"], no_window),
+    // These begin a sentence.
+    (&["NVRM: The NVIDIA "], |_| None),
+    (&["NVRM: This PCI I/O region assigned to your NVIDIA device is invalid"], |_| None),
+    (&["NVRM: GPU <address>: RmInitAdapter failed"], |it| Some(Message::NotStarted { gpu: it.at })),
+    (&["NVRM: GPU <address>: rm_init_adapter failed"], |it| Some(Message::NotStarted { gpu: it.at })),
+    (&["NVRM: RmInitAdapter failed"], |_| Some(Message::NotStarted { gpu: None })),
+    (&["NVRM: rm_init_adapter failed"], |_| Some(Message::NotStarted { gpu: None })),
+    (&["NVRM: <function>: No firmware image found"], |_| Some(Message::NoFirmware { file: None, code: None })),
+    (&["NVRM: <function>: Assertion failed: ", "[NV_ERR_RESET_REQUIRED]"], |_| Some(Message::ResetRequired)),
+    (&["NVRM: <function>: Assertion failed: ", "GPU marked for reset"], |_| Some(Message::ResetRequired)),
+    (&["NVRM: <function>: Assertion failed: GPU marked for reset"], |_| Some(Message::ResetRequired)),
+    (&["NVRM: <function>: Check failed: ", "[NV_ERR_RESET_REQUIRED]"], |_| Some(Message::ResetRequired)),
+    // nvstatuscodes.h: "GPU lost from the bus".
+    (&["NVRM: <function>: Assertion failed: ", "[NV_ERR_GPU_IS_LOST]"], |_| Some(Message::Lost)),
+    (&["NVRM: <function>: Check failed: ", "[NV_ERR_GPU_IS_LOST]"], |_| Some(Message::Lost)),
+    // `nvGpuOpsReportFatalError`.
+    (&["NVRM: <function>: uvm encountered global fatal error"], |_| Some(Message::RebootRequired)),
+    // Linux drivers/base/dd.c, really_probe; before 6.5 the second form.
+    (&["nvidia <address>: probe with driver nvidia failed with error"], |it| Some(Message::ProbeFailed { gpu: it.at })),
+    (&["nvidia: probe of <address> failed with error"], |it| Some(Message::ProbeFailed { gpu: it.at })),
+    (&["nvidia <address>: Direct firmware load for nvidia/", "failed with error -"], no_firmware),
+    // `pci 0000:14:00.0: BAR 1: no space for [mem size …]`, and since Linux 6.9 `BAR 1 [mem size …]: can't assign; no space`.
+    (&["<driver> <address>: BAR <number>", "no space"], no_window),
+    (&["<driver> <address>: BAR <number>", "failed to assign"], no_window),
+    (&["<driver> <address>: BAR <number>", "can't assign"], no_window),
+];
 
-/// The device that a line of the kernel names: by a word, or as `device [07:00.0]` and `device=07:00.0`, which leave out
-/// the domain.
-fn place(line: &str) -> Option<PciAddress> {
-    let named = line.split([' ', ',', '(']).find_map(|word| {
-        let word = word.trim_end_matches(['.', ')']);
-        address(word.trim_start_matches("PCI:"))
+/// `NVRM: Xid (PCI:0000:18:00): 79, pid=…`. Errors of MIG devices add the instance: ` GPU-I:05`.
+fn xid(it: &Matched<'_>) -> Option<Message> {
+    let instance = span(it.rest, |b| {
+        b.is_ascii_alphanumeric() || b" :-".contains(&b)
     });
-    named.or_else(|| {
-        let (_, rest) = (line.split_once("device [")).or_else(|| line.split_once("device="))?;
-        let place = rest.split([']', ' ']).next()?;
-        place
-            .parse()
-            .ok()
-            .or_else(|| address(&format!("0000:{place}")))
+    let rest = it.rest[instance..].strip_prefix("): ")?;
+    let code = number(rest)?;
+    // `pid=1, name=python, ` comes before the driver's own text, and a user chooses the name.
+    if code == 154
+        && let Some((_, change)) = rest.rsplit_once("GPU recovery action changed from 0x")
+        && let Some((_, to)) = change.split_once(" to 0x")
+    {
+        let digits = to.split(|c: char| !c.is_ascii_hexdigit()).next()?;
+        let action = Recovery::of(u32::from_str_radix(digits, 16).ok()?)?;
+        return Some(Message::Recovery { gpu: it.at, action });
+    }
+    // `149, NETIR_LINK_EVT  Nonfatal  XC0 i0 Link 08`
+    let (_, text) = (rest.rsplit_once(", "))
+        .filter(|(_, text)| !text.ends_with(','))
+        .unwrap_or_default();
+    let kind = text.split_whitespace().nth(1).unwrap_or_default();
+    Some(Message::Xid {
+        gpu: it.at,
+        code,
+        nonfatal: kind.eq_ignore_ascii_case("nonfatal") || kind.eq_ignore_ascii_case("non-fatal"),
     })
 }
+
+/// `nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up`
+fn sxid(it: &Matched<'_>) -> Option<Message> {
+    let word = it.rest.split(',').nth(1)?.trim();
+    // Lines of details follow each error: NVIDIA/open-gpu-kernel-modules 595.45.04, error_nvswitch.c.
+    if word.starts_with("Severity ") || word.starts_with("Data {") {
+        return None;
+    }
+    Some(Message::SXid {
+        switch: it.at,
+        code: number(it.rest)?,
+        fatal: word.eq_ignore_ascii_case("fatal"),
+    })
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "it is a `Maker`")]
+fn other_version(it: &Matched<'_>) -> Option<Message> {
+    // The second line of the sentence in a log with a record for each line begins behind `has the version `.
+    let text = match it.rest.contains("has the version ") {
+        true => it.rest.to_owned(),
+        false => format!("has the version {}", it.rest),
+    };
+    Some(Message::OtherVersion {
+        libraries: version_of_client(&text),
+    })
+}
+
+/// `supported through the NVIDIA 470.xx Legacy drivers. Please`
+fn legacy(it: &Matched<'_>) -> Option<Message> {
+    Some(Message::Legacy {
+        gpu: it.last,
+        branch: number(it.rest)?,
+    })
+}
+
+/// `gsp_ga10x.bin failed with error -2`
+fn no_firmware(it: &Matched<'_>) -> Option<Message> {
+    let (name, _) = it.rest.split_once(' ')?;
+    let (_, code) = it.rest.split_once("failed with error -")?;
+    Some(Message::NoFirmware {
+        file: Some(format!("nvidia/{name}")),
+        code: number(code).filter(|code| *code != ENOENT),
+    })
+}
+
+/// `BAR 7` and up are windows of bridges and of virtual functions, and the driver works without its window of I/O ports.
+fn no_window(it: &Matched<'_>) -> Option<Message> {
+    let bar = it.number.filter(|bar| *bar < 6)?;
+    (!it.rest.contains("[io")).then_some(Message::NoWindow { gpu: it.at, bar })
+}
+/// The code of a file that is missing.
+const ENOENT: u32 = 2;
 
 /// The number that a text begins with.
 fn number(text: &str) -> Option<u32> {
@@ -538,15 +784,14 @@ fn number(text: &str) -> Option<u32> {
     digits.parse().ok()
 }
 
-/// `0000:18:00`, which names no function, or `0000:18:00.0`.
+/// Reads `0000:18:00.0`, `0000:18:00` without a function, or `18:00.0` without a domain.
 fn address(word: &str) -> Option<PciAddress> {
     let word = word.trim_end_matches([':', '.', ')']);
-    if word.matches(':').count() != 2 {
-        return None;
+    match word.matches(':').count() {
+        2 => (word.parse().ok()).or_else(|| format!("{word}.0").parse().ok()),
+        1 => word.parse().ok(),
+        _ => None,
     }
-    word.parse()
-        .ok()
-        .or_else(|| format!("{word}.0").parse().ok())
 }
 
 #[cfg(test)]
@@ -556,6 +801,16 @@ mod tests {
 
     #[test]
     fn messages_of_the_driver() {
+        // Each line is a record; an indented one continues a record.
+        let read = |text: &str| {
+            let text: String = (text.lines())
+                .map(|line| match line.starts_with(' ') {
+                    true => format!("{line}\n"),
+                    false => format!("[    1.000000] {line}\n"),
+                })
+                .collect();
+            read(records(&text).iter().map(String::as_str))
+        };
         let gpu = |text: &str| text.parse().ok();
         let xid = |place: &str, code, nonfatal| Message::Xid {
             gpu: gpu(place),
@@ -569,7 +824,7 @@ mod tests {
             libraries: version.map(str::to_owned),
         };
         for (text, wanted) in rows! {
-            "[12345.678] NVRM: Xid (PCI:0000:3b:00): 43, pid=1234, name=python, Ch 00000002",
+            "NVRM: Xid (PCI:0000:3b:00): 43, pid=1234, name=python, Ch 00000002",
                 vec![xid("0000:3b:00.0", 43, false)];
             "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
                 vec![xid("0000:41:00.0", 79, false)];
@@ -591,7 +846,7 @@ mod tests {
                 vec![];
             "NVRM: GPU at 0000:01:00.0 has fallen off the bus.",
                 vec![Message::FellOffBus { gpu: gpu("0000:01:00.0") }];
-            "Nov 25 15:40:58 node kernel: [159259.98] NVRM: GPU 0000:02:00.0: RmInitAdapter failed! (0x24:0x65:1185)",
+            "NVRM: GPU 0000:02:00.0: RmInitAdapter failed! (0x24:0x65:1185)",
                 vec![Message::NotStarted { gpu: gpu("0000:02:00.0") }];
             "NVRM: GPU 0000:02:00.0: rm_init_adapter failed, device minor number 0",
                 vec![Message::NotStarted { gpu: gpu("0000:02:00.0") }];
@@ -630,14 +885,14 @@ mod tests {
                     file: Some("nvidia/570.172.08/gsp_ga10x.bin".to_owned()),
                     code: Some(4),
                 }];
-            "[ 1843.30] NVRM: The NVIDIA GPU 0000:b3:00.0\n  NVRM: (PCI ID: 10de:26b5) installed in this system has\n  NVRM: fallen off the bus and is not responding to commands.",
+            "NVRM: The NVIDIA GPU 0000:b3:00.0\n  NVRM: (PCI ID: 10de:26b5) installed in this system has\n  NVRM: fallen off the bus and is not responding to commands.",
                 vec![Message::FellOffBus { gpu: gpu("0000:b3:00.0") }];
             "NVRM: The NVIDIA GPU 0000:02:00.0 (PCI ID: 10de:1d13)\nNVRM: installed in this\nNVRM: system has fallen off the bus and is not responding",
                 vec![Message::FellOffBus { gpu: gpu("0000:02:00.0") }];
             "NVRM: GPU has fallen off the bus.", vec![Message::FellOffBus { gpu: None }];
             "NVRM: The NVIDIA GPU 0000:af:00.0 (PCI ID: 10de:1db5)#012NVRM: installed in this system is not supported by open#012NVRM: nvidia.ko because it does not include the required GPU#012NVRM: System Processor (GSP).",
                 vec![Message::NeedsProprietary { gpu: gpu("0000:af:00.0") }];
-            "warning: [2023]: NVRM: The NVIDIA GPU 0000:00:10.0 (PCI ID: 10de:1b38)\\x0aNVRM: installed in this system is not supported by the\\x0aNVRM: NVIDIA 535.54.03 driver release.",
+            "NVRM: The NVIDIA GPU 0000:00:10.0 (PCI ID: 10de:1b38)\\x0aNVRM: installed in this system is not supported by the\\x0aNVRM: NVIDIA 535.54.03 driver release.",
                 vec![Message::Unsupported { gpu: gpu("0000:00:10.0") }];
             "NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149",
                 vec![
@@ -667,6 +922,8 @@ mod tests {
             "worker [#3] started\nRIP: 0010:nvidia_dev_put_uuid+0x1a4/0x1e0 [nvidia]", vec![];
             "Internal error: Oops: 96000004 [#1] SMP\nrpc : nv_open+0x1/0x2 [nvidia]", vec![];
             "Oops: 0000 [#1] SMP\nRIP: 0033:0x7f80\nRIP: 0010:nvidia_dev_put_uuid+0x1a4/0x1e0 [nvidia]", vec![];
+            "Oops: general protection fault, maybe for address 0x1: 0000 [#1] SMP\nRIP: 0010:nv_open+0x1/0x2 [nvidia]",
+                vec![crashed("nvidia")];
             "Oops: 0000 [#1] SMP\nRIP: 0010:nvidiafb_probe+0x1/0x2 [nvidiafb]", vec![];
             "NVRM: nvAssertFailedNoLog: Assertion failed: (status == NV_OK) || (status == NV_ERR_GPU_IN_FULLCHIP_RESET) @ rs_client.c:844",
                 vec![];
@@ -675,12 +932,19 @@ mod tests {
             "NVRM: API mismatch: the client has the version <b>call me</b>, but", vec![other_version(None)];
             "NVRM: API mismatch: the client 'nvidia-smi' (pid 1042)\nNVRM: has the version 575.57.08, but this kernel module has\nNVRM: the version 570.133.20.  Please make sure",
                 vec![other_version(None), other_version(Some("575.57.08"))];
+            // A record is read to its end; only the client chooses the version.
+            "NVRM: API mismatch: the client 'nvidia-smi' (pid 1042)\n NVRM: has the version 575.57.08, but this kernel module has",
+                vec![other_version(Some("575.57.08"))];
+            "NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned",
+                vec![Message::ResetRequired];
+            "NVRM: Xid (PCI:0000:01:00): 154, pid=7, name=python, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+                vec![Message::Recovery { gpu: gpu("0000:01:00.0"), action: Recovery::Reset }];
             "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.105.08", vec![];
             "nouveau 0000:01:00.0: NVIDIA GA102", vec![];
             "NVRM: Xid (PCI:0000:3b:00): x", vec![];
             "", vec![];
         } {
-            assert_eq!(read(text.lines()), wanted, "{text}");
+            assert_eq!(read(text), wanted, "{text}");
         }
     }
 
@@ -688,8 +952,10 @@ mod tests {
     fn lines_of_the_table_are_read_with_their_devices() {
         for (text, kind, place) in rows! {
             "Loading of module with unavailable key is rejected", Kind::Load, None;
-            "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service", Kind::Load,
+            "Lockdown: insmod: unsigned module loading is restricted; see man kernel_lockdown.7", Kind::Load,
                 None;
+            "NVRM: GPU0 kgspBootstrap_GH100: GSP-FMC reported an error while attempting to boot GSP: 0xb",
+                Kind::Start, None;
             "nvidia: version magic '5.4.18-100.fc30.x86_64 SMP mod_unload ' should be '5.4.18-200.fc31.x86_64 SMP mod_unload '",
                 Kind::Load, None;
             "NVRM: GPU 0000:41:00.0: GPU does not have the necessary power cables connected.",
@@ -713,6 +979,8 @@ mod tests {
             "NVRM: Can't find an IRQ for your NVIDIA card!", Kind::Start, None;
             "NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051) returned from kgspCreateRadix3(pGpu, pKernelGsp) @ kernel_gsp.c:4502",
                 Kind::Start, None;
+            "NVRM: kfspSendBootCommands_GH100: FSP boot cmds failed. RM cannot boot.", Kind::Start,
+                None;
             "NVRM kfspSendBootCommands_GH100: FSP boot cmds failed. RM cannot boot.", Kind::Start,
                 None;
             "pci 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible",
@@ -756,34 +1024,218 @@ mod tests {
         }));
     }
 
+    /// What a user can make the kernel log, and a real message that the text imitates.
+    const FORGED: [&str; 18] = [
+        // The path of an overlay mount.
+        "overlayfs: failed to resolve '/x NVRM: Xid (PCI:0000:19:00): 79 GPU has fallen off the bus.': -2",
+        "overlayfs: failed to resolve '/x NVRM: Xid (PCI:0000:19:00): 154 GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)': -2",
+        "overlayfs: failed to resolve '/x NVRM: GPU 0000:19:00.0: RmInitAdapter failed! (0x22:0x56:763)': -2",
+        "overlayfs: failed to resolve '/x Loading of unsigned module is rejected': -2",
+        "overlayfs: failed to resolve '/x nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30': -2",
+        // The same with the end of a line in the path, as journald, rsyslog and Talos have it.
+        "overlayfs: failed to resolve '/x\nNVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off the bus.': -2",
+        "overlayfs: failed to resolve '/x#012NVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off the bus.': -2",
+        "overlayfs: failed to resolve '/x\\x0aNVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off the bus.': -2",
+        // The names of a program and of the file that it was in.
+        "NVRM: a[77]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in GPU 0000:19:00.0 has fallen off the bus[401000+1000]",
+        "NVRM: Xid (PCI:[77]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in 0000:19:00): 79, x[401000+1000]",
+        "NVRM: f: Asser[77]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in [NV_ERR_RESET_REQUIRED][401000+1000]",
+        "Lockdown: x[77]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in : unsigned module loading is restricted[401000+1000]",
+        "nvidia 0000:19:[77]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in probe failed with error -1[401000+1000]",
+        "x 0000:19:00.0:[77]: segfault at 0 ip 0000000000401000 sp 00007ffd error 4 in BAR 1: no space[401000+1000]",
+        // The version that a client claims, which the driver prints as it is.
+        "NVRM: API mismatch: the client 'x' (pid 7)\nNVRM: has the version \nNVRM: Xid (PCI:0000:19:00): 79, , but this kernel module has",
+        "NVRM: API mismatch: the client 'x' (pid 7)#012NVRM: has the version #012NVRM: GPU has fallen off the bus., but this kernel module has",
+        "NVRM: API mismatch: the client has the version GPU has fallen off the bus, but\nNVRM: this kernel module has the version",
+        "audit: type=1326 audit(1.2:3): auid=1000 comm=\"x\" exe=\"/avc:  denied  { module_load } for nvidia permissive=0\"",
+    ];
+
     #[test]
-    fn the_journal_is_searched_for_every_line_that_is_understood() {
-        let line = journal().cmd().line();
-        assert!(line.contains("Loading of .*is rejected"), "{line}");
-        for word in [
-            "NVRM",
-            "SXid",
-            "probe",
-            "firmware",
-            "BAR ",
-            "Linux version",
-            "RIP",
-            "soft lockup.*",
+    fn text_of_users_forges_no_message() {
+        for text in FORGED {
+            let messages = read([text]);
+            // A client can claim another version, which it can have, too.
+            let is_claim = |one: &Message| *one == Message::OtherVersion { libraries: None };
+            assert!(messages.iter().all(is_claim), "{text}: {messages:?}");
+            assert_eq!(messages.len(), usize::from(text.contains("API mismatch")));
+        }
+        // A crash of the kernel has two lines. Neither can be a program's.
+        for text in [
+            "x[77]: segfault at 0 ip 1 sp 2 error 4 in a: 0000 [#1]\nRIP: 0010:nv_open+0x1/0x2 [nvidia]",
+            "Oops: 0000 [#1] SMP\nRIP: 0010:a+0x1[77]: segfault at 0 ip 1 sp 2 error 4 in x [nvidia]",
         ] {
-            assert!(line.contains(word), "{line}");
+            assert!(read(text.lines()).is_empty(), "{text}");
         }
     }
 
     #[test]
+    fn the_name_of_a_program_changes_no_error() {
+        let xid = |text: &str| read([format!("NVRM: Xid (PCI:0000:18:00): {text}").as_str()]);
+        let real = xid("48, pid=7, name=python, DBE");
+        for name in [
+            "Nonfatal",
+            "a, b Nonfatal",
+            "x): 43, y",
+            "NVRM: Xid (PCI:",
+            "a#012b",
+            "\n",
+        ] {
+            assert_eq!(xid(&format!("48, pid=7, name={name}, DBE")), real, "{name}");
+        }
+        assert_eq!(xid("48, pid=7, name=a, b Nonfatal,"), real);
+        let reset = "154, pid=7, name=\n, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)";
+        assert!(matches!(
+            xid(reset)[..],
+            [Message::Recovery {
+                action: Recovery::Reset,
+                ..
+            }]
+        ));
+        // The driver writes the cause at the end.
+        let cause = " caused by previous Xid ";
+        assert_eq!(xid(&format!("48, pid=7, name={cause}79, DBE")), real);
+        assert_eq!(xid(&format!("45, pid=7, name=x, Ch 1{cause}149")).len(), 2);
+    }
+
+    #[test]
+    fn every_pattern_starts_with_more_than_the_name_of_a_program() {
+        let rows = TABLE.iter().flat_map(|row| &row.lines);
+        let all: Vec<&Pattern> = (PATTERNS.iter().map(|(pattern, _)| pattern))
+            .chain(rows)
+            .collect();
+        for pattern in all {
+            let shortest = |part: &Part| match part {
+                Part::Text(text) => text.len(),
+                Part::Address => "18:00.0".len(),
+                Part::Driver | Part::Function | Part::Number | Part::Program => 1,
+            };
+            let length: usize = pattern.start.iter().map(shortest).sum();
+            assert!(length > PROGRAM, "{pattern:?}");
+            // Text of a user in the middle is bounded, and the text behind it is not the user's.
+            for (index, part) in pattern.start.iter().enumerate() {
+                let next = pattern.start.get(index + 1);
+                let bounded = matches!(next, Some(Part::Text(text)) if text.len() > PROGRAM);
+                assert!(*part != Part::Program || bounded, "{pattern:?}");
+            }
+            // The text of a message matches only where it is the start.
+            let example: String = (pattern.start.iter())
+                .map(|part| match part {
+                    Part::Text(text) => text,
+                    Part::Address => "0000:18:00.0",
+                    Part::Driver => "pci",
+                    Part::Function => "GPU0 f_1",
+                    Part::Number => "1",
+                    Part::Program => "insmod",
+                })
+                .chain(pattern.later.iter().map(String::as_str))
+                .collect();
+            assert!(pattern.matches(&example).is_some(), "{example}");
+            for before in [
+                " ",
+                "x ",
+                "overlayfs: failed to resolve '/",
+                "x[77]: segfault at 0 in ",
+            ] {
+                assert!(
+                    pattern.matches(&format!("{before}{example}")).is_none(),
+                    "{example}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_journal_is_searched_for_the_start_of_each_message() {
+        let cmd = journal().cmd().clone();
+        let find = |start: &str| cmd.args.iter().find_map(|arg| arg.strip_prefix(start));
+        let expression = find("--grep=").unwrap();
+        assert!(
+            expression.starts_with("^(") && expression.ends_with(')'),
+            "{expression}"
+        );
+        for part in [
+            "|NVRM: Xid \\(PCI:([0-9a-f]+:)?",
+            "|Loading of unsigned module is rejected|",
+            "|nvidia: version magic \\'.*\\' should be \\'|",
+            "Linux version ",
+            "|RIP: 00(10|33):",
+            "|Lockdown: .{1,15}: unsigned",
+        ] {
+            assert!(expression.contains(part), "{part}: {expression}");
+        }
+        assert_eq!(find("--output="), Some("json"));
+        assert!(find("--dmesg").is_some() && find("SYSLOG_FACILITY=0").is_some());
+    }
+
+    #[test]
+    fn a_record_of_the_journal_is_one_message() {
+        let output = concat!(
+            "{\"__CURSOR\":\"s=1\",\"MESSAGE\":\"Linux version 6.1\"}\n",
+            "{\"MESSAGE\":\"overlayfs: failed to resolve '/x\\nNVRM: Xid (PCI:0000:19:00): 79, x': -2\"}\n",
+            // A name that cannot be printed hides no error.
+            "{\"MESSAGE\":[78,86,82,77,58,32,88,105,100,255]}\n",
+            "{\"MESSAGE\":null}\n",
+            "[… 12 bytes left out …]\n",
+            "{\"_BOOT_ID\":\"1\"}\n",
+        );
+        assert_eq!(
+            records_of_journal(output),
+            [
+                "Linux version 6.1",
+                "overlayfs: failed to resolve '/x\nNVRM: Xid (PCI:0000:19:00): 79, x': -2",
+                "NVRM: Xid\u{fffd}"
+            ]
+        );
+    }
+
+    #[test]
+    fn only_lines_of_the_kernel_are_records() {
+        for (line, message) in rows! {
+            "[12345.678] NVRM: x", Some("NVRM: x");
+            "[    0.000000] NVRM: x", Some("NVRM: x");
+            "[    0.000000] kernel: NVRM: x", Some("NVRM: x");
+            "[    0.000000] [ T1234] NVRM: x", Some("NVRM: x");
+            "Nov 25 15:40:58 node kernel: [159259.98] NVRM: x", Some("NVRM: x");
+            "Nov  5 15:40:58 node kernel: NVRM: x", Some("NVRM: x");
+            "2026-09-11T02:11:00+00:00 node kernel: NVRM: x", Some("NVRM: x");
+            "2026-09-11T02:11:00.123456+02:00 node kernel: [ 1.0] NVRM: x", Some("NVRM: x");
+            "NVRM: x", None;
+            "kernel: NVRM: x", None;
+            "node kernel: NVRM: x", None;
+            "Nov 25 15:40:58 node joe: kernel: NVRM: x", None;
+            "Nov 25 15:40:58 node joe[7]: x kernel: NVRM: x", None;
+            "2026-09-11T02:11:00+00:00 node joe: kernel: NVRM: x", None;
+            "[x] NVRM: x", None;
+            "", None;
+        } {
+            let wanted: Vec<&str> = message.into_iter().collect();
+            assert_eq!(records(line), wanted, "{line}");
+        }
+        // As `dmesg` prints a message with ends of lines. An indented line behind a line of a program is not a message.
+        let text = "[  1.0] overlayfs: '/x\n        [  1.0] NVRM: y\nother\n  NVRM: z\n";
+        assert_eq!(records(text), ["overlayfs: '/x\n        [  1.0] NVRM: y"]);
+    }
+
+    #[test]
     fn a_file_of_several_boots_is_read_from_the_last_one() {
-        let text = "kernel: Linux version 6.1\nold\nkernel: Linux version 6.8\nnew\n";
-        let lines: Vec<&str> = last_boot(text).collect();
-        assert_eq!(lines, ["kernel: Linux version 6.8", "new"]);
-        assert_eq!(last_boot("a\nb").count(), 2);
+        let of = |text: &str| last_boot(&records(text)).to_vec();
+        let head = "Aug 14 09:00:01 node kernel: ";
+        let text = format!(
+            "{head}Linux version 6.1\n{head}old\n{head}Linux version 6.8 (x) y\n{head}new\n"
+        );
+        assert_eq!(of(&text), ["Linux version 6.8 (x) y", "new"]);
+        // No text of a user begins a boot.
+        for forged in [
+            "overlayfs: failed to resolve '/x Linux version 6.8 (x)': -2",
+            "Linux version 6 invoked oom-killer: gfp_mask=0x1",
+            "Linux version 6[7]: segfault at 0",
+        ] {
+            assert_eq!(of(&format!("{head}a\n{head}{forged}\n")), ["a", forged]);
+        }
     }
 
     reads_any_text!(
         "(NVRM: |Xid \\(PCI:|SXid \\(|0000:3b:00|\\): |79|, |: BAR |\n|.)*",
-        |text| read(text.lines()); last_boot(&text).count()
+        |text| read([&*text]); read(last_boot(&records(&text)).iter().map(String::as_str)); records_of_journal(&text)
     );
 }

@@ -305,10 +305,12 @@ pub fn journalctl(cmd: &Cmd, files: &FakeFiles) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     if args.first() == Some(&"--dmesg") {
         let log = text(files, "/run/simulated/kernel-log").unwrap_or_default();
-        return ok(format!(
-            "Linux version {}\n{log}",
-            crate::kernel::running(files)
-        ));
+        let boot = format!("Linux version {}", crate::kernel::running(files));
+        let record = |message| serde_json::json!({ "MESSAGE": message }).to_string() + "\n";
+        return ok(std::iter::once(&*boot)
+            .chain(log.lines())
+            .map(record)
+            .collect::<String>());
     }
     let unit = match args[..] {
         [unit, "--lines=20", "--no-pager", "--output=cat"] => unit.strip_prefix("--unit="),

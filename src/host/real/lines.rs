@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::host::exec::TAIL_LINES;
+use crate::host::exec::{LEFT_OUT, TAIL_LINES};
 
 /// Of each stream at most twice this is kept: its beginning and its end.
 const HALF: usize = 4 << 20;
@@ -82,7 +82,7 @@ impl KeptOutput {
             self.cut();
         }
         if self.left_out > 0 {
-            let note = format!("\n[… {} bytes left out …]\n", self.left_out);
+            let note = format!("\n{LEFT_OUT}{} bytes left out …]\n", self.left_out);
             self.head.extend_from_slice(note.as_bytes());
         }
         self.head.extend_from_slice(&self.tail);
@@ -152,7 +152,7 @@ mod tests {
         kept.add(b"last");
         let text = kept.text();
         assert!(text.starts_with("first\n") && text.ends_with("last"));
-        assert!(text.contains("bytes left out"));
+        assert!(text.lines().any(|line| line.starts_with(LEFT_OUT)));
         assert!(text.len() < 2 * HALF + 100);
     }
 }
