@@ -12,13 +12,14 @@ use std::{
 use gpu_bootstrap::{
     config::desired::{ClusterWish, JoinMethod},
     error::Report as _,
+    state::labels,
     tools::kubernetes::{kubectl, nodeadm},
 };
-use serde_json::Value;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use serde_json::Value;
 use tempfile::TempDir;
 
 use machine::{H100, Machine};
@@ -232,13 +233,13 @@ fn run_with(folder: &TempDir, script: &str, programs: &[&str]) {
 }
 
 fn run(folder: &TempDir, script: &str, syntax_alone: bool) -> Output {
-    let path = format!("{}/bin:/usr/bin:/bin", folder.path().display());
     let mut shell = shell(folder, script, syntax_alone);
     shell.output().expect("a shell")
 }
 
 /// The shell that runs it.
 fn shell(folder: &TempDir, script: &str, syntax_alone: bool) -> Command {
+    let path = format!("{}/bin:/usr/bin:/bin", folder.path().display());
     let mut sh = Command::new("/bin/sh");
     if syntax_alone {
         sh.arg("-n");
@@ -712,6 +713,40 @@ fn the_commands_of_node_pools_have_what_the_run_needs() {
     assert!(!docs.contains("apply -f cloud-init/"));
 }
 
+/// On AKS no taint holds pods back. Node Feature Discovery and the chart's affinity know nothing of the validation, and a node
+/// selector counts beside any affinity.
+#[test]
+fn the_device_plugin_waits_for_a_label_of_the_run_and_for_nothing_else() {
+    let values = "daemonset/device-plugin-values.yaml";
+    let values_of = &documents(values)[0];
+    let keys: Vec<&String> = values_of.as_object().expect("values").keys().collect();
+    assert_eq!(keys, ["nodeSelector"]);
+    let selector = values_of["nodeSelector"].as_object().expect("labels");
+    assert_eq!(selector.len(), 1);
+    let set_by_run = labels::operator(true);
+    for (key, value) in selector {
+        let set = set_by_run.get(key).map(String::as_str);
+        assert_eq!(set, value.as_str(), "{key}");
+    }
+    assert!(text("daemonset/daemonset.yaml").contains("device-plugin-values.yaml"));
+    let command = text("../docs/cloud-init.md");
+    let (_, command) = command.split_once("helm upgrade").expect("the command");
+    let (command, _) = command.split_once("```").expect("its end");
+    assert!(
+        command
+            .trim_end()
+            .ends_with(&format!("--values cloud-init/{values}"))
+    );
+    // The same command stands in the file.
+    let words = |text: &str| {
+        text.replace(['#', '\\'], " ")
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    assert!(words(&text(values)).contains(&words(command)));
+}
+
 /// It asks for a GPU with the image of the DaemonSet, also before the startup taint goes.
 #[test]
 fn the_pod_with_a_gpu_goes_with_the_daemonset() {
@@ -773,6 +808,13 @@ fn the_manifest_may_run_where_it_must() {
 /// the program ends with the status.
 fn pod_on_host(status: u8) -> (TempDir, Output) {
     let folder = folder();
+    let script = script_on_host(&folder, &format!("exit {status}"));
+    let output = run(&folder, &script, false);
+    (folder, output)
+}
+
+/// The pod's script for such a host, where the program's second run is this command.
+fn script_on_host(folder: &TempDir, second_run: &str) -> String {
     for (path, content) in [
         ("account/token", "a.b.c"),
         ("account/ca.crt", "authority"),
@@ -808,13 +850,6 @@ case "$*" in
 esac"#
         ),
     );
-    let script = script_on_host(&folder, &format!("exit {status}"));
-    let output = run(&folder, &script, false);
-    (folder, output)
-}
-
-/// The pod's script for such a host, where the program's second run is this command.
-fn script_on_host(folder: &TempDir, second_run: &str) -> String {
     let mut script = script();
     for (from, to) in [
         ("host=/proc/1/root\n", "host=$T/host\n"),
@@ -880,6 +915,7 @@ fn the_pod_waits_for_other_runs_and_gives_the_host_what_it_needs() {
     assert_eq!(access["users"][0]["user"]["token"], "a.b.c");
 }
 
+/// After exit status 8 the run continues at the next boot, perhaps before the next pod.
 #[test]
 fn the_token_is_removed_unless_the_run_continues_after_a_reboot() {
     for (status, pod, keeps) in [
@@ -944,7 +980,6 @@ fn the_account_changes_only_the_taints_of_its_own_node() {
     let user = format!(
         "'system:serviceaccount:{}:{}'",
         account["metadata"]["namespace"]
-/// After exit status 8 the run continues at the next boot, perhaps before the next pod.
             .as_str()
             .expect("a namespace"),
         account["metadata"]["name"].as_str().expect("a name")
