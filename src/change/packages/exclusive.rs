@@ -29,6 +29,9 @@ const REMIND: Duration = Duration::from_secs(30);
 struct Paused {
     schema: u32,
     units: Vec<String>,
+    /// The state folder was made for this file. A run that is refused afterwards leaves nothing.
+    #[serde(default)]
+    made_folder: bool,
 }
 
 /// The process or service to wait for, and the lock.
@@ -39,8 +42,8 @@ struct LockHolder {
 
 impl Applier {
     /// Does package work while no other package manager works: timers are paused, locks are free.
-    /// The timers are started again afterwards in every case.
-    pub(super) async fn exclusively<T>(
+    /// The timers are started again afterwards in every case, or at the end of the run if it builds a module.
+    pub(in crate::change) async fn exclusively<T>(
         &self,
         sink: &dyn Sink,
         work: impl Future<Output = Result<T, Problem>> + Send,
@@ -184,7 +187,10 @@ impl Applier {
             }
         }
         if paused.units.len() > before {
-            self.write_paused(paused.units.clone())?;
+            let files = &self.host.files;
+            paused.made_folder |= !files.exists(&self.state)?;
+            files.create_folder(&self.state, 0o700)?;
+            self.write_paused(&paused)?;
         }
         for unit in &paused.units[before..] {
             self.act("stop", unit).await?;
@@ -218,8 +224,17 @@ impl Applier {
         }
         match stopped.len() {
             same if same == paused.units.len() => Ok(()),
-            0 => Ok(self.host.files.remove(&self.paused_path())?),
-            _ => self.write_paused(stopped),
+            0 => {
+                self.host.files.remove(&self.paused_path())?;
+                if paused.made_folder {
+                    self.host.files.remove_empty_folder(&self.state)?;
+                }
+                Ok(())
+            }
+            _ => self.write_paused(&Paused {
+                units: stopped,
+                ..paused
+            }),
         }
     }
 
@@ -231,9 +246,8 @@ impl Applier {
         }
     }
 
-    fn write_paused(&self, units: Vec<String>) -> Result<(), Problem> {
-        let paused = Paused { schema: 1, units };
-        let text = serde_json::to_string(&paused)
+    fn write_paused(&self, paused: &Paused) -> Result<(), Problem> {
+        let text = serde_json::to_string(paused)
             .map_err(|error| Problem::unreadable("record the paused timers", error))?;
         (self.host.files).write(&self.paused_path(), text.as_bytes(), 0o600)?;
         Ok(())
@@ -242,7 +256,10 @@ impl Applier {
     fn read_paused(&self) -> Result<Paused, Problem> {
         let path = self.paused_path();
         match self.host.files.read_text(&path)? {
-            None => Ok(Paused::default()),
+            None => Ok(Paused {
+                schema: 1,
+                ..Paused::default()
+            }),
             Some(text) => serde_json::from_str(&text)
                 .map_err(|error| Problem::unreadable(format!("read `{path}`"), error)),
         }

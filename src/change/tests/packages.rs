@@ -135,6 +135,27 @@ async fn scripts_leave_the_only_module_to_the_change_behind_them() {
     }
 }
 
+/// Package lists are downloaded before the journal begins.
+#[tokio::test]
+async fn the_state_folder_is_for_root_and_goes_with_the_record_of_paused_timers() {
+    let machine = TestMachine::new();
+    Archive::on(&machine);
+    machine.units.put("apt-daily.timer", "enabled", "active");
+    let files = machine.fakes.files.clone();
+    let work = machine.applier.exclusively(&machine.sink, async {
+        let stat = files.stat(STATE.into())?.expect("the state folder");
+        assert_eq!(stat.mode, 0o700);
+        Ok(())
+    });
+    work.await.unwrap();
+    assert!(!files.exists(STATE.into()).unwrap());
+    // A folder that was there stays.
+    files.put_folder(STATE, 0o700);
+    let work = machine.applier.exclusively(&machine.sink, async { Ok(()) });
+    work.await.unwrap();
+    assert!(files.exists(STATE.into()).unwrap());
+}
+
 #[tokio::test]
 async fn the_flag_of_an_administrator_stays_and_that_of_an_interrupted_run_goes() {
     let (machine, later) = with_sources(Kind::Apt, &["nvidia-kernel-dkms"], FLAG);
