@@ -45,9 +45,12 @@ pub struct Applier {
     pub(super) holds: Arc<OwnHolds>,
     /// The daemons whose files name the toolkit's runtime although this run has tried to take it out: its package stays.
     pub(super) need_toolkit: Arc<Mutex<BTreeSet<Daemon>>>,
-    /// A module that packages have left to a change that follows: until then no timer starts a package manager, whose scripts
-    /// could start another DKMS. It has no lock.
-    pub(super) module_is_due: Arc<AtomicBool>,
+    /// Whether paused timers stay paused until the run ends, and not only until the package work under way does: a module is
+    /// built, or packages have left it to a later change. The scripts of a package manager that a timer starts could start
+    /// another DKMS, which has no lock.
+    pub(super) paused_for_run: Arc<AtomicBool>,
+    /// Held while timers are paused or started: package work and a build can do so at the same time.
+    pub(super) pausing: Arc<tokio::sync::Mutex<()>>,
     /// Held while an installation is rehearsed with a package manager whose simulations wait for each other: a step that waits for
     /// others has its whole deadline afterwards.
     pub(super) simulating: Arc<tokio::sync::Mutex<()>>,
@@ -71,7 +74,8 @@ impl Applier {
             lists: Arc::default(),
             holds: Arc::default(),
             need_toolkit: Arc::default(),
-            module_is_due: Arc::default(),
+            paused_for_run: Arc::default(),
+            pausing: Arc::default(),
             simulating: Arc::default(),
             wanted: None,
             stop: CancellationToken::new(),
@@ -255,7 +259,8 @@ impl Applier {
 #[async_trait]
 impl Verbs for Applier {
     async fn resume_paused(&self, sink: &dyn Sink) {
-        Self::resume_paused(self, sink).await;
+        self.paused_for_run.store(false, Ordering::Release);
+        self.release_timers(sink).await;
     }
 
     async fn preview(&self, change: &Change) -> Result<Option<String>, Problem> {
@@ -362,11 +367,8 @@ impl Verbs for Applier {
             Change::LoadModule { module } => self.load_module(module, sink).await?,
             Change::RebuildInitramfs { kernels } => self.rebuild_initramfs(kernels, sink).await?,
             Change::BuildModule { module, kernel } => {
-                let built = self.build_module(module, kernel, sink).await;
-                if self.module_is_due.swap(false, Ordering::AcqRel) {
-                    self.resume_paused(sink).await;
-                }
-                built?;
+                self.pause_for_run().await?;
+                self.build_module(module, kernel, sink).await?;
             }
             Change::RunTool {
                 purpose,

@@ -57,10 +57,15 @@ impl Applier {
             result
         }
         .await;
-        if !self.module_is_due.load(Ordering::Acquire) {
-            self.resume_paused(sink).await;
-        }
+        self.release_timers(sink).await;
         result
+    }
+
+    /// Pauses the timers until the run ends. A build takes no package lock, so package work of other steps may begin and end
+    /// meanwhile, and a module of another kernel may be built next.
+    pub(in crate::change) async fn pause_for_run(&self) -> Result<(), Problem> {
+        self.paused_for_run.store(true, Ordering::Release);
+        self.pause().await
     }
 
     /// Ends what the package manager leaves running. A failure is only told: the work is done.
@@ -174,6 +179,7 @@ impl Applier {
 
     /// Stops the timers that run, and only timers. Their names are written to disk first.
     async fn pause(&self) -> Result<(), Problem> {
+        let _pausing = self.pausing.lock().await;
         let mut paused = self.read_paused()?;
         let before = paused.units.len();
         for unit in self.policy.pause_units.iter().filter(|unit| timer(unit)) {
@@ -198,9 +204,13 @@ impl Applier {
         Ok(())
     }
 
-    /// Starts the timers that this run or an interrupted one paused. One that cannot be started is told, and a later
-    /// call tries again: the work that it was paused for is done all the same.
-    pub async fn resume_paused(&self, sink: &dyn Sink) {
+    /// Starts the timers that this run or an interrupted one paused, unless they stay paused until the run ends. One that
+    /// cannot be started is told, and a later call tries again: the work that it was paused for is done all the same.
+    pub(in crate::change) async fn release_timers(&self, sink: &dyn Sink) {
+        let _pausing = self.pausing.lock().await;
+        if self.paused_for_run.load(Ordering::Acquire) {
+            return;
+        }
         if let Err(error) = self.start_paused(sink).await {
             sink.note(&format!(
                 "timers that this program has paused may not run: failed to {}",
