@@ -6,12 +6,18 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Command, Output},
+    time::{Duration, Instant},
 };
 
 use gpu_bootstrap::{
     config::desired::{ClusterWish, JoinMethod},
     error::Report as _,
+    state::labels,
     tools::kubernetes::{kubectl, nodeadm},
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -227,6 +233,12 @@ fn run_with(folder: &TempDir, script: &str, programs: &[&str]) {
 }
 
 fn run(folder: &TempDir, script: &str, syntax_alone: bool) -> Output {
+    let mut shell = shell(folder, script, syntax_alone);
+    shell.output().expect("a shell")
+}
+
+/// The shell that runs it.
+fn shell(folder: &TempDir, script: &str, syntax_alone: bool) -> Command {
     let path = format!("{}/bin:/usr/bin:/bin", folder.path().display());
     let mut sh = Command::new("/bin/sh");
     if syntax_alone {
@@ -238,9 +250,8 @@ fn run(folder: &TempDir, script: &str, syntax_alone: bool) -> Output {
         .env("PATH", path)
         .env("T", folder.path())
         .env("KUBERNETES_SERVICE_HOST", "fd00:10::1")
-        .env("KUBERNETES_SERVICE_PORT", "443")
-        .output()
-        .expect("a shell")
+        .env("KUBERNETES_SERVICE_PORT", "443");
+    sh
 }
 
 fn said(output: &Output) -> String {
@@ -702,6 +713,40 @@ fn the_commands_of_node_pools_have_what_the_run_needs() {
     assert!(!docs.contains("apply -f cloud-init/"));
 }
 
+/// On AKS no taint holds pods back. Node Feature Discovery and the chart's affinity know nothing of the validation, and a node
+/// selector counts beside any affinity.
+#[test]
+fn the_device_plugin_waits_for_a_label_of_the_run_and_for_nothing_else() {
+    let values = "daemonset/device-plugin-values.yaml";
+    let values_of = &documents(values)[0];
+    let keys: Vec<&String> = values_of.as_object().expect("values").keys().collect();
+    assert_eq!(keys, ["nodeSelector"]);
+    let selector = values_of["nodeSelector"].as_object().expect("labels");
+    assert_eq!(selector.len(), 1);
+    let set_by_run = labels::operator(true);
+    for (key, value) in selector {
+        let set = set_by_run.get(key).map(String::as_str);
+        assert_eq!(set, value.as_str(), "{key}");
+    }
+    assert!(text("daemonset/daemonset.yaml").contains("device-plugin-values.yaml"));
+    let command = text("../docs/cloud-init.md");
+    let (_, command) = command.split_once("helm upgrade").expect("the command");
+    let (command, _) = command.split_once("```").expect("its end");
+    assert!(
+        command
+            .trim_end()
+            .ends_with(&format!("--values cloud-init/{values}"))
+    );
+    // The same command stands in the file.
+    let words = |text: &str| {
+        text.replace(['#', '\\'], " ")
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    assert!(words(&text(values)).contains(&words(command)));
+}
+
 /// It asks for a GPU with the image of the DaemonSet, also before the startup taint goes.
 #[test]
 fn the_pod_with_a_gpu_goes_with_the_daemonset() {
@@ -763,6 +808,13 @@ fn the_manifest_may_run_where_it_must() {
 /// the program ends with the status.
 fn pod_on_host(status: u8) -> (TempDir, Output) {
     let folder = folder();
+    let script = script_on_host(&folder, &format!("exit {status}"));
+    let output = run(&folder, &script, false);
+    (folder, output)
+}
+
+/// The pod's script for such a host, where the program's second run is this command.
+fn script_on_host(folder: &TempDir, second_run: &str) -> String {
     for (path, content) in [
         ("account/token", "a.b.c"),
         ("account/ca.crt", "authority"),
@@ -775,9 +827,9 @@ fn pod_on_host(status: u8) -> (TempDir, Output) {
         fs::write(path, content).expect("a file");
     }
     // The script's last wait ends with the loop that renews the token: here that is at once.
-    program(&folder, "sleep", "test \"$1\" != 600");
+    program(folder, "sleep", "test \"$1\" != 600");
     program(
-        &folder,
+        folder,
         "nsenter",
         &format!(
             r#"while test "$1" != --; do shift; done
@@ -791,7 +843,7 @@ case "$*" in
         echo activating ;;
     systemd-run*)
         echo run >>"$T/calls"
-        if test -e "$T/busy"; then exit {status}; fi
+        if test -e "$T/busy"; then {second_run}; fi
         touch "$T/busy"
         exit 9 ;;
     *) echo "$*" >>"$T/calls" ;;
@@ -815,8 +867,20 @@ esac"#
         script = script.replace(from, to);
     }
     fs::create_dir(folder.path().join("host")).expect("a host");
-    let output = run(&folder, &script, false);
-    (folder, output)
+    script
+}
+
+/// The files in the host's `/etc/gpu-bootstrap`.
+fn left_on_host(folder: &TempDir) -> Vec<String> {
+    let left = fs::read_dir(folder.path().join("host/etc/gpu-bootstrap")).expect("a folder");
+    let mut left: Vec<String> = left
+        .map(|entry| {
+            let name = entry.expect("an entry").file_name();
+            name.into_string().expect("UTF-8")
+        })
+        .collect();
+    left.sort_unstable();
+    left
 }
 
 #[test]
@@ -851,15 +915,45 @@ fn the_pod_waits_for_other_runs_and_gives_the_host_what_it_needs() {
     assert_eq!(access["users"][0]["user"]["token"], "a.b.c");
 }
 
+/// After exit status 8 the run continues at the next boot, perhaps before the next pod.
 #[test]
-fn the_access_goes_when_the_run_has_ended_well() {
-    let (folder, output) = pod_on_host(0);
-    assert!(output.status.success(), "{}", said(&output));
-    let left = fs::read_dir(folder.path().join("host/etc/gpu-bootstrap")).expect("a folder");
-    let left: Vec<_> = left
-        .map(|entry| entry.expect("an entry").file_name())
-        .collect();
-    assert_eq!(left, ["config.d"]);
+fn the_token_is_removed_unless_the_run_continues_after_a_reboot() {
+    for (status, pod, keeps) in [
+        (0, 0, false),
+        (5, 5, false),
+        (6, 6, false),
+        (7, 0, false),
+        (8, 0, true),
+    ] {
+        let (folder, output) = pod_on_host(status);
+        assert_eq!(
+            output.status.code(),
+            Some(pod),
+            "{status}: {}",
+            said(&output)
+        );
+        let access = left_on_host(&folder).contains(&"cluster.kubeconfig".to_owned());
+        assert_eq!(access, keeps, "{status}");
+    }
+}
+
+#[test]
+fn a_signal_ends_the_pod_and_removes_the_token() {
+    let folder = folder();
+    let script = script_on_host(&folder, r#"touch "$T/runs"; exec /bin/sleep 30"#);
+    let mut pod = shell(&folder, &script, false).spawn().expect("a shell");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !folder.path().join("runs").exists() {
+        assert!(Instant::now() < deadline, "the program was not started");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(left_on_host(&folder), ["cluster.kubeconfig", "config.d"]);
+    let pid = i32::try_from(pod.id()).expect("a process id");
+    kill(Pid::from_raw(pid), Signal::SIGTERM).expect("a signal");
+    let status = pod.wait().expect("the end of the pod");
+    assert_eq!(status.code(), Some(143));
+    assert!(Instant::now() < deadline, "it waited for the run");
+    assert_eq!(left_on_host(&folder), ["config.d"]);
 }
 
 #[test]
@@ -910,11 +1004,12 @@ fn the_account_changes_only_the_taints_of_its_own_node() {
 }
 
 #[test]
-fn a_run_that_fails_is_seen_at_the_pod() {
-    let (folder, output) = pod_on_host(6);
-    assert_eq!(output.status.code(), Some(6), "{}", said(&output));
-    let calls = fs::read_to_string(folder.path().join("calls")).expect("calls");
-    assert!(calls.ends_with("--unit=gpu-bootstrap.service\n"), "{calls}");
+fn what_a_run_could_not_do_is_seen_at_the_pod() {
+    for status in [6, 7] {
+        let (folder, _) = pod_on_host(status);
+        let calls = fs::read_to_string(folder.path().join("calls")).expect("calls");
+        assert!(calls.ends_with("--unit=gpu-bootstrap.service\n"), "{calls}");
+    }
 }
 
 /// The forms of `user-data`, with their files and what they need to be complete.

@@ -2,7 +2,9 @@
 # For Google Cloud's images without cloud-init, which do not read user data: AlmaLinux, Rocky, RHEL and Debian. (Ubuntu's
 # have it: take the other files.)
 #   gcloud compute instances create NAME --metadata-from-file=startup-script=startup-script.sh
-# Google's agent runs it at each boot. It does its work once for an instance; what goes on after a reboot does so by itself.
+# Google's agent runs it at each boot. It does its work once for an instance; what goes on after a reboot does so by itself. If
+# the driver crashes the machine in three boots in a row, it exits with 6 at each boot, until an administrator runs
+# `gpu-bootstrap install`.
 # It takes the instance to a Ready node of a cluster that kubeadm has made. For none, remove `[cluster]` and the token, and
 # set `runtime.use = ["docker"]`. Set each `@VALUE@`. `kubeadm token create --ttl 30m --print-join-command` prints those of
 # the cluster.

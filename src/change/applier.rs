@@ -45,9 +45,12 @@ pub struct Applier {
     pub(super) holds: Arc<OwnHolds>,
     /// The daemons whose files name the toolkit's runtime although this run has tried to take it out: its package stays.
     pub(super) need_toolkit: Arc<Mutex<BTreeSet<Daemon>>>,
-    /// A module that packages have left to a change that follows: until then no timer starts a package manager, whose scripts
-    /// could start another DKMS. It has no lock.
-    pub(super) module_is_due: Arc<AtomicBool>,
+    /// Whether paused timers stay paused until the run ends, and not only until the package work under way does: a module is
+    /// built, or packages have left it to a later change. The scripts of a package manager that a timer starts could start
+    /// another DKMS, which has no lock.
+    pub(super) paused_for_run: Arc<AtomicBool>,
+    /// Held while timers are paused or started: package work and a build can do so at the same time.
+    pub(super) pausing: Arc<tokio::sync::Mutex<()>>,
     /// Held while an installation is rehearsed with a package manager whose simulations wait for each other: a step that waits for
     /// others has its whole deadline afterwards.
     pub(super) simulating: Arc<tokio::sync::Mutex<()>>,
@@ -71,7 +74,8 @@ impl Applier {
             lists: Arc::default(),
             holds: Arc::default(),
             need_toolkit: Arc::default(),
-            module_is_due: Arc::default(),
+            paused_for_run: Arc::default(),
+            pausing: Arc::default(),
             simulating: Arc::default(),
             wanted: None,
             stop: CancellationToken::new(),
@@ -255,7 +259,8 @@ impl Applier {
 #[async_trait]
 impl Verbs for Applier {
     async fn resume_paused(&self, sink: &dyn Sink) {
-        Self::resume_paused(self, sink).await;
+        self.paused_for_run.store(false, Ordering::Release);
+        self.release_timers(sink).await;
     }
 
     async fn preview(&self, change: &Change) -> Result<Option<String>, Problem> {
@@ -293,7 +298,13 @@ impl Verbs for Applier {
 
     async fn capture(&self, change: &Change) -> Result<Undo, Problem> {
         match change {
-            Change::WriteFile { path, content, .. } => {
+            Change::WriteFile {
+                path,
+                content,
+                over,
+                ..
+            } => {
+                self.refuse_changed(path, over.as_deref())?;
                 let sha256 = sha256(content.as_bytes());
                 let files = self.capture_files([(path.clone(), FileAfter::File { sha256 })])?;
                 self.keep_ours(&files, content)?;
@@ -338,6 +349,7 @@ impl Verbs for Applier {
                 path,
                 content,
                 mode,
+                ..
             } => self.host.files.write(path, content.as_bytes(), *mode)?,
             Change::AddRepository { repository } => self.add_repository(repository).await?,
             Change::RefreshRepositories => self.refresh(sink).await?,
@@ -362,11 +374,8 @@ impl Verbs for Applier {
             Change::LoadModule { module } => self.load_module(module, sink).await?,
             Change::RebuildInitramfs { kernels } => self.rebuild_initramfs(kernels, sink).await?,
             Change::BuildModule { module, kernel } => {
-                let built = self.build_module(module, kernel, sink).await;
-                if self.module_is_due.swap(false, Ordering::AcqRel) {
-                    self.resume_paused(sink).await;
-                }
-                built?;
+                self.pause_for_run().await?;
+                self.build_module(module, kernel, sink).await?;
             }
             Change::RunTool {
                 purpose,
@@ -434,19 +443,7 @@ impl Verbs for Applier {
             self.clear_interrupted_join(&undo.way, sink).await?;
         }
         self.restore_emptied_files(undo)?;
-        if let Undo::RestoreFiles {
-            files,
-            created_folders,
-            daemon: Some(_),
-        } = undo
-            && !self.differ(files)?
-        {
-            self.remove_created(created_folders)?;
-            return Ok(Undo::nothing(
-                "the files of the container runtime are as they were",
-            ));
-        }
-        self.refine(undo.clone()).await
+        self.refine(self.without_unwritten_files(undo)?).await
     }
 
     async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {

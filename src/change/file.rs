@@ -2,7 +2,10 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Applier, Edit, FileAfter, FileBefore, Problem, Reverted, Saved, Sink, Undo, edits};
+use super::{
+    Applier, CHANGED_SINCE, Edit, FileAfter, FileBefore, Problem, Reverted, Saved, Sink, Undo,
+    edits,
+};
 use crate::{
     host::{FileKind, Stat, digest::sha256, files::leftovers, trusted::refuse_foreign},
     model::document::{Document, DocumentError, Format},
@@ -149,6 +152,54 @@ impl Applier {
             }
         }
         Ok(undo)
+    }
+
+    /// The undo without files that a change which failed or was interrupted has not written. Whoever writes such a file later
+    /// owns it.
+    pub(super) fn without_unwritten_files(&self, undo: &Undo) -> Result<Undo, Problem> {
+        Ok(match undo {
+            Undo::RestoreFiles {
+                files,
+                created_folders,
+                ..
+            } if !self.differ(files)? => {
+                self.remove_created(created_folders)?;
+                Undo::nothing("the files are as they were")
+            }
+            Undo::Several { undos } => Undo::Several {
+                undos: (undos.iter())
+                    .map(|undo| self.without_unwritten_files(undo))
+                    .collect::<Result<_, _>>()?,
+            },
+            other => other.clone(),
+        })
+    }
+
+    /// Whether a file is different from what it was.
+    pub(super) fn differ(&self, former: &[FileBefore]) -> Result<bool, Problem> {
+        for file in former {
+            if !self.is_as_before(file)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Refuses to write over a file that has changed since `over`, the digest of the content that the new one was made from.
+    pub(super) fn refuse_changed(
+        &self,
+        path: &Utf8Path,
+        over: Option<&str>,
+    ) -> Result<(), Problem> {
+        let Some(over) = over else {
+            return Ok(());
+        };
+        let now = self.host.files.read(path)?;
+        if now.is_some_and(|now| sha256(&now) == over) {
+            return Ok(());
+        }
+        let what = format!("write `{path}`: another program has changed it since it was read");
+        Err(Problem::new(CHANGED_SINCE, what).advice("run the same command again"))
     }
 
     /// A JSON or TOML file before the change, an empty one if there was none; `None` if it was neither.

@@ -10,8 +10,8 @@ use super::{Change, Problem, Reverted, Sink, Undo, packages::Withdrawn};
 /// Describes, applies and undoes changes.
 #[async_trait]
 pub trait Verbs: Send + Sync {
-    /// Starts what an interrupted run has paused. Each run that may change the machine calls it before anything else, and
-    /// never again: later a transaction of another step may be under way.
+    /// Starts the timers that this run or an interrupted one has paused. Each run that may change the machine calls it before
+    /// anything else and at its end, and never in between: a transaction or a build of another step may be under way.
     async fn resume_paused(&self, sink: &dyn Sink);
 
     /// A unified diff or the package manager's simulation; changes nothing.

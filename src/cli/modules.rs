@@ -34,6 +34,7 @@ use crate::{
         paths,
         version::{DriverVersion, KernelVersion},
     },
+    state::loaded_driver,
     tools::{
         dkms, kmod,
         module_file::{flavour_of_license, modinfo},
@@ -298,7 +299,7 @@ fn through_proxy(world: &mut World<'_>) {
     }
 }
 
-/// Publishes the modules that DKMS has compiled here for the running kernel. Returns where they are now; `None` if
+/// Publishes the loaded modules if DKMS has compiled them here. Returns where they are now; `None` if
 /// there is nothing to publish, or if it is published already.
 pub(super) async fn publish(
     host: &Host,
@@ -311,12 +312,17 @@ pub(super) async fn publish(
         return Ok(None);
     };
     let all = built(&*host.files).map_err(|error| one_line(&error))?;
+    // DKMS may still have another version, which this machine has not validated.
+    let loaded = loaded_driver(&*host.files).map_err(|error| one_line(&error))?;
     let compiled = |one: &Built| {
         let taken = one
             .origin
             .as_ref()
             .is_some_and(|said| said.starts_with(TOOK));
-        one.name == *module && one.kernel == *kernel && !taken
+        one.name == *module
+            && one.kernel == *kernel
+            && loaded.as_ref() == Some(&one.driver)
+            && !taken
     };
     let Some(one) = all.into_iter().find(compiled) else {
         return Ok(None);
@@ -783,6 +789,9 @@ mod tests {
             &format!("{headers}/.config"),
             "CONFIG_CC_VERSION_TEXT=\"gcc-12\"\n",
         );
+        fakes
+            .files
+            .put("/sys/module/nvidia/version", "535.261.03\n");
         (host, fakes)
     }
 
@@ -1088,6 +1097,24 @@ mod tests {
             2
         );
         assert_eq!(publish(&driver, &folder).await, Ok(None));
+    }
+
+    #[tokio::test]
+    async fn only_the_loaded_version_is_published() {
+        let (host, fakes) = machine();
+        let older = BUILT.replace("535.261.03", "470.256.02");
+        let of_older = format!("{older}/module/nvidia-current.ko");
+        fakes.files.put(&of_older, module());
+        let wish = Publish {
+            to: "/srv/modules".to_owned(),
+            key: None,
+        };
+        let publish = async || publish(&host, &running(), &wanted(), &wish).await;
+        let published = publish().await.expect("published").expect("new");
+        assert!(published.contains("535.261.03"), "{published}");
+        fakes.files.take("/srv/modules");
+        fakes.files.take("/sys/module/nvidia/version");
+        assert_eq!(publish().await, Ok(None));
     }
 
     #[tokio::test]

@@ -54,6 +54,9 @@ pub struct Desired {
     pub persistence: Option<Persistence>,
     /// Container runtimes.
     pub runtimes: Vec<RuntimeWish>,
+    /// Whether the restart or the removal of a daemon may stop containers. It also applies to a runtime that is no longer
+    /// configured.
+    pub runtime_restart: Restart,
     /// NVIDIA Container Toolkit.
     pub toolkit: Option<ToolkitWish>,
     /// Container Device Interface.
@@ -126,6 +129,7 @@ impl Desired {
             container_modules,
             driver,
             runtimes,
+            runtime_restart: _,
             toolkit,
             persistence: _,
             // A kernel stays when nobody wants it any more: the machine may run it.
@@ -386,8 +390,6 @@ pub struct RuntimeWish {
     pub unit: Option<String>,
     /// Make the nvidia runtime the default one.
     pub nvidia_default: bool,
-    /// Whether a restart of its daemon may stop containers.
-    pub restart: Restart,
 }
 
 /// When a daemon may be restarted whose restart stops its containers.

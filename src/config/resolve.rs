@@ -257,9 +257,9 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
                 alternatives: row.alternatives.clone(),
                 unit: row.unit.clone(),
                 nvidia_default,
-                restart: config.runtime.restart.unwrap_or_default(),
             })
             .collect(),
+        runtime_restart: config.runtime.restart.unwrap_or_default(),
         toolkit: with_toolkit.then(|| ToolkitWish {
             packages: wishes(&profile.toolkit.packages, toolkit_version(&config)),
             vulnerable: (toolkit_lacks.clone())

@@ -4,12 +4,15 @@
 //! recorded its start and with it the boot. After several boots without progress the modules are denied altogether, and the
 //! run gives up: the machine stays reachable, and `status` says why.
 //!
+//! Runs that started without an administrator, after a reboot, from a DaemonSet or from a startup script, then exit at once
+//! and change nothing. Only a run without `--reboot` and `--unattended` lets the modules be loaded again.
+//!
 //! If the journal is lost or damaged, no run can end this: then the resume unit removes the denial, and itself.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    EngineError, Session,
+    EngineError, Options, Session,
     ledger::Ledger,
     resume,
     units::{self, modules, not_at_all},
@@ -32,6 +35,20 @@ const MOST_BOOTS_WITH_PACKAGES: usize = 8;
 
 /// The name of its changes in the journal.
 const GUARD: StepId = StepId::new("boot-guard");
+
+/// How an administrator ends the state after a run gave up.
+const REMEDY: &str = "the driver's modules stay denied, and runs with `--reboot` or `--unattended` change nothing; once the \
+                      cause is fixed, run `gpu-bootstrap install` without these options";
+
+/// Whether the run may have started without an administrator. `--unattended` starts a unit with `--reboot`.
+pub(super) const fn is_automatic(options: &Options) -> bool {
+    options.resumed || options.request.reboot
+}
+
+/// Why an earlier run gave up, if it also finished: after a power loss in between, the next run gives up again.
+pub(super) fn gave_up(receipt: &Receipt) -> Option<&str> {
+    (receipt.gave_up.as_deref()).filter(|_| receipt.unfinished.is_empty())
+}
 
 /// How many boots before this one made no progress, if they are too many.
 pub(super) fn too_many(receipt: &Receipt, boot_id: Option<&str>) -> Option<usize> {
@@ -109,8 +126,8 @@ fn is_denial(standing: &Standing) -> bool {
     standing.steps == [GUARD]
 }
 
-/// Lets the modules be loaded again, for a run that a person started after one that gave up. Returns
-/// notes for people where that failed.
+/// Lets the modules be loaded again, for a run that an administrator started after one that gave up. Returns a note for each
+/// change that could not be reverted.
 pub(super) async fn allow(ledger: &Ledger) -> Result<Vec<String>, EngineError> {
     let mut notes = Vec::new();
     for standing in ledger.journal.receipt().standing {
@@ -133,13 +150,13 @@ async fn revert(ledger: &Ledger, standing: Standing) -> Result<Option<String>, E
 }
 
 impl Session {
-    /// Gives up: no boot continues the run, and no boot loads the modules. Returns why.
+    /// Gives up: no boot continues the run, and no boot loads the modules.
     pub(super) async fn give_up(
         &self,
         ledger: &Ledger,
         boots: usize,
         notes: &mut Vec<String>,
-    ) -> Result<String, EngineError> {
+    ) -> Result<(), EngineError> {
         let why = format!(
             "{boots} boots in a row ended before the run did; the last of them may have crashed \
              when the driver was loaded (`journalctl --boot=-1`)"
@@ -162,8 +179,14 @@ impl Session {
         if let Some(note) = resume::dismiss(ledger).await? {
             self.tools.note(notes, note);
         }
+        self.note_gave_up(&why, notes);
+        Ok(())
+    }
+
+    /// Reports why a run gave up, with the remedy.
+    pub(super) fn note_gave_up(&self, why: &str, notes: &mut Vec<String>) {
         self.tools.note(notes, format!("gave up: {why}"));
-        Ok(why)
+        self.tools.note(notes, REMEDY.to_owned());
     }
 
     /// The modules of the wanted driver.

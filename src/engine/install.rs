@@ -41,6 +41,13 @@ impl Session {
         let mut notes = Vec::new();
         self.look_back(&journal, &history, &mut notes);
         let mut before = journal.receipt();
+        let is_automatic = guard::is_automatic(&self.tools.options);
+        if let Some(why) = guard::gave_up(&before).filter(|_| is_automatic) {
+            self.note_gave_up(why, &mut notes);
+            let report = self.report(Exit::StepFailed, &[], notes, None);
+            self.tools.finished(&report);
+            return Ok(report);
+        }
         let ledger = Ledger {
             journal,
             verbs: self.tools.verbs.clone(),
@@ -73,7 +80,7 @@ impl Session {
             self.tools.note(&mut notes, note);
         }
         let back = before.going_back.clone();
-        if self.tools.options.resumed {
+        if is_automatic {
             let boots = guard::too_many(&before, self.tools.options.boot_id.as_deref());
             if let Some(boots) = boots {
                 let why = format!("{boots} boots in a row ended before the run did");
@@ -92,7 +99,7 @@ impl Session {
         for path in released {
             self.tools.note(&mut notes, guard::told(&path));
         }
-        if !self.tools.options.resumed || back.is_some() {
+        if !is_automatic || back.is_some() {
             for note in guard::allow(&ledger).await? {
                 self.tools.note(&mut notes, note);
             }

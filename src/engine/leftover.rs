@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     change::{Change, Lock, Reverted, Undo, packages::Withdrawn},
-    config::desired::{Desired, Restart, RuntimeWish},
+    config::desired::{Desired, Restart},
     error::one_line,
     event::Event,
     exit::Exit,
@@ -191,9 +191,8 @@ impl Session {
     /// Keeps what is left over of a container runtime as long as it runs containers: only consent stops them, and a
     /// setting that is taken back is no consent. Returns what stays, and why.
     pub(super) async fn keep_running(&self, jobs: &mut [Job]) -> Vec<String> {
-        let consents = |wish: &RuntimeWish| wish.restart == Restart::Always;
         let desired = self.inner.desired.as_ref();
-        if desired.is_some_and(|desired| desired.runtimes.iter().any(consents)) {
+        if desired.is_some_and(|desired| desired.runtime_restart == Restart::Always) {
             return Vec::new();
         }
         let mut kept = Vec::new();
@@ -291,6 +290,9 @@ impl Session {
             return Ok(());
         }
         let known = undone.left.len();
+        // Containers may have been started since the run began.
+        let kept = self.keep_running(jobs).await;
+        undone.left.extend(kept);
         self.undo_late(ledger, jobs, undone).await?;
         for left in &undone.left[known..] {
             self.tools.note(notes, format!("left over: {left}"));

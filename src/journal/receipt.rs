@@ -33,7 +33,7 @@ pub struct Receipt {
     /// Boots in a row in which an `install` made no progress and did not finish.
     #[serde(default)]
     pub unfinished: Vec<Unfinished>,
-    /// Why the last `install` gave up.
+    /// Why the last run gave up.
     #[serde(default)]
     pub gave_up: Option<String>,
     /// The driver that was proven last.
@@ -245,6 +245,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Jo
                 ended: None,
             });
             receipt.instance_id.clone_from(instance_id);
+            receipt.gave_up = None;
             if mode == "uninstall" {
                 // Nothing of it is wanted any more, even if the undo ends in part.
                 receipt.going_back = None;
@@ -252,7 +253,6 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Jo
             }
             if mode == "install" {
                 receipt.request = Some(request.clone());
-                receipt.gave_up = None;
                 if let Some(boot_id) = boot_id {
                     begin_boot(receipt, standing, boot_id);
                 }

@@ -80,7 +80,7 @@ impl State {
     /// # Errors
     /// When the kernel's file cannot be read or contains no version.
     pub fn loaded_driver(&self) -> Result<Option<&DriverVersion>, StateError> {
-        let read = || loaded(&*self.host.files);
+        let read = || loaded_driver(&*self.host.files);
         let read = self.memo.loaded_driver.get_or_init(read).as_ref();
         read.map(Option::as_ref).map_err(Clone::clone)
     }
@@ -166,7 +166,10 @@ impl State {
 }
 
 /// The version of the loaded module; `None` if none is loaded.
-fn loaded(files: &dyn ReadFiles) -> Read<Option<DriverVersion>> {
+///
+/// # Errors
+/// If the files of the kernel that name it cannot be read or understood.
+pub fn loaded_driver(files: &dyn ReadFiles) -> Read<Option<DriverVersion>> {
     let text = files.read_text(Utf8Path::new(LOADED_VERSION))?;
     if let Some(text) = text
         .as_deref()

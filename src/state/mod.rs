@@ -52,7 +52,7 @@ use crate::{
 pub use bus::{is_nova, is_reserved};
 pub use cluster::{Membership, Registered};
 pub use daemons::{CONTAINERD_CONFIG, Effective};
-pub use driver::{FoundDriver, Origin, has_library, library_folders};
+pub use driver::{FoundDriver, Origin, has_library, library_folders, loaded_driver};
 pub use error::StateError;
 pub use kernel_log::KernelLog;
 pub use kubelet::KubeletRuntime;

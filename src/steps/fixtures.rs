@@ -244,8 +244,8 @@ pub(crate) fn desired() -> Desired {
             alternatives: vec!["docker-ce".into()],
             unit: Some("docker.service".into()),
             nvidia_default: false,
-            restart: Restart::WhenIdle,
         }],
+        runtime_restart: Restart::WhenIdle,
         toolkit: Some(ToolkitWish {
             packages: wishes(&[
                 "nvidia-container-toolkit=1.20.*",

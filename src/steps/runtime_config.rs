@@ -49,7 +49,7 @@ fn decide(
             ),
         );
     }
-    let always = wish.restart == Restart::Always;
+    let always = desired.runtime_restart == Restart::Always;
     let with_cdi = match state.cdi && !state.stops.is_empty() {
         false => String::new(),
         true => {
@@ -259,7 +259,7 @@ mod tests {
     use super::{Broken, Effective, NvidiaRuntime, RuntimeState, decide, drop_in, wish};
     use crate::{
         change::Change,
-        config::desired::{Daemon, Desired, Restart, RuntimeKind, RuntimeWish},
+        config::desired::{Daemon, Desired, Restart, RuntimeKind},
         host::fake,
         model::document::{FileSettings, Setting},
         step::{Assessment, Step},
@@ -407,7 +407,10 @@ mod tests {
     #[test]
     fn containers_are_stopped_only_with_consent() {
         let want = desired();
-        let mut docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
+        let consents = Desired {
+            runtime_restart: Restart::Always,
+            ..desired()
+        };
         let lacking = vec![FileSettings {
             path: "/etc/docker/daemon.json".into(),
             settings: vec![Setting {
@@ -421,11 +424,11 @@ mod tests {
             stops: stops.iter().map(ToString::to_string).collect(),
             ..known(&["nvidia", "runc"], "runc")
         };
-        let said = |state: &RuntimeState, docker: &RuntimeWish| match decide(
+        let said = |state: &RuntimeState, want: &Desired| match decide(
             state,
             Daemon::Docker,
-            docker,
-            &want,
+            wish(want, RuntimeKind::Docker).expect("docker"),
+            want,
         ) {
             Assessment::Needs { why, changes } => match &changes[..] {
                 [Change::ConfigureRuntime { settings }] => Some((why, settings.may_stop)),
@@ -434,7 +437,7 @@ mod tests {
             Assessment::Satisfied { .. } => None,
             other => panic!("{other:?}"),
         };
-        let (why, may_stop) = said(&state(&lacking, &["web", "job"]), &docker).expect("a key");
+        let (why, may_stop) = said(&state(&lacking, &["web", "job"]), &want).expect("a key");
         assert!(
             why.contains(
                 "would stop 2 running containers (web, job): that is left to its next restart"
@@ -443,11 +446,10 @@ mod tests {
         );
         assert!(!may_stop);
         // The key is written, and containers run: there is nothing to do. Later none runs.
-        assert_eq!(said(&state(&[], &["web"]), &docker), None);
-        let (why, _) = said(&state(&[], &[]), &docker).expect("a restart");
+        assert_eq!(said(&state(&[], &["web"]), &want), None);
+        let (why, _) = said(&state(&[], &[]), &want).expect("a restart");
         assert_eq!(why, "docker uses CDI only from its next start on");
-        docker.restart = Restart::Always;
-        let (why, may_stop) = said(&state(&[], &["web"]), &docker).expect("a restart");
+        let (why, may_stop) = said(&state(&[], &["web"]), &consents).expect("a restart");
         assert!(
             why.ends_with("; it is restarted to use CDI, which stops 1 running container (web)"),
             "{why}"

@@ -227,7 +227,7 @@ mod tests {
     use super::{RuntimePackagesState, by_hand, decide, lacks, wish};
     use crate::{
         change::Change,
-        config::desired::{Restart, RuntimeKind, RuntimeWish},
+        config::desired::{RuntimeKind, RuntimeWish},
         host::fake::FakeFiles,
         step::Assessment,
         steps::{
@@ -372,7 +372,6 @@ mod tests {
             alternatives: vec![],
             unit: None,
             nvidia_default: false,
-            restart: Restart::WhenIdle,
         };
         let (_, changes) = decide(&RuntimePackagesState::default(), &podman, &want).expect_needs();
         assert!(matches!(

@@ -29,6 +29,9 @@ const REMIND: Duration = Duration::from_secs(30);
 struct Paused {
     schema: u32,
     units: Vec<String>,
+    /// The state folder was made for this file. A run that is refused afterwards leaves nothing.
+    #[serde(default)]
+    made_folder: bool,
 }
 
 /// The process or service to wait for, and the lock.
@@ -39,8 +42,8 @@ struct LockHolder {
 
 impl Applier {
     /// Does package work while no other package manager works: timers are paused, locks are free.
-    /// The timers are started again afterwards in every case.
-    pub(super) async fn exclusively<T>(
+    /// The timers are started again afterwards in every case, or at the end of the run if it builds a module.
+    pub(in crate::change) async fn exclusively<T>(
         &self,
         sink: &dyn Sink,
         work: impl Future<Output = Result<T, Problem>> + Send,
@@ -54,10 +57,15 @@ impl Applier {
             result
         }
         .await;
-        if !self.module_is_due.load(Ordering::Acquire) {
-            self.resume_paused(sink).await;
-        }
+        self.release_timers(sink).await;
         result
+    }
+
+    /// Pauses the timers until the run ends. A build takes no package lock, so package work of other steps may begin and end
+    /// meanwhile, and a module of another kernel may be built next.
+    pub(in crate::change) async fn pause_for_run(&self) -> Result<(), Problem> {
+        self.paused_for_run.store(true, Ordering::Release);
+        self.pause().await
     }
 
     /// Ends what the package manager leaves running. A failure is only told: the work is done.
@@ -171,6 +179,7 @@ impl Applier {
 
     /// Stops the timers that run, and only timers. Their names are written to disk first.
     async fn pause(&self) -> Result<(), Problem> {
+        let _pausing = self.pausing.lock().await;
         let mut paused = self.read_paused()?;
         let before = paused.units.len();
         for unit in self.policy.pause_units.iter().filter(|unit| timer(unit)) {
@@ -184,7 +193,10 @@ impl Applier {
             }
         }
         if paused.units.len() > before {
-            self.write_paused(paused.units.clone())?;
+            let files = &self.host.files;
+            paused.made_folder |= !files.exists(&self.state)?;
+            files.create_folder(&self.state, 0o700)?;
+            self.write_paused(&paused)?;
         }
         for unit in &paused.units[before..] {
             self.act("stop", unit).await?;
@@ -192,9 +204,13 @@ impl Applier {
         Ok(())
     }
 
-    /// Starts the timers that this run or an interrupted one paused. One that cannot be started is told, and a later
-    /// call tries again: the work that it was paused for is done all the same.
-    pub async fn resume_paused(&self, sink: &dyn Sink) {
+    /// Starts the timers that this run or an interrupted one paused, unless they stay paused until the run ends. One that
+    /// cannot be started is told, and a later call tries again: the work that it was paused for is done all the same.
+    pub(in crate::change) async fn release_timers(&self, sink: &dyn Sink) {
+        let _pausing = self.pausing.lock().await;
+        if self.paused_for_run.load(Ordering::Acquire) {
+            return;
+        }
         if let Err(error) = self.start_paused(sink).await {
             sink.note(&format!(
                 "timers that this program has paused may not run: failed to {}",
@@ -218,8 +234,17 @@ impl Applier {
         }
         match stopped.len() {
             same if same == paused.units.len() => Ok(()),
-            0 => Ok(self.host.files.remove(&self.paused_path())?),
-            _ => self.write_paused(stopped),
+            0 => {
+                self.host.files.remove(&self.paused_path())?;
+                if paused.made_folder {
+                    self.host.files.remove_empty_folder(&self.state)?;
+                }
+                Ok(())
+            }
+            _ => self.write_paused(&Paused {
+                units: stopped,
+                ..paused
+            }),
         }
     }
 
@@ -231,9 +256,8 @@ impl Applier {
         }
     }
 
-    fn write_paused(&self, units: Vec<String>) -> Result<(), Problem> {
-        let paused = Paused { schema: 1, units };
-        let text = serde_json::to_string(&paused)
+    fn write_paused(&self, paused: &Paused) -> Result<(), Problem> {
+        let text = serde_json::to_string(paused)
             .map_err(|error| Problem::unreadable("record the paused timers", error))?;
         (self.host.files).write(&self.paused_path(), text.as_bytes(), 0o600)?;
         Ok(())
@@ -242,7 +266,10 @@ impl Applier {
     fn read_paused(&self) -> Result<Paused, Problem> {
         let path = self.paused_path();
         match self.host.files.read_text(&path)? {
-            None => Ok(Paused::default()),
+            None => Ok(Paused {
+                schema: 1,
+                ..Paused::default()
+            }),
             Some(text) => serde_json::from_str(&text)
                 .map_err(|error| Problem::unreadable(format!("read `{path}`"), error)),
         }

@@ -45,7 +45,7 @@ impl Applier {
                 None => true,
             };
             files.write(flag(), text(!has_folder).as_bytes(), 0o644)?;
-            self.module_is_due.store(true, Ordering::Release);
+            self.paused_for_run.store(true, Ordering::Release);
         }
         Ok(())
     }

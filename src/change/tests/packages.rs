@@ -9,7 +9,7 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Change, Reverted, Undo, Verbs, packages::Unhold},
+    change::{Applier, Change, Reverted, Undo, Verbs, packages::Unhold},
     config::desired::PackageWish,
     error::Report,
     exit::Exit,
@@ -119,20 +119,80 @@ async fn scripts_leave_the_only_module_to_the_change_behind_them() {
         assert_eq!(exists(SEEN), leave, "{names:?} {differs}");
         assert!(!exists(FLAG), "{names:?} {differs}");
         assert_eq!(exists("/etc/dkms"), before, "{names:?} {differs}");
-        // Until the module is compiled, no timer starts another DKMS; also if that fails, as here without DKMS.
+        // Until the module is compiled, no timer starts another DKMS.
         let timer = || machine.units.all()["apt-daily.timer"].1 == "active";
         assert_eq!(timer(), !leave, "{names:?} {differs}");
-        let build = Change::BuildModule {
-            module: "nvidia".to_owned(),
-            kernel: "6.1.0".to_owned(),
-        };
-        let why = "it was not built".to_owned();
-        let built = machine
-            .applier
-            .apply(&build, Undo::Nothing { why }, &machine.sink);
-        assert!(built.await.is_err());
-        assert!(timer(), "{names:?} {differs}");
     }
+}
+
+/// Builds a module, which fails here without DKMS.
+async fn build(applier: &Applier, machine: &TestMachine, kernel: &str) {
+    let build = Change::BuildModule {
+        module: "nvidia".to_owned(),
+        kernel: kernel.to_owned(),
+    };
+    let why = "it was not built".to_owned();
+    let built = applier.apply(&build, Undo::Nothing { why }, &machine.sink);
+    assert!(built.await.is_err());
+}
+
+fn timer_runs(machine: &TestMachine) -> bool {
+    machine.units.all()["apt-daily.timer"].1 == "active"
+}
+
+/// Also in a run after one that was killed, which has only the build to do.
+#[tokio::test]
+async fn timers_are_paused_from_the_first_build_to_the_end_of_the_run() {
+    let machine = TestMachine::new();
+    machine.units.put("apt-daily.timer", "enabled", "active");
+    for kernel in ["6.1.0", "6.2.0"] {
+        build(&machine.applier, &machine, kernel).await;
+        assert!(!timer_runs(&machine), "{kernel}");
+    }
+    Verbs::resume_paused(&machine.applier, &machine.sink).await;
+    assert!(timer_runs(&machine));
+    assert_eq!(
+        machine.fakes.files.snapshot().text().matches(STATE).count(),
+        0
+    );
+}
+
+#[tokio::test]
+async fn a_build_that_ends_during_package_work_starts_no_timer() {
+    let (machine, later) = with_sources(Kind::Apt, &["nvidia-kernel-dkms"], "");
+    machine.units.put("apt-daily.timer", "enabled", "active");
+    machine.apply(&later).await.unwrap();
+    let work = machine.applier.exclusively(&machine.sink, async {
+        build(&machine.applier, &machine, "6.1.0").await;
+        assert!(!timer_runs(&machine));
+        Ok(())
+    });
+    work.await.unwrap();
+    // The kernel's packages may be due in the same run.
+    assert!(!timer_runs(&machine));
+    Verbs::resume_paused(&machine.applier, &machine.sink).await;
+    assert!(timer_runs(&machine));
+}
+
+/// Package lists are downloaded before the journal begins.
+#[tokio::test]
+async fn the_state_folder_is_for_root_and_goes_with_the_record_of_paused_timers() {
+    let machine = TestMachine::new();
+    Archive::on(&machine);
+    machine.units.put("apt-daily.timer", "enabled", "active");
+    let files = machine.fakes.files.clone();
+    let work = machine.applier.exclusively(&machine.sink, async {
+        let stat = files.stat(STATE.into())?.expect("the state folder");
+        assert_eq!(stat.mode, 0o700);
+        Ok(())
+    });
+    work.await.unwrap();
+    assert!(!files.exists(STATE.into()).unwrap());
+    // A folder that was there stays.
+    files.put_folder(STATE, 0o700);
+    let work = machine.applier.exclusively(&machine.sink, async { Ok(()) });
+    work.await.unwrap();
+    assert!(files.exists(STATE.into()).unwrap());
 }
 
 #[tokio::test]
@@ -685,7 +745,7 @@ async fn a_timer_that_cannot_be_started_is_told_and_tried_again(kind: Kind) {
         .unwrap();
     assert!(closed.is_nothing());
     machine.units.put("broken.timer", "enabled", "active");
-    machine.applier.resume_paused(&machine.sink).await;
+    Verbs::resume_paused(&machine.applier, &machine.sink).await;
     assert!(!machine.fakes.files.exists(paused.as_str().into()).unwrap());
 }
 

@@ -1,6 +1,12 @@
 //! A setting that is taken back: what it has left is shown, reported and undone.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use super::kit::{
     FileVerbs, Rig, Small, WANTS, exists, file, install, needs, outcomes, packages, satisfied,
@@ -321,6 +327,37 @@ async fn a_runtime_stays_while_its_containers_run() {
     }
 }
 
+/// The purge waits for the packages of another step, and meanwhile a job is started.
+#[tokio::test]
+async fn a_runtime_stays_if_containers_are_started_during_the_run() {
+    let mut rig = Rig::new([
+        packages("driver", &["driver"]).locks(&[Lock::Packages]),
+        packages("runtime.docker", &["docker"]),
+    ]);
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+    rig.steps[1].withdraw();
+    rig.steps[0] = packages("driver", &["driver", "newer"]).locks(&[Lock::Packages]);
+    rig.wanted = vec!["driver", "newer"];
+    let is_busy = Arc::new(AtomicBool::new(false));
+    let starts = Arc::clone(&is_busy);
+    *rig.verbs.before.lock().unwrap() = Box::new(move |_| starts.store(true, Ordering::SeqCst));
+    (rig.fakes.exec).on("docker", move |_, _| {
+        ok(if is_busy.load(Ordering::SeqCst) {
+            "job\n"
+        } else {
+            ""
+        })
+    });
+    rig.log();
+    let report = rig.install().await.unwrap();
+    let log = rig.log();
+    assert!(log.iter().any(|line| line.contains("install")), "{log:?}");
+    assert!(!log.iter().any(|line| line.contains("purge")), "{log:?}");
+    assert_eq!(report.exit, Exit::Partial, "{report:#?}");
+    let told = |note: &String| note.contains("docker runs the containers job");
+    assert!(report.notes.iter().any(told), "{:?}", report.notes);
+}
+
 #[tokio::test]
 async fn a_runtime_goes_with_its_containers_where_the_settings_consent() {
     let mut rig = Rig::new([
@@ -331,9 +368,8 @@ async fn a_runtime_goes_with_its_containers_where_the_settings_consent() {
     rig.steps[1].withdraw();
     rig.wanted = vec!["driver"];
     rig.settings = |desired| {
-        for wish in &mut desired.runtimes {
-            wish.restart = Restart::Always;
-        }
+        desired.runtimes.clear();
+        desired.runtime_restart = Restart::Always;
     };
     rig.fakes.exec.on("docker", |_, _| ok("web\n"));
     rig.log();

@@ -18,12 +18,14 @@ use crate::{
     engine::{release_lost, request, status},
     event::Event,
     exit::Exit,
+    host::fake::Mutation,
     step::Assessment,
 };
 
 const UNIT: &str = "/etc/systemd/system/gpu-bootstrap-resume.service";
 const NOT_BY_ITSELF: &str = "/etc/modprobe.d/gpu-bootstrap-unfinished.conf";
 const NOT_AT_ALL: &str = "/etc/modprobe.d/00-gpu-bootstrap-gave-up.conf";
+const JOURNAL: &str = "/var/lib/gpu-bootstrap/journal.jsonl";
 const AUTOLOAD: &str = "/etc/modules-load.d/gpu-bootstrap.conf";
 
 fn blocked_now(why: &str, passes: Option<Duration>) -> Assessment {
@@ -379,9 +381,29 @@ async fn after_three_boots_without_progress_the_machine_stays_reachable() {
     let told = status(&rig.fakes.host(), Some("boot-5")).unwrap();
     assert!(told.gave_up.unwrap().contains("3 boots in a row"));
 
-    // A person installs again, with a driver that does not panic. What keeps the modules out is told.
-    panics.store(false, Ordering::SeqCst);
+    // The kubelet starts the DaemonSet's pod again and again, and a startup script runs at each boot.
+    let (tree_before, journal) = (tree(&rig), rig.fakes.files.text(JOURNAL));
     rig.options.resumed = false;
+    for number in [5, 6, 7] {
+        rig.options.boot_id = Some(format!("boot-{number}"));
+        rig.log();
+        let report = rig.install().await.unwrap();
+        assert_eq!(report.exit, Exit::StepFailed);
+        for part in [
+            "gave up: 3 boots in a row",
+            "run `gpu-bootstrap install` without",
+        ] {
+            let told = report.notes.iter().any(|note| note.contains(part));
+            assert!(told, "{part}: {:?}", report.notes);
+        }
+        assert!(rig.log().is_empty());
+        assert_eq!(tree(&rig), tree_before);
+        assert_eq!(rig.fakes.files.text(JOURNAL), journal);
+    }
+
+    // The administrator installs again, with a driver that does not panic. What keeps the modules out is told.
+    panics.store(false, Ordering::SeqCst);
+    rig.options.request.reboot = false;
     *rig.verbs.fails.lock().unwrap() = Some(format!("restore {NOT_AT_ALL}"));
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Ok, "{report:#?}");
@@ -398,6 +420,57 @@ async fn after_three_boots_without_progress_the_machine_stays_reachable() {
         rig.fakes.files.snapshot().without(&["/run", "/var/lib"]),
         before
     );
+}
+
+/// The pod of a DaemonSet can start before the resume unit does, and a startup script always does.
+#[tokio::test]
+async fn boots_of_runs_that_were_never_resumed_count() {
+    let panics = Arc::new(AtomicBool::new(true));
+    let mut rig = machine_that_panics(&panics);
+    // Nothing but the module is missing, so no boot makes progress.
+    rig.fakes.files.put(AUTOLOAD, "nvidia\n");
+    for number in 1..=3 {
+        boot(&mut rig, number);
+        rig.options.resumed = false;
+        drop(rig.install().await);
+        assert!(!rig.tree().contains(NOT_AT_ALL), "boot {number}");
+    }
+    boot(&mut rig, 4);
+    rig.options.resumed = false;
+    rig.log();
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed, "{report:#?}");
+    assert!(!rig.log().iter().any(|line| line.contains("load")));
+    let denied = rig.fakes.files.text(NOT_AT_ALL);
+    assert!(denied.contains("\ninstall nvidia /bin/false\n"));
+    assert!(!rig.tree().contains(UNIT));
+}
+
+/// The power fails after `gave-up` was recorded and before the modules are denied.
+#[tokio::test]
+async fn a_run_cut_off_while_it_gives_up_is_completed_by_the_next_one() {
+    let panics = Arc::new(AtomicBool::new(true));
+    let mut rig = machine_that_panics(&panics);
+    for number in 1..=4 {
+        boot(&mut rig, number);
+        drop(rig.install().await);
+    }
+    boot(&mut rig, 5);
+    let mut is_off = false;
+    rig.fakes.files.before_mutations(move |_, mutation| {
+        is_off |= matches!(mutation, Mutation::File(_, path) if path == NOT_AT_ALL);
+        if is_off {
+            return Err(std::io::Error::other("the power failed"));
+        }
+        Ok(())
+    });
+    drop(rig.install().await);
+    assert!(!rig.tree().contains(NOT_AT_ALL));
+
+    boot(&mut rig, 6);
+    rig.options.resumed = false;
+    assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
+    assert!(rig.tree().contains(NOT_AT_ALL));
 }
 
 #[tokio::test]
