@@ -362,12 +362,10 @@ impl Applier {
             let what = format!(
                 "approve the package transaction: {exclusion}, and apt reads our preference for the driver's branch first"
             );
-            return Err(
-                Problem::blocked("forbidden-source", what).advice(format!(
-                    "nothing was changed; give `{}` a name that sorts earlier, such as `00-site`",
-                    exclusion.path
-                )),
-            );
+            return Err(Problem::blocked("forbidden-source", what).advice(format!(
+                "nothing was changed; give `{}` a name that sorts earlier, such as `00-site`",
+                exclusion.path
+            )));
         }
         let Some(hint) = self.backend.forbids(&*self.host.files)? else {
             return Ok(());
