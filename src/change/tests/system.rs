@@ -217,7 +217,10 @@ async fn a_preview_hides_the_secrets_of_a_file_in_one_line() {
     machine.fakes.files.put("/etc/docker/daemon.json", text);
     let shown = machine.applier.preview(&nvidia()).await.unwrap().unwrap();
     assert!(shown.contains("nvidia-container-runtime"), "{shown}");
-    assert!(shown.contains("splunk-token") && !shown.contains("SPLUNK-1"), "{shown}");
+    assert!(
+        shown.contains("splunk-token") && !shown.contains("SPLUNK-1"),
+        "{shown}"
+    );
 }
 
 pub(super) fn restarts(machine: &TestMachine) -> usize {
