@@ -123,8 +123,7 @@ mod tests {
                 },
             })
         };
-        let ended =
-            |kind: &str, intent: u64| json!({"kind": kind, "intent": intent, "undo": undo});
+        let ended = |kind: &str, intent: u64| json!({"kind": kind, "intent": intent, "undo": undo});
         let (host, fakes) = fake::host();
         let default = |records: &[Value]| {
             fakes

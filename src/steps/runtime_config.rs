@@ -534,7 +534,9 @@ mod tests {
         // The program was moved since: its old path is gone.
         let moved = content.replace("ExecStartPre=-/", "ExecStartPre=-/opt/old/");
         fakes.files.put(path.as_str(), moved.as_str());
-        assert!(matches!(wanted(), Some(Ok(Change::WriteFile { content: now, .. })) if now == content));
+        assert!(
+            matches!(wanted(), Some(Ok(Change::WriteFile { content: now, .. })) if now == content)
+        );
         fakes
             .files
             .put("/opt/old/usr/local/bin/gpu-bootstrap", "another copy");
