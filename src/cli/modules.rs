@@ -1212,8 +1212,7 @@ mod tests {
         let place = path.clone();
         let mut is_first = true;
         fakes.files.before_mutations(move |_, mutation| {
-            let is_archive =
-                matches!(mutation, fake::Mutation::File(_, path) if *path == place);
+            let is_archive = matches!(mutation, fake::Mutation::File(_, path) if *path == place);
             if is_archive && std::mem::take(&mut is_first) {
                 files.put(pair.as_str(), signature.as_str());
                 files.put(place.as_str(), archive.as_slice());

@@ -12,8 +12,8 @@ use crate::{
         desired::{ConditionMeaning, Existing, JoinKind, Restart, RuntimeKind},
         values::{
             AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, GpuNeed, Holding,
-            MinisignKey, ModuleSource, ModuleTarget, Moment, PackagePattern, Proxy, Size, TimeLimit, Url,
-            VersionPattern, Word,
+            MinisignKey, ModuleSource, ModuleTarget, Moment, PackagePattern, Proxy, Size,
+            TimeLimit, Url, VersionPattern, Word,
         },
     },
     model::{

@@ -108,7 +108,9 @@ pub enum Unfit {
     )]
     NotDigest,
     /// A signature of another file or with no name: minisign writes it by default.
-    #[error("its signature is {has}: sign it under its own name, with `minisign -S` and without `-t`")]
+    #[error(
+        "its signature is {has}: sign it under its own name, with `minisign -S` and without `-t`"
+    )]
     File { has: String },
     #[error("its signature has no time: sign it with `minisign -S` and without `-t`")]
     NoTime,
