@@ -14,7 +14,10 @@ use super::{
 };
 use crate::{
     event::{Envelope, Event, Outcome, StepTitle, Subscriber},
-    model::{id::StepId, text::{is_control, without_controls}},
+    model::{
+        id::StepId,
+        text::{is_control, without_controls},
+    },
 };
 
 /// The interval between two frames of a spinner.
