@@ -336,8 +336,17 @@ mod tests {
             let made = after(bare(), &changes);
             let service = made.service.as_deref().unwrap_or_default();
             assert!(service.contains("\nNoNewPrivileges=yes\n"), "{service}");
-            for option in ["ProtectSystem", "ProtectHome", "PrivateTmp", "PrivateDevices", "Paths="] {
-                assert!(!service.contains(option), "it would have a mount namespace: {option}");
+            for option in [
+                "ProtectSystem",
+                "ProtectHome",
+                "PrivateTmp",
+                "PrivateDevices",
+                "Paths=",
+            ] {
+                assert!(
+                    !service.contains(option),
+                    "it would have a mount namespace: {option}"
+                );
             }
             let line = format!("ExecStart=/usr/local/bin/gpu-bootstrap {command}\n");
             assert!(service.contains(&line), "{service}");
