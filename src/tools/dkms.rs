@@ -27,10 +27,7 @@ pub const UNIT: &str = "dkms.service";
 ///
 /// # Errors
 /// If processes cannot be listed, or one cannot be inspected by root.
-pub fn running(
-    files: &dyn ReadFiles,
-    system: &dyn System,
-) -> Result<Option<Process>, FilesError> {
+pub fn running(files: &dyn ReadFiles, system: &dyn System) -> Result<Option<Process>, FilesError> {
     // A script: `/bin/bash /usr/sbin/dkms install ...`. Some setuid programs become root with any arguments.
     let works = |process: &Process| {
         let mut words = process.command.as_deref().unwrap_or_default().split(' ');
