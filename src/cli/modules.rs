@@ -21,7 +21,7 @@ use super::{
     world::World,
 };
 use crate::{
-    config::desired::{DriverWish, Publish},
+    config::desired::{DriverWish, Prebuilt, Publish},
     error::one_line,
     exit::Exit,
     facts::{Facts, gather},
@@ -41,6 +41,7 @@ use crate::{
         oci::{self, Address},
         prebuilt::{
             self, BuildTarget, KernelInterface, LIMIT, Modules, PrivateKey, SAYS, SIGNATURE, TOOK,
+            Trust, Unfit,
         },
     },
 };
@@ -50,6 +51,9 @@ const SOURCE_TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// The time limit of an upload by `export`, for which somebody waits.
 const UPLOAD_TIME_LIMIT: Duration = Duration::from_secs(600);
+
+/// How often a pair of archive and signature is written at most, if other machines write the same names.
+const WRITES: usize = 4;
 
 /// The largest signature that is read, in bytes: one of minisign has some 300.
 const SIGNATURE_LIMIT: u64 = 16 << 10;
@@ -120,14 +124,26 @@ impl Packed {
         }
     }
 
-    /// Writes it into a folder. The signature is written first, so that nobody finds the archive without it.
+    /// Writes it into a folder. The signature is written first, so that nobody finds the archive without it. If another
+    /// machine writes the same names at the same time, the last one to finish sees a mixed pair and writes its own again.
     fn write(&self, files: &dyn Files, folder: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
         let path = folder.join(&self.name);
-        if let Some(signature) = &self.signature {
-            let beside = folder.join(format!("{}{SIGNATURE}", self.name));
+        let Some(signature) = &self.signature else {
+            files.write(&path, &self.content, 0o644)?;
+            return Ok(path);
+        };
+        let beside = signature_of(&path);
+        for _ in 0..WRITES {
             files.write(&beside, signature.as_bytes(), 0o644)?;
+            files.write(&path, &self.content, 0o644)?;
+            let has_own = |path: &Utf8Path, own: &[u8]| {
+                let found = files.read(path)?;
+                Ok::<_, FilesError>(found.as_deref() == Some(own))
+            };
+            if has_own(&beside, signature.as_bytes())? == has_own(&path, &self.content)? {
+                break;
+            }
         }
-        files.write(&path, &self.content, 0o644)?;
         Ok(path)
     }
 
@@ -146,6 +162,26 @@ impl Packed {
         }));
         registry.push(&oci::tag(&self.name), &files).await
     }
+}
+
+/// Returns the path of an archive's signature.
+fn signature_of(archive: &Utf8Path) -> Utf8PathBuf {
+    format!("{archive}{SIGNATURE}").into()
+}
+
+/// Reads an archive in a folder with its signature, as far as both exist and have a plausible size.
+fn pair_in(
+    files: &dyn ReadFiles,
+    archive: &Utf8Path,
+) -> Result<(Option<Vec<u8>>, Option<Vec<u8>>), FilesError> {
+    let read = |path: &Utf8Path, limit: u64| match files.stat(path)? {
+        Some(stat) if stat.size <= limit => files.read(path),
+        _ => Ok(None),
+    };
+    Ok((
+        read(archive, LIMIT)?,
+        read(&signature_of(archive), SIGNATURE_LIMIT)?,
+    ))
 }
 
 /// Reads the private key that signs archives.
@@ -339,23 +375,50 @@ pub(super) async fn publish(
     let registry = || {
         Address::parse(&wish.to).map(|to| Registry::new(host, to, SOURCE_TIME_LIMIT).for_writing())
     };
+    let key = match &wish.key {
+        Some(path) => Some(private_key(&*host.files, path)?),
+        None => None,
+    };
+    let trust = (driver.prebuilt.as_ref()).map_or_else(Trust::default, Prebuilt::trust);
     let is_there = match registry() {
-        Some(mut registry) => registry.layers(&oci::tag(&name)).await?.is_some(),
+        Some(mut registry) => {
+            let signature = format!("{name}{SIGNATURE}");
+            match registry.layers(&oci::tag(&name)).await? {
+                None => false,
+                // One manifest has both, so they match.
+                Some(_) if trust.not_before.is_none() => true,
+                Some(layers) if !layers.iter().any(|layer| layer.is(&signature)) => false,
+                Some(layers) => {
+                    let mut source = Source::Tag(registry, layers);
+                    let archive = source.bring(&name, LIMIT, false).await?;
+                    let signature = source.bring(&signature, SIGNATURE_LIMIT, false).await?;
+                    prebuilt::verify(&archive, &name, &signature, &trust).is_ok()
+                }
+            }
+        }
         None => {
             let (folder, path) = (folder.clone(), folder.join(&name));
             let look = move |files: &dyn Files| {
-                refuse_foreign(files, &folder).and_then(|()| files.exists(&path))
+                refuse_foreign(files, &folder).and_then(|()| pair_in(files, &path))
             };
-            in_folder(host, look).await?
+            let own = key.iter().map(PrivateKey::public);
+            let trust = Trust {
+                keys: trust.keys.iter().cloned().chain(own).collect(),
+                ..trust.clone()
+            };
+            match in_folder(host, look).await? {
+                (None, _) => false,
+                // A pair of two machines, or what a killed one has left, is replaced.
+                (Some(archive), Some(signature)) if key.is_some() => {
+                    prebuilt::verify(&archive, &name, &signature, &trust).is_ok()
+                }
+                (Some(_), _) => key.is_none(),
+            }
         }
     };
     if is_there {
         return Ok(None);
     }
-    let key = match &wish.key {
-        Some(path) => Some(private_key(&*host.files, path)?),
-        None => None,
-    };
     let packed = Packed::new(pack(host, &one, &os.id).await?, key.as_ref(), host);
     if packed.name != name {
         return Err(format!(
@@ -363,15 +426,15 @@ pub(super) async fn publish(
             packed.name
         ));
     }
-    let keys = driver
-        .prebuilt
-        .iter()
-        .flat_map(|prebuilt| &prebuilt.public_keys);
-    let keys: Vec<String> = keys.cloned().collect();
-    if let (Some(signature), false) = (&packed.signature, keys.is_empty()) {
-        prebuilt::verify(&packed.content, signature.as_bytes(), &keys).map_err(
-            |_| "`driver.prebuilt.sign-key` belongs to none of `driver.prebuilt.public-keys`",
-        )?;
+    if let (Some(signature), false) = (&packed.signature, trust.keys.is_empty()) {
+        let verified = prebuilt::verify(&packed.content, &name, signature.as_bytes(), &trust);
+        verified.map_err(|why| match why {
+            Unfit::Signer => {
+                "`driver.prebuilt.sign-key` belongs to none of `driver.prebuilt.public-keys`"
+                    .to_owned()
+            }
+            why => why.to_string(),
+        })?;
     }
     match registry() {
         Some(mut registry) => packed.push(&mut registry).await?,
@@ -548,8 +611,8 @@ struct Requirements {
     compiler: Option<String>,
     kernel: KernelInterface,
     names: Vec<String>,
-    /// Empty: archives need no signature.
-    keys: Vec<String>,
+    /// Without keys, archives need no signature.
+    trust: Trust,
 }
 
 impl Requirements {
@@ -567,7 +630,10 @@ impl Requirements {
                 .iter()
                 .map(|place| place.module.clone())
                 .collect(),
-            keys: args.public_key.clone(),
+            trust: Trust {
+                keys: args.public_key.clone(),
+                not_before: args.not_before,
+            },
             purpose,
         })
     }
@@ -576,14 +642,20 @@ impl Requirements {
     /// written later.
     async fn fetch_from(&self, host: &Host, source: &str) -> Result<Taken, String> {
         let name = self.purpose.archive();
-        let unsigned = self.keys.is_empty();
+        let unsigned = self.trust.keys.is_empty();
+        // The settings reject it as well, but they are not read here.
+        if unsigned && source.starts_with("http://") {
+            return Err(
+                "without `--public-key`, an address must not start with `http://`".to_owned(),
+            );
+        }
         let mut source = Source::of(host, source, &name).await?;
         let archive = source.bring(&name, LIMIT, unsigned).await?;
         if !unsigned {
             let signature = format!("{name}{SIGNATURE}");
             let signature = source.bring(&signature, SIGNATURE_LIMIT, false).await;
             let signature = signature.map_err(|why| format!("`{name}` is not signed: {why}"))?;
-            prebuilt::verify(&archive, &signature, &self.keys)
+            prebuilt::verify(&archive, &name, &signature, &self.trust)
                 .map_err(|why| format!("`{name}`: {why}"))?;
         }
         let modules = prebuilt::unpack(
@@ -742,7 +814,6 @@ mod tests {
             self,
             fake::{FakeRegistry, SOURCE as OF_REGISTRY},
         },
-        config::desired::Prebuilt,
         facts::Os,
         host::{HttpError, fake},
         model::gpu::Flavour,
@@ -827,7 +898,10 @@ mod tests {
             compiler: compiler(&*host.files, KERNEL).expect("read"),
             kernel: kernel(host, KERNEL).await.expect("read"),
             names: vec!["nvidia-current".to_owned()],
-            keys: keys.iter().map(ToString::to_string).collect(),
+            trust: Trust {
+                keys: keys.iter().map(ToString::to_string).collect(),
+                not_before: None,
+            },
         }
     }
 
@@ -898,6 +972,9 @@ mod tests {
         };
         fakes.http.fail_next(&url, silent);
         assert!(why(&[], SOURCE).await.contains("connection refused"));
+        let plain = "http://modules.example/gpu";
+        (fakes.http).serve(&format!("{plain}/{name}"), content.clone());
+        assert!(why(&[], plain).await.contains("`http://`"));
         // A folder to which others may write needs signatures.
         fakes.files.put(&format!("/srv/{name}"), content.clone());
         fakes.http.serve(&format!("file:///srv/{name}"), content);
@@ -920,6 +997,7 @@ mod tests {
             flavour: Flavour::Proprietary,
             source: sources.iter().map(ToString::to_string).collect(),
             public_key: Vec::new(),
+            not_before: None,
             places: vec!["nvidia-current=/build/nvidia.ko".parse().expect("a place")],
         }
     }
@@ -1065,6 +1143,7 @@ mod tests {
         driver.prebuilt = Some(Prebuilt {
             sources: Vec::new(),
             public_keys: vec![OTHER_KEY.to_owned()],
+            not_before: None,
         });
         let refused = publish(&driver, &wish).await.expect_err("another key");
         assert!(refused.contains("driver.prebuilt.sign-key"), "{refused}");
@@ -1080,6 +1159,21 @@ mod tests {
         let stored = *registry.stored.lock().expect("a lock");
         assert_eq!(publish(&driver, &wish).await, Ok(None));
         assert_eq!(*registry.stored.lock().expect("a lock"), stored);
+        // What was signed before the settings' time is published again.
+        let now = host.clock.now();
+        let time = |seconds: i64| jiff::Timestamp::from_second(now.as_second() + seconds).ok();
+        for (not_before, again) in [(time(0), false), (time(1), true)] {
+            driver.prebuilt = Some(Prebuilt {
+                sources: Vec::new(),
+                public_keys: vec![ITS_PUBLIC.to_owned()],
+                not_before,
+            });
+            let published = publish(&driver, &wish).await;
+            // The clock of this machine is before that time, too.
+            let is_tried = published.is_err_and(|why| why.contains("not-before"));
+            assert_eq!(is_tried, again, "{not_before:?}");
+        }
+        driver.prebuilt = None;
         let taker = self::requirements(&host, &[ITS_PUBLIC]).await;
         assert!(taker.fetch_from(&host, OF_REGISTRY).await.is_ok());
         // The same into a folder, which root alone may write.
@@ -1097,6 +1191,59 @@ mod tests {
             2
         );
         assert_eq!(publish(&driver, &folder).await, Ok(None));
+    }
+
+    /// Two machines with the same image finish at the same time. Their archives differ, because DKMS signs the modules with a key
+    /// of each machine.
+    #[tokio::test]
+    async fn a_shared_folder_ends_with_a_matching_pair() {
+        let (host, fakes) = machine();
+        let (name, content) = archive(&host).await;
+        let key = PrivateKey::read(PRIVATE).expect("a key");
+        let other = Packed::new((name.clone(), b"another".to_vec()), Some(&key), &host);
+        let own = Packed::new((name, content), Some(&key), &host);
+        let path = Utf8Path::new("/srv/modules").join(&own.name);
+        let trust = Trust {
+            keys: vec![ITS_PUBLIC.to_owned()],
+            not_before: None,
+        };
+        let verified = || {
+            let (archive, signature) = pair_in(&*host.files, &path).expect("read");
+            let (archive, signature) = (archive.expect("there"), signature.expect("there"));
+            prebuilt::verify(&archive, &other.name, &signature, &trust)
+        };
+        // The other machine writes its pair before our archive is written.
+        let (files, pair) = (fakes.files.clone(), signature_of(&path));
+        let (signature, archive) = (
+            other.signature.clone().expect("signed"),
+            other.content.clone(),
+        );
+        let place = path.clone();
+        let mut is_first = true;
+        fakes.files.before_mutations(move |_, mutation| {
+            let is_archive = matches!(mutation, fake::Mutation::File(_, path) if *path == place);
+            if is_archive && std::mem::take(&mut is_first) {
+                files.put(pair.as_str(), signature.as_str());
+                files.put(place.as_str(), archive.as_slice());
+            }
+            Ok(())
+        });
+        own.write(&*host.files, "/srv/modules".into())
+            .expect("written");
+        assert_eq!(verified(), Ok(()));
+        // What a killed machine has left is replaced.
+        fakes.files.put(path.as_str(), "another");
+        host.files
+            .write(KEY.into(), PRIVATE.as_bytes(), 0o600)
+            .expect("written");
+        let wish = Publish {
+            to: "/srv/modules".to_owned(),
+            key: Some(KEY.into()),
+        };
+        assert!(verified().is_err());
+        let published = publish(&host, &running(), &wanted(), &wish).await;
+        assert!(published.is_ok_and(|place| place.is_some()));
+        assert_eq!(verified(), Ok(()));
     }
 
     #[tokio::test]
