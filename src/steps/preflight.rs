@@ -17,7 +17,7 @@ use crate::{
     change::{Change, Lock},
     config::desired::{Desired, PackageWish, Purpose},
     facts::Facts,
-    host::files::Room,
+    host::files::{Limit, Room},
     model::{id::StepId, text::bytes},
     step::{Assessment, Cx, Step, StepError},
     tools::mounts,
@@ -114,9 +114,22 @@ fn least(most: u64) -> u64 {
     most / LEAST_PART
 }
 
+/// A filesystem without space or inodes for packages.
+struct Shortage {
+    why: String,
+    /// `None` if more free space helps.
+    remedy: Option<String>,
+}
+
+impl Shortage {
+    fn of_space(why: String) -> Self {
+        Self { why, remedy: None }
+    }
+}
+
 /// The filesystems that lack space for packages, for people. How much goes where is known only when the
 /// package manager has simulated it; then the exact sizes are compared.
-fn short(state: &PreflightState, desired: &Desired) -> Vec<String> {
+fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
     let want = &desired.preflight;
     // The bound is for all that comes. What has come of it, before a run was cut off, needs no
     // more room; what is left keeps some for unpacking and building.
@@ -133,13 +146,28 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<String> {
     let boot = [(BOOT, state.boot, want.min_free_boot_bytes)];
     for (path, room, least) in rooms.chain(others).chain(boot) {
         if room.free < least {
-            short.push(format!(
+            short.push(Shortage::of_space(format!(
                 "`{path}` has {} free, {} are wanted",
                 bytes(room.free),
                 bytes(least)
-            ));
+            )));
         }
     }
+    let all = [(ROOT, state.root)].into_iter();
+    let all = all.chain(
+        state
+            .others
+            .iter()
+            .map(|(mount, room)| (mount.as_str(), *room)),
+    );
+    short.extend(
+        (all.filter(|(_, room)| room.lacks_inodes() && !room.read_only)).map(|(mount, room)| {
+            Shortage {
+                why: format!("`{mount}` has no inodes for the files of packages"),
+                remedy: Some(Limit::Inodes.remedy(mount.into(), &room)),
+            }
+        }),
+    );
     let together = (state.others.iter()).fold(state.root.free, |sum, (_, room)| {
         sum.saturating_add(room.free)
     });
@@ -148,12 +176,12 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<String> {
         let names: Vec<String> = ([ROOT].into_iter().chain(mounts))
             .map(|mount| format!("`{mount}`"))
             .collect();
-        short.push(format!(
+        short.push(Shortage::of_space(format!(
             "{} together have {} free, {} are wanted",
             names.join(", "),
             bytes(together),
             bytes(left)
-        ));
+        )));
     }
     short
 }
@@ -230,11 +258,13 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
     }
     let clean = desired.packages.manager.backend().commands().clean;
     found.extend(
-        (short(state, desired).into_iter().filter(|_| state.to_come)).map(|why| Obstacle {
-            why,
-            hint: format!(
-                "free some room (old kernels, package cache: `{clean}`) or enlarge the disk"
-            ),
+        (short(state, desired).into_iter().filter(|_| state.to_come)).map(|shortage| Obstacle {
+            why: shortage.why,
+            hint: shortage.remedy.unwrap_or_else(|| {
+                format!(
+                    "free some room (old kernels, package cache: `{clean}`) or enlarge the disk"
+                )
+            }),
             passes: false,
         }),
     );
@@ -304,7 +334,10 @@ mod tests {
     use crate::{
         change::Change,
         config::desired::Desired,
-        host::{fake, files::Room},
+        host::{
+            fake,
+            files::{Inodes, Room},
+        },
         step::Assessment,
         steps::{
             fixtures::{desired, facts},
@@ -320,6 +353,7 @@ mod tests {
             total: 100 * GIB,
             free,
             read_only: false,
+            inodes: None,
         }
     }
 
@@ -377,6 +411,28 @@ mod tests {
         );
         assert!(why.contains("the clock says 2023-11-14"), "{why}");
         assert!(hint.contains("timedatectl"), "{hint}");
+    }
+
+    #[test]
+    fn a_filesystem_without_inodes_is_not_blamed_for_its_space() {
+        let mut used_up = state();
+        let inodes = Some(Inodes {
+            total: 65_536,
+            free: 3,
+        });
+        used_up.others = vec![(
+            "/usr".into(),
+            Room {
+                inodes,
+                ..room(50 * GIB)
+            },
+        )];
+        let (why, hint) = blocked(&used_up);
+        assert_eq!(why, "`/usr` has no inodes for the files of packages");
+        assert!(hint.contains("3 free inodes of 65536"), "{hint}");
+        assert!(!hint.contains("enlarge the disk"), "{hint}");
+        used_up.to_come = false;
+        decide(&used_up, &desired(), &facts()).expect_satisfied();
     }
 
     #[test]
