@@ -13,7 +13,7 @@ use crate::{
     model::secret::{without_logins, without_secret_lines},
     tools::{
         dkms,
-        packages::{Action, Fault, Impact, SourceFailure},
+        packages::{Action, Exclusion, Fault, Impact, SourceFailure},
     },
 };
 
@@ -377,10 +377,7 @@ impl Applier {
             .map(ToString::to_string)
             .collect();
         if !lines.is_empty() {
-            error.hint = Some(format!(
-                "{}: if nobody needs this, take the packages out of it, and run the command again",
-                lines.join("; ")
-            ));
+            error.hint = Some(Exclusion::remedy(&lines));
         }
         error
     }
