@@ -125,6 +125,8 @@ pub enum Limit {
     /// The disk quota of a user, group or project is used up.
     Quota,
     ReadOnly,
+    /// Read-only for this process, but not for the machine: [`view`](super::view).
+    ReadOnlyHere,
     /// The file would be larger than the process may write, or than the filesystem supports.
     FileSize,
 }
@@ -151,6 +153,7 @@ impl Limit {
             Self::Inodes => "no-inodes",
             Self::Quota => "disk-quota",
             Self::ReadOnly => "read-only-filesystem",
+            Self::ReadOnlyHere => "private-view",
             Self::FileSize => "file-too-large",
         }
     }
@@ -179,6 +182,11 @@ impl Limit {
             Self::ReadOnly => format!(
                 "`{mount}` is mounted read-only: mount it writable (`mount -o remount,rw \
                  {mount}`), and ask the kernel's log whether its disk is broken (`dmesg`)"
+            ),
+            Self::ReadOnlyHere => format!(
+                "`{mount}` is read-only for this process, but not for the machine: its unit has `ProtectSystem=` or \
+                 `ReadOnlyPaths=` (`systemctl status $$` shows the unit); remove them, or run the command outside of the unit \
+                 (`systemd-run --pipe --wait COMMAND`)"
             ),
             Self::FileSize => format!(
                 "raise the file size limit of this process (`ulimit -f`, or `LimitFSIZE=` of its unit), or use a filesystem \

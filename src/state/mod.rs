@@ -24,6 +24,7 @@ mod processes;
 mod runtimes;
 mod snapshot;
 pub(crate) mod units;
+pub mod view;
 
 use std::{
     collections::BTreeMap,

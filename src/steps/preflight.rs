@@ -17,8 +17,12 @@ use crate::{
     change::{Change, Lock},
     config::desired::{Desired, PackageWish, Purpose},
     facts::Facts,
-    host::files::{Limit, Room},
+    host::{
+        files::{Limit, Room},
+        view,
+    },
     model::{id::StepId, text::bytes},
+    state::view::Sandbox,
     step::{Assessment, Cx, Step, StepError},
     tools::mounts,
 };
@@ -48,6 +52,8 @@ struct PreflightState {
     boot: Room,
     /// Those of [`WRITTEN`] that are mounted read-only.
     read_only: Vec<&'static str>,
+    /// This process does not see the machine as it is.
+    sandbox: Option<Sandbox>,
     /// Further filesystems on which packages are put, by their mount points.
     others: Vec<(String, Room)>,
     /// Packages are still to come, or it was not asked because there is room for them.
@@ -76,14 +82,16 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
         .collect();
     let mut read_only = Vec::new();
     for path in WRITTEN {
-        if files.room(Utf8Path::new(path))?.read_only {
-            read_only.push(path);
+        let path = Utf8Path::new(path);
+        if files.room(path)?.read_only && !view::is_read_only_here(files, path)? {
+            read_only.push(path.as_str());
         }
     }
     let mut state = PreflightState {
         root,
         boot,
         read_only,
+        sandbox: cx.state.sandbox().await?,
         others,
         to_come: true,
         here: 0,
@@ -256,6 +264,15 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
             passes: false,
         });
     }
+    // An image is built without devices, also in a mount namespace of its builder.
+    let concerns = |sandbox: &&Sandbox| !desired.image || !sandbox.view.read_only.is_empty();
+    if let Some(sandbox) = state.sandbox.as_ref().filter(concerns) {
+        found.push(Obstacle {
+            why: sandbox.to_string(),
+            hint: sandbox.remedy(),
+            passes: false,
+        });
+    }
     let clean = desired.packages.manager.backend().commands().clean;
     found.extend(
         (short(state, desired).into_iter().filter(|_| state.to_come)).map(|shortage| Obstacle {
@@ -337,7 +354,9 @@ mod tests {
         host::{
             fake,
             files::{Inodes, Room},
+            view::PrivateView,
         },
+        state::view::Sandbox,
         step::Assessment,
         steps::{
             fixtures::{desired, facts},
@@ -362,6 +381,7 @@ mod tests {
             root: room(50 * GIB),
             boot: room(GIB),
             read_only: vec![],
+            sandbox: None,
             others: vec![],
             to_come: true,
             here: 0,
@@ -411,6 +431,33 @@ mod tests {
         );
         assert!(why.contains("the clock says 2023-11-14"), "{why}");
         assert!(hint.contains("timedatectl"), "{hint}");
+    }
+
+    #[test]
+    fn the_unit_of_this_process_is_the_cause_and_not_the_machine() {
+        let mut private = state();
+        private.sandbox = Some(Sandbox {
+            view: PrivateView {
+                unit: Some("setup.service".into()),
+                read_only: vec!["/run", "/etc"],
+                devices: true,
+            },
+            settings: vec!["ProtectSystem=strict".into(), "PrivateDevices=yes".into()],
+        });
+        let (why, hint) = blocked(&private);
+        assert_eq!(
+            why,
+            "`setup.service` sees `/run`, `/etc` read-only and another `/dev`, unlike the machine, because of \
+             `ProtectSystem=strict`, `PrivateDevices=yes`"
+        );
+        assert!(hint.contains("`systemctl edit setup.service`"), "{hint}");
+        // The builder of an image has no devices.
+        let sandbox = private.sandbox.as_mut().expect("a sandbox");
+        sandbox.view.read_only.clear();
+        let mut want = desired();
+        want.image = true;
+        decide(&private, &want, &facts()).expect_satisfied();
+        decide(&private, &desired(), &facts()).expect_blocked();
     }
 
     #[test]

@@ -299,6 +299,25 @@ pub fn parse_command(text: &str) -> Option<&str> {
     Some(rest.split_once(" ; ignore_errors=")?.0)
 }
 
+/// The settings by which a unit sees other files than the machine, systemd.exec(5).
+const SANDBOX: &str = "--property=ProtectSystem,PrivateDevices,ReadOnlyPaths,InaccessiblePaths,TemporaryFileSystem,\
+                       ProtectKernelModules,RootDirectory,RootImage";
+
+/// Queries them.
+#[must_use]
+pub fn sandbox(unit: &str) -> Query {
+    Query::new("systemctl", ["show", SANDBOX, "--", unit])
+}
+
+/// Reads the answer to [`sandbox`]: the settings that differ from their defaults.
+#[must_use]
+pub fn parse_sandbox(text: &str) -> Vec<&str> {
+    let is_set = |line: &&str| {
+        (line.split_once('=')).is_some_and(|(_, value)| !matches!(value.trim(), "" | "no"))
+    };
+    text.lines().map(str::trim).filter(is_set).collect()
+}
+
 /// Asks what ends with a unit.
 #[must_use]
 pub fn kill_mode(unit: &str) -> Query {
@@ -410,8 +429,8 @@ mod tests {
     use std::time::Duration;
 
     use super::{
-        Once, drop_in_folder, parse_command, parse_needs_reload, parse_once, parse_show,
-        parse_spares_children, settings,
+        Once, drop_in_folder, parse_command, parse_needs_reload, parse_once, parse_sandbox,
+        parse_show, parse_spares_children, settings,
     };
     use crate::host::fake::FakeFiles;
 
@@ -437,6 +456,17 @@ mod tests {
                 .expect("readable")
                 .is_empty()
         );
+    }
+
+    #[test]
+    fn the_sandbox_of_a_unit_is_what_differs_from_the_defaults() {
+        let text =
+            "ProtectSystem=strict\nPrivateDevices=yes\nReadOnlyPaths=\nProtectKernelModules=no\n";
+        assert_eq!(
+            parse_sandbox(text),
+            ["ProtectSystem=strict", "PrivateDevices=yes"]
+        );
+        assert!(parse_sandbox("ProtectSystem=no\n").is_empty());
     }
 
     #[test]

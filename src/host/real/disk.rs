@@ -8,9 +8,10 @@ use camino::Utf8Path;
 use nix::errno::Errno;
 use nix::sys::statvfs::statvfs;
 
+use super::RealFiles;
 use crate::host::FilesError;
 use crate::host::files::{FullFilesystem, Limit, Room};
-use crate::host::os;
+use crate::host::{os, view};
 
 /// Adds what was tried on which path, and the filesystem where that is at fault.
 pub(super) fn failed(
@@ -44,9 +45,12 @@ fn disk(path: &Utf8Path, error: &io::Error) -> io::Result<Option<FullFilesystem>
         .find_map(|at| at.canonicalize_utf8().ok())
         .ok_or_else(|| os::error(Errno::ENOENT))?;
     let room = room(&there)?;
-    let Some(limit) = Limit::of(error, &room) else {
+    let Some(mut limit) = Limit::of(error, &room) else {
         return Ok(None);
     };
+    if limit == Limit::ReadOnly && view::is_read_only_here(&RealFiles, &there).unwrap_or(false) {
+        limit = Limit::ReadOnlyHere;
+    }
     let device = fs::metadata(&there)?.dev();
     while let Some(above) = there.parent()
         && fs::metadata(above)?.dev() == device
