@@ -50,6 +50,7 @@ fn load(root: &Utf8Path) -> Fakes {
         total,
         free: total / 2,
         read_only: false,
+        inodes: None,
     };
     fakes.files.mount("/", room(100 * GIB));
     copy(root, root, &fakes);

@@ -443,6 +443,7 @@ pub fn answers(text: &[u8]) {
         total: 100 << 30,
         free: 50 << 30,
         read_only: false,
+        inodes: None,
     };
     fakes.files.mount("/", room);
     let recorded = recorded();

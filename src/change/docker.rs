@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     error::one_line,
+    state::units,
     tools::{
         docker::{self, Info},
         systemctl,
@@ -38,11 +39,13 @@ impl Applier {
             return Ok(None);
         }
         // A key that the unit's command line has, too, keeps the daemon from starting.
-        let said = self
-            .answer_of("systemctl", &systemctl::command(unit))
-            .await?;
-        let command = (said.as_ref()).and_then(|said| systemctl::parse_command(&said.stdout));
-        let flags = command.map(docker::flags).unwrap_or_default();
+        let command = units::unit_command(&self.host, unit)
+            .await
+            .map_err(|error| {
+                Problem::new("tool-failed", format!("query the command of `{unit}`"))
+                    .caused_by(error)
+            })?;
+        let flags = command.as_deref().map(docker::flags).unwrap_or_default();
         for path in paths {
             if !self.host.files.exists(path)? {
                 continue;

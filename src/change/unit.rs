@@ -8,7 +8,7 @@ use super::{Afterwards, Applier, Problem, Reverted, Sink, Undo, agents};
 use crate::{
     error::one_line,
     host::{ExecError, Output},
-    state::units::without_systemd,
+    state::units,
     tools::{
         initramfs,
         systemctl::{self, UnitState},
@@ -42,20 +42,10 @@ pub struct RestoreUnit {
 
 impl Applier {
     pub(super) async fn unit_state(&self, unit: &str) -> Result<UnitState, Problem> {
-        let query = systemctl::show(unit);
-        let what = || format!("ask for the state of `{unit}`");
-        let tool = |source| Problem::tool(what(), source);
-        let unread = |why| Problem::unreadable(what(), why);
-        let output = self.host.reader().query(&query).await.map_err(tool)?;
-        if let Some(state) = systemctl::parse_show(&output.stdout).filter(|_| output.ok()) {
-            return Ok(state);
-        }
-        let guessed = without_systemd(&self.host, unit, &output).await;
-        if let Some(state) = guessed.map_err(|error| unread(one_line(&error)))? {
-            return Ok(state);
-        }
-        let said = output.success(query.cmd()).map_err(tool)?.stdout;
-        Err(unread(format!("`{}` is not a unit state", said.trim())))
+        let state = units::unit_state(&self.host, unit).await;
+        state.map_err(|error| {
+            Problem::new("tool-failed", format!("query the state of `{unit}`")).caused_by(error)
+        })
     }
 
     pub(super) async fn capture_unit(&self, unit: &str, start: bool) -> Result<Undo, Problem> {
@@ -216,9 +206,9 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Reverted, Problem> {
         let (unit, active) = (&*undo.unit, undo.active);
-        let Some(now) = self.unit_state_if_any(unit).await? else {
-            return Ok(Reverted::nothing("systemd is not running"));
-        };
+        let now = self.unit_state(unit).await?;
+        // Without systemd only its files can be restored.
+        let active = active.filter(|_| !now.is_not_booted());
         if !now.exists() {
             return Ok(Reverted::nothing(format!(
                 "`{unit}` is not installed any more"

@@ -9,6 +9,9 @@ use crate::{
 /// deepest cause comes first. Steps that answer "after …" name their cause themselves.
 const NEEDS: &[(&str, &[&str])] = &[
     ("config.resolvable", &["pci.gpu.present"]),
+    // What a process with other files and devices finds says nothing about the machine.
+    ("preflight", &["virt.container"]),
+    ("driver.nodes", &["virt.container"]),
     // A driver that cannot drive the GPU binds to none.
     (
         "pci.driver-bound",
@@ -115,6 +118,7 @@ const NEEDS: &[(&str, &[&str])] = &[
     (
         "validation",
         &[
+            "virt.container",
             "pci.gpu.present",
             "pci.gpu.revff",
             "pci.driver-bound",

@@ -15,7 +15,7 @@ use crate::{
         id::Id,
         kubernetes::{NodeName, OF_READINESS, Taint},
     },
-    state::{Membership, Registered, StateError},
+    state::{Membership, Registered, Renamed, StateError},
     step::StepError,
     tools::kubernetes::{
         kubectl::{GPUS, Node},
@@ -79,6 +79,8 @@ struct RecordedData {
 struct ClusterState {
     /// Only root may read the kubelet's credentials.
     is_denied: bool,
+    /// The name that the kubelet uses is not that of the node.
+    renamed: Option<Renamed>,
     /// The node's name, and what the cluster says about it; `None` if the machine is a node of no cluster.
     node: Option<(NodeName, Registered)>,
     /// GPUs by NVML; `None` if it does not answer.
@@ -97,6 +99,7 @@ struct ClusterState {
 async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
     let nothing = |is_denied, recorded| ClusterState {
         is_denied,
+        renamed: None,
         node: None,
         gpus: None,
         server: None,
@@ -131,6 +134,7 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
     let files = subject.host.files();
     Ok(ClusterState {
         is_denied: false,
+        renamed: subject.state.renamed()?,
         node,
         gpus,
         server: match answers {
@@ -280,7 +284,24 @@ fn known(state: &ClusterState) -> Result<(&str, &Node), (Verdict, String)> {
 /// Whether the node is Ready; the network of pods is what a new node most often lacks.
 fn ready(state: &ClusterState) -> Finding {
     let say = |status, why: String| Finding::new(READY, status, why);
-    let (name, node) = match known(state) {
+    let found = known(state);
+    if let Some(names) = &state.renamed {
+        let remedy = Some(names.remedy());
+        return match found {
+            Ok((_, node)) if node.ready => Finding {
+                remedy,
+                ..say(
+                    Verdict::Warn,
+                    format!("the next start of the kubelet fails: {names}"),
+                )
+            },
+            _ => Finding {
+                remedy,
+                ..say(Verdict::Fail, names.to_string())
+            },
+        };
+    }
+    let (name, node) = match found {
         Ok(known) => known,
         Err((status, why)) => return say(status, why),
     };
@@ -478,13 +499,14 @@ mod tests {
         check::Verdict,
         host::fake::FakeFiles,
         model::kubernetes::Taint,
-        state::{Membership, Registered},
+        state::{Membership, Registered, Renamed},
         tools::kubernetes::kubectl::Node,
     };
 
     fn state(says: Registered, gpus: Option<usize>) -> ClusterState {
         ClusterState {
             is_denied: false,
+            renamed: None,
             node: Some(("gpu-1".parse().expect("a name"), says)),
             gpus,
             server: Some("v1.34.4".to_owned()),
@@ -492,6 +514,45 @@ mod tests {
             network_lacks: Vec::new(),
             recorded: None,
         }
+    }
+
+    #[test]
+    fn another_host_name_is_the_cause_and_not_the_kubelet() {
+        let node = |ready| {
+            Registered::Node(Box::new(Node {
+                ready,
+                why: Some("Kubelet stopped posting node status.".to_owned()),
+                ..Node::default()
+            }))
+        };
+        let renamed = |says| {
+            ready(&ClusterState {
+                renamed: Some(Renamed {
+                    registered: "gpu-1".parse().expect("a name"),
+                    now: "gpu-2".parse().expect("a name"),
+                }),
+                ..state(says, None)
+            })
+        };
+        let silent = Registered::Silent("nodes \"gpu-1\" is forbidden".to_owned());
+        for says in [node(false), Registered::Unknown, silent] {
+            let found = renamed(says);
+            assert_eq!(found.status, Verdict::Fail);
+            assert!(
+                found.why.starts_with("the kubelet uses the name `gpu-2`"),
+                "{}",
+                found.why
+            );
+            assert!(!found.why.contains("stopped posting"), "{}", found.why);
+            let remedy = found.remedy.expect("a remedy");
+            assert!(
+                remedy.contains("hostnamectl set-hostname gpu-1"),
+                "{remedy}"
+            );
+        }
+        let found = renamed(node(true));
+        assert_eq!(found.status, Verdict::Warn);
+        assert!(found.why.contains("`gpu-2`"), "{}", found.why);
     }
 
     #[test]

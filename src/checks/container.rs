@@ -1,5 +1,5 @@
-//! Whether this is a container: then what is found concerns its files, and the kernel and the GPUs
-//! of its host.
+//! Whether this process sees the machine as it is. In a container, what is found concerns its files, and the kernel and the
+//! GPUs of its host. A unit can have other files and devices than the machine, too.
 
 use async_trait::async_trait;
 
@@ -7,6 +7,7 @@ use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::Facts,
     model::id::Id,
+    state::view::Sandbox,
     step::StepError,
 };
 
@@ -15,7 +16,7 @@ const CONTAINER: Id = Id::new("virt.container");
 /// See the module.
 pub struct ContainerCheck;
 
-fn decide(facts: &Facts) -> Finding {
+fn decide(facts: &Facts, sandbox: Option<&Sandbox>) -> Finding {
     let finding = |status, why: String, remedy: Option<&str>| Finding {
         observed: facts.virtualization.clone(),
         remedy: remedy.map(str::to_owned),
@@ -33,7 +34,10 @@ fn decide(facts: &Facts) -> Finding {
                  container and add `--root` with that folder",
             ),
         ),
-        None => finding(Verdict::Skip, "this is no container".into(), None),
+        None => match sandbox {
+            Some(sandbox) => finding(Verdict::Fail, sandbox.to_string(), Some(&sandbox.remedy())),
+            None => finding(Verdict::Skip, "this is no container".into(), None),
+        },
     }
 }
 
@@ -44,14 +48,38 @@ impl Check for ContainerCheck {
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        Ok(vec![decide(subject.facts)])
+        let sandbox = match subject.facts.container() {
+            Some(_) => None,
+            None => subject.state.sandbox().await?,
+        };
+        Ok(vec![decide(subject.facts, sandbox.as_ref())])
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::decide;
-    use crate::{check::Verdict, steps::fixtures::facts};
+    use crate::{
+        check::Verdict, host::view::PrivateView, state::view::Sandbox, steps::fixtures::facts,
+    };
+
+    #[test]
+    fn a_unit_with_its_own_devices_fails() {
+        let sandbox = Sandbox {
+            view: PrivateView {
+                unit: Some("setup.service".into()),
+                devices: true,
+                ..PrivateView::default()
+            },
+            settings: vec!["PrivateDevices=yes".into()],
+        };
+        let finding = decide(&facts(), Some(&sandbox));
+        assert_eq!(finding.status, Verdict::Fail);
+        assert_eq!(
+            finding.why,
+            "`setup.service` sees another `/dev`, unlike the machine, because of `PrivateDevices=yes`"
+        );
+    }
 
     #[test]
     fn inside_a_container_a_warning_names_the_manager() {
@@ -65,7 +93,7 @@ mod tests {
             (Some("container-other"), Verdict::Warn),
         ] {
             facts.virtualization = word.map(str::to_owned);
-            let finding = decide(&facts);
+            let finding = decide(&facts, None);
             assert_eq!(finding.status, verdict, "{word:?}");
             let manager = word.filter(|_| verdict == Verdict::Warn);
             let named = manager.map(|manager| format!("`{manager}`"));

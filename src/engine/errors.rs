@@ -118,7 +118,7 @@ mod tests {
     use std::io::{Error, ErrorKind};
 
     use super::*;
-    use crate::host::files::{FullFilesystem, Room};
+    use crate::host::files::{FullFilesystem, Limit, Room};
 
     #[test]
     fn a_lock_that_only_root_may_take_is_no_bug() {
@@ -142,7 +142,9 @@ mod tests {
                 total: 1,
                 free: 0,
                 read_only: false,
+                inodes: None,
             },
+            limit: Limit::Space,
         };
         let full = lock(ErrorKind::StorageFull, Some(Box::new(full)));
         assert_eq!(

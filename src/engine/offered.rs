@@ -66,10 +66,15 @@ pub(super) async fn offered(
             .max()
     };
     let all: Option<Vec<DriverVersion>> = gone.iter().map(newest).collect();
+    let exclusions = backend.exclusions(&*host.files);
+    let exclusions = exclusions.map_err(|error| format!("failed to {}", one_line(&error)))?;
     let gone = (gone.iter())
         .map(|wish| {
             let version = wish.version.as_deref().unwrap_or_default();
-            format!("{} {version}", wish.name)
+            match exclusions.iter().find(|one| one.hides(&wish.name)) {
+                Some(line) => format!("{} {version} (hidden: {line})", wish.name),
+                None => format!("{} {version}", wish.name),
+            }
         })
         .collect();
     Ok(match all.and_then(|all| all.into_iter().min()) {

@@ -357,6 +357,7 @@ mod tests {
             total,
             free: total / 2,
             read_only: false,
+            inodes: None,
         };
         fakes.files.mount("/", room(1_000_000));
         fakes.files.mount("/var", room(600_000));

@@ -8,6 +8,9 @@ use crate::model::text::bytes;
 /// Bytes below which a filesystem has no room for what this program writes.
 const LITTLE: u64 = 4 << 20;
 
+/// Inodes below which a filesystem cannot take the files of packages.
+const FEW_INODES: u64 = 1000;
+
 /// What the name of a file ends with that is being written and not yet in its place.
 const UNFINISHED: &str = ".gpu-bootstrap-new";
 
@@ -82,7 +85,7 @@ pub struct Stat {
 }
 
 /// Room on the filesystem of a path, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Room {
     /// Size of the filesystem.
@@ -91,14 +94,115 @@ pub struct Room {
     pub free: u64,
     /// Mounted read-only.
     pub read_only: bool,
+    /// `None` if the filesystem has no fixed number of inodes, as Btrfs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inodes: Option<Inodes>,
 }
 
-/// A filesystem that takes nothing more.
+/// The inodes of a filesystem: each file and directory uses one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Inodes {
+    pub total: u64,
+    pub free: u64,
+}
+
+impl Room {
+    /// Whether no more files fit, whatever space is free.
+    #[must_use]
+    pub fn lacks_inodes(&self) -> bool {
+        self.inodes.is_some_and(|inodes| inodes.free < FEW_INODES)
+    }
+}
+
+/// The limit because of which a filesystem refuses a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// All blocks are used.
+    Space,
+    /// All inodes are used.
+    Inodes,
+    /// The disk quota of a user, group or project is used up.
+    Quota,
+    ReadOnly,
+    /// Read-only for this process, but not for the machine: [`view`](super::view).
+    ReadOnlyHere,
+    /// The file would be larger than the process may write, or than the filesystem supports.
+    FileSize,
+}
+
+impl Limit {
+    /// The limit that an error of a write shows; `None` if it is not about a limit of the filesystem.
+    pub(super) fn of(error: &std::io::Error, room: &Room) -> Option<Self> {
+        use std::io::ErrorKind;
+        Some(match error.kind() {
+            ErrorKind::StorageFull if room.lacks_inodes() => Self::Inodes,
+            ErrorKind::StorageFull => Self::Space,
+            ErrorKind::QuotaExceeded => Self::Quota,
+            ErrorKind::ReadOnlyFilesystem => Self::ReadOnly,
+            ErrorKind::FileTooLarge => Self::FileSize,
+            _ => return None,
+        })
+    }
+
+    /// The stable word for scripts.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Space => "no-disk-space",
+            Self::Inodes => "no-inodes",
+            Self::Quota => "disk-quota",
+            Self::ReadOnly => "read-only-filesystem",
+            Self::ReadOnlyHere => "private-view",
+            Self::FileSize => "file-too-large",
+        }
+    }
+
+    /// The remedy on the filesystem at this mount point.
+    #[must_use]
+    pub fn remedy(self, mount: &Utf8Path, room: &Room) -> String {
+        let free = format!("{} of {} are free", bytes(room.free), bytes(room.total));
+        match self {
+            Self::Space if room.free < LITTLE => format!("free some room on `{mount}`: {free}"),
+            Self::Space => format!(
+                "free some room on `{mount}`: {free}, so that a project quota or the filesystem's own metadata may be \
+                 used up (`df {mount}`)"
+            ),
+            Self::Inodes => {
+                let Inodes { total, free } = room.inodes.unwrap_or(Inodes { total: 0, free: 0 });
+                format!(
+                    "`{mount}` has {free} free inodes of {total}: remove files that are not needed (`du --inodes -x {mount} \
+                     | sort -n | tail` shows where most are); more free space does not help"
+                )
+            }
+            Self::Quota => format!(
+                "the disk quota on `{mount}` is used up, although {free}: raise it (`repquota {mount}`, `edquota`), or \
+                 remove files of its owner"
+            ),
+            Self::ReadOnly => format!(
+                "`{mount}` is mounted read-only: mount it writable (`mount -o remount,rw \
+                 {mount}`), and ask the kernel's log whether its disk is broken (`dmesg`)"
+            ),
+            Self::ReadOnlyHere => format!(
+                "`{mount}` is read-only for this process, but not for the machine: its unit has `ProtectSystem=` or \
+                 `ReadOnlyPaths=` (`systemctl status $$` shows the unit); remove them, or run the command outside of the unit \
+                 (`systemd-run --pipe --wait COMMAND`)"
+            ),
+            Self::FileSize => format!(
+                "raise the file size limit of this process (`ulimit -f`, or `LimitFSIZE=` of its unit), or use a filesystem \
+                 on `{mount}` that supports larger files"
+            ),
+        }
+    }
+}
+
+/// A filesystem that refuses a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FullFilesystem {
     /// Where it is mounted.
     pub mount: Utf8PathBuf,
     pub room: Room,
+    pub limit: Limit,
 }
 
 /// What can go wrong with a file.
@@ -175,13 +279,7 @@ impl FilesError {
         if matches!(self, Self::Foreign { .. }) {
             return Some("untrusted-file");
         }
-        self.disk().map(|disk| {
-            if disk.room.read_only {
-                "read-only-filesystem"
-            } else {
-                "no-disk-space"
-            }
-        })
+        self.disk().map(|disk| disk.limit.reason())
     }
 
     /// What to do, where the filesystem or an owner is at fault.
@@ -192,21 +290,8 @@ impl FilesError {
                 "look at what is in it, then run `chown -h root:root {at} && chmod go-w {at}`"
             ));
         }
-        let FullFilesystem { mount, room } = self.disk()?;
-        let free = format!("{} of {} are free", bytes(room.free), bytes(room.total));
-        Some(if room.read_only {
-            format!(
-                "`{mount}` is mounted read-only: mount it writable (`mount -o remount,rw \
-                 {mount}`), and ask the kernel's log whether its disk is broken (`dmesg`)"
-            )
-        } else if room.free < LITTLE {
-            format!("free some room on `{mount}`: {free}")
-        } else {
-            format!(
-                "free some room on `{mount}`: {free}, so that a quota or the number of its files \
-                 may be what is used up (`df --inodes {mount}`)"
-            )
-        })
+        let FullFilesystem { mount, room, limit } = self.disk()?;
+        Some(limit.remedy(mount, room))
     }
 }
 
@@ -334,4 +419,53 @@ pub trait Files: ReadFiles {
     /// # Errors
     /// The operating system's reason.
     fn try_lock(&self, path: &Utf8Path) -> Result<Option<Box<dyn Send + Sync>>, FilesError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Error;
+
+    use nix::errno::Errno;
+
+    use super::{Inodes, Limit, Room};
+
+    #[test]
+    fn each_limit_has_its_own_reason_and_remedy() {
+        let room = |free, inodes| Room {
+            total: 8 << 30,
+            free,
+            read_only: false,
+            inodes: Some(Inodes {
+                total: 65_536,
+                free: inodes,
+            }),
+        };
+        let mut seen = std::collections::BTreeSet::new();
+        for (errno, room, limit, reason, words) in rows! {
+            Errno::ENOSPC, room(0, 9000), Limit::Space, "no-disk-space", "free some room on `/var`";
+            // Both are nearly used up: without inodes, space does not help.
+            Errno::ENOSPC, room(0, 0), Limit::Inodes, "no-inodes", "0 free inodes of 65536";
+            Errno::ENOSPC, room(4 << 30, 2), Limit::Inodes, "no-inodes", "more free space does not help";
+            Errno::EDQUOT, room(4 << 30, 9000), Limit::Quota, "disk-quota", "`repquota /var`";
+            Errno::EROFS, room(4 << 30, 9000), Limit::ReadOnly, "read-only-filesystem", "remount,rw";
+            Errno::EFBIG, room(4 << 30, 9000), Limit::FileSize, "file-too-large", "`LimitFSIZE=`";
+        } {
+            let error = Error::from_raw_os_error(errno as i32);
+            assert_eq!(Limit::of(&error, &room), Some(limit), "{errno}");
+            assert_eq!(limit.reason(), reason);
+            let remedy = limit.remedy("/var".into(), &room);
+            assert!(remedy.contains(words), "{remedy}");
+            seen.insert(remedy);
+        }
+        assert_eq!(seen.len(), 6);
+        let other = Error::from_raw_os_error(Errno::EACCES as i32);
+        assert_eq!(Limit::of(&other, &room(0, 0)), None);
+        // Btrfs has no fixed number.
+        let none = Room {
+            inodes: None,
+            ..room(0, 0)
+        };
+        let full = Error::from_raw_os_error(Errno::ENOSPC as i32);
+        assert_eq!(Limit::of(&full, &none), Some(Limit::Space));
+    }
 }

@@ -18,6 +18,7 @@ pub mod record;
 pub mod rooted;
 pub mod system;
 pub mod trusted;
+pub mod view;
 
 use std::sync::Arc;
 

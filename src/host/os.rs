@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::sys::stat::{major, minor};
 use nix::sys::statvfs::{FsFlags, Statvfs};
 
-use super::files::Room;
+use super::files::{Inodes, Room};
 use super::{FileKind, FilesError, Stat};
 
 /// The largest file that is read as a whole: a bound against a path that leads to a core dump.
@@ -48,16 +48,6 @@ pub(super) fn failed(
         source,
         disk: None,
     }
-}
-
-/// Whether the filesystem is at fault, not the path.
-pub(super) fn takes_no_more(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::StorageFull
-            | io::ErrorKind::QuotaExceeded
-            | io::ErrorKind::ReadOnlyFilesystem
-    )
 }
 
 /// Refuses everything but regular files: opening a device can act on it, a pipe can wait for ever.
@@ -126,5 +116,9 @@ pub(super) fn room(about: &Statvfs) -> Room {
         total: about.blocks().saturating_mul(unit),
         free: about.blocks_available().saturating_mul(unit),
         read_only: about.flags().contains(FsFlags::ST_RDONLY),
+        inodes: (about.files() > 0).then(|| Inodes {
+            total: about.files(),
+            free: about.files_available(),
+        }),
     }
 }

@@ -1,5 +1,5 @@
 //! JSON and TOML files that belong to others: keys are read, set and removed one by one, and all
-//! else stays: values, their order, and the comments of TOML.
+//! else stays: values, their order, the comments of TOML, the line ends, and a last line without one.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
@@ -55,6 +55,16 @@ impl Format {
 #[derive(Debug, Clone)]
 pub struct Document {
     content: Content,
+    style: Style,
+}
+
+/// How a text ends its lines.
+#[derive(Debug, Clone, Copy, Default)]
+struct Style {
+    /// With a carriage return.
+    crlf: bool,
+    /// The last line has no end.
+    open: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -112,7 +122,11 @@ impl Document {
                 Content::Toml(Box::new(document))
             }
         };
-        Ok(Self { content })
+        let style = Style {
+            crlf: text.contains('\n') && text.matches('\n').count() == text.matches("\r\n").count(),
+            open: !text.trim().is_empty() && !text.ends_with('\n'),
+        };
+        Ok(Self { content, style })
     }
 
     /// The value of a key; `None` if there is none.
@@ -137,7 +151,7 @@ impl Document {
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         match (&self.content, &other.content) {
-            (Content::Toml(_), Content::Toml(_)) => self.text() == other.text(),
+            (Content::Toml(_), Content::Toml(_)) => self.body() == other.body(),
             _ => self.all() == other.all(),
         }
     }
@@ -186,6 +200,19 @@ impl Document {
     /// The text of the file.
     #[must_use]
     pub fn text(&self) -> String {
+        let Style { crlf, open } = self.style;
+        let mut text = self.body();
+        if open {
+            text.truncate(text.trim_end_matches(['\r', '\n']).len());
+        }
+        if crlf {
+            text = text.replace("\r\n", "\n").replace('\n', "\r\n");
+        }
+        text
+    }
+
+    /// The text, whatever its line ends are.
+    fn body(&self) -> String {
         match &self.content {
             Content::Json { object, indent } => {
                 let mut text = Vec::new();
@@ -442,6 +469,29 @@ mod tests {
             why.contains("at line 2 column ") && !why.contains('\n'),
             "{why}"
         );
+    }
+
+    #[test]
+    fn line_ends_and_a_last_line_without_one_stay() {
+        for (format, text) in rows! {
+            Format::Json, "{\r\n  \"a\": 1\r\n}\r\n";
+            Format::Json, "{\n  \"a\": 1\n}";
+            Format::Json, "{\r\n  \"a\": 1\r\n}";
+            Format::Toml, "# theirs\r\na = 1\r\n";
+            Format::Toml, "# theirs\r\na = 1";
+            Format::Toml, "a = 1\n[b]\nc = 2";
+        } {
+            let mut document = Document::parse(format, text).expect("a document");
+            assert_eq!(document.text(), text);
+            document.set(&setting(&["new"], json!(2))).expect("set");
+            let with = document.text();
+            assert_ne!(with, text);
+            assert_eq!(with.contains('\r'), text.contains('\r'), "{with:?}");
+            assert_eq!(with.ends_with('\n'), text.ends_with('\n'), "{with:?}");
+            let mut again = Document::parse(format, &with).expect("a document");
+            again.set(&gone(&["new"])).expect("removed");
+            assert_eq!(again.text(), text);
+        }
     }
 
     fn key(path: &[&str]) -> Vec<String> {

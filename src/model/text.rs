@@ -21,6 +21,45 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, candidate)| candidate)
 }
 
+/// The line end of a text: that of its first line.
+#[must_use]
+pub fn line_end(text: &str) -> &'static str {
+    match text.split_inclusive('\n').next() {
+        Some(first) if first.ends_with("\r\n") => "\r\n",
+        _ => "\n",
+    }
+}
+
+/// A text of other programs with more lines at its end. Its style stays: its line ends, and a last line without one.
+/// [`without_lines`] then restores each byte.
+#[must_use]
+pub fn with_lines<'l>(text: &str, lines: impl IntoIterator<Item = &'l str>) -> String {
+    let end = line_end(text);
+    let is_open = !(text.is_empty() || text.ends_with('\n'));
+    let mut text = text.to_owned();
+    for line in lines {
+        match is_open {
+            true => text.extend([end, line]),
+            false => text.extend([line, end]),
+        }
+    }
+    text
+}
+
+/// A text of other programs without some lines, in the same style.
+#[must_use]
+pub fn without_lines(text: &str, is_removed: impl Fn(&str) -> bool) -> String {
+    let lines = text.split_inclusive('\n');
+    let mut kept: String = (lines.filter(|line| !is_removed(line.trim()))).collect();
+    if !text.ends_with('\n') && kept.ends_with('\n') {
+        kept.pop();
+        if kept.ends_with('\r') {
+            kept.pop();
+        }
+    }
+    kept
+}
+
 /// How a colour code (ECMA-48) of this program begins until it is written. Each process has a number of its own, so that no text of
 /// others can carry it: in root's terminal, a name or a line of others in green would look like a verdict.
 #[must_use]
@@ -207,3 +246,18 @@ macro_rules! reads_any_text {
 
 #[cfg(test)]
 pub(crate) use reads_any_text;
+
+#[cfg(test)]
+mod tests {
+    use super::{with_lines, without_lines};
+
+    proptest::proptest! {
+        #[test]
+        fn added_lines_are_removed_without_a_trace(text in "([a-c#]{0,3}(\n|\r\n))*[a-c#]{0,3}") {
+            let with = with_lines(&text, ["ours", "ours too"]);
+            let added = with.lines().filter(|line| line.starts_with("ours")).count();
+            proptest::prop_assert_eq!(added, 2);
+            proptest::prop_assert_eq!(without_lines(&with, |line| line.starts_with("ours")), text);
+        }
+    }
+}

@@ -1,5 +1,7 @@
 //! The cluster that this machine is a node of, and what that cluster says about the node.
 
+use std::fmt;
+
 use camino::Utf8Path;
 
 use super::{State, StateError};
@@ -19,6 +21,40 @@ pub use crate::tools::kubernetes::{kubectl::Registered, membership::Membership};
 
 /// The host name: as the kernel has it, or where no kernel runs, as hostname(5) gives it at the next boot.
 const HOST_NAMES: [&str; 2] = ["/proc/sys/kernel/hostname", "/etc/hostname"];
+
+/// The folder of k3s and RKE2.
+const RANCHER: &str = "/var/lib/rancher";
+
+/// The two names of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Renamed {
+    /// The name that the cluster has certified.
+    pub registered: NodeName,
+    /// The name that the kubelet uses: the host name, or `--hostname-override`.
+    pub now: NodeName,
+}
+
+impl fmt::Display for Renamed {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { registered, now } = self;
+        write!(
+            to,
+            "the kubelet uses the name `{now}`, but in the cluster this machine is node `{registered}`: its certificate \
+             allows no other name"
+        )
+    }
+}
+
+impl Renamed {
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        let Self { registered, .. } = self;
+        format!(
+            "restore the name (`hostnamectl set-hostname {registered}`, then `systemctl restart kubelet`); or remove the node \
+             (`kubectl delete node {registered}`, `kubeadm reset` here), and join again with the new name"
+        )
+    }
+}
 
 impl State {
     /// The cluster of this machine's kubelet; `None` if it has joined none.
@@ -40,6 +76,19 @@ impl State {
         if let Some(name) = membership::node_name(&*self.host.files).map_err(unreadable)? {
             return Ok(Some(name));
         }
+        let command = self.kubelet_command()?;
+        self.name_for_kubelet(command.as_deref())
+    }
+
+    /// The command line of the machine's kubelet; `None` if it does not run.
+    fn kubelet_command(&self) -> Result<Option<String>, StateError> {
+        let processes = self.processes_of(&["kubelet"])?;
+        let mut commands = processes.into_iter();
+        Ok(commands.find_map(|(_, process)| process.command))
+    }
+
+    /// The name that a kubelet with these options gives its node.
+    fn name_for_kubelet(&self, options: Option<&str>) -> Result<Option<NodeName>, StateError> {
         let made = |name: &str, place: &str| {
             let name = name.to_ascii_lowercase();
             (name.parse().map(Some)).map_err(|why: NodeNameError| StateError::Unexpected {
@@ -47,11 +96,10 @@ impl State {
                 why: why.to_string(),
             })
         };
-        for (_, process) in self.processes_of(&["kubelet"])? {
-            let command = process.command.as_deref().unwrap_or_default();
-            if let Some(name) = kubelet::option(command, "--hostname-override") {
-                return made(name, "the kubelet's command line");
-            }
+        if let Some(name) =
+            options.and_then(|options| kubelet::option(options, "--hostname-override"))
+        {
+            return made(name, "the kubelet's command line");
         }
         for path in HOST_NAMES {
             let text = self.host.files.read_text(Utf8Path::new(path))?;
@@ -63,6 +111,39 @@ impl State {
             }
         }
         Ok(None)
+    }
+
+    /// A node whose certified name is not the one that its kubelet uses, as after a change of the host name; `None` if both
+    /// are the same, or if one of them is unknown.
+    ///
+    /// # Errors
+    /// If the machine's files cannot be read.
+    pub fn renamed(&self) -> Result<Option<Renamed>, StateError> {
+        let files = &*self.host.files;
+        let Some(membership) = self.membership()? else {
+            return Ok(None);
+        };
+        // k3s and RKE2 start the kubelet in their own process, with a name that their own settings may have.
+        if membership.kubeconfig.starts_with(RANCHER) {
+            return Ok(None);
+        }
+        let Some(registered) = membership::node_name(files).map_err(unreadable)? else {
+            return Ok(None);
+        };
+        let options = match self.kubelet_command()? {
+            Some(command) => Some(command),
+            None => match files.read_text(kubelet::KUBEADM_FLAGS.into()) {
+                Err(error) if error.not_told().is_some() => None,
+                text => text?.map(|text| text.replace('"', " ")),
+            },
+        };
+        if options.is_none() {
+            return Ok(None);
+        }
+        let now = self.name_for_kubelet(options.as_deref())?;
+        Ok(now
+            .filter(|now| *now != registered)
+            .map(|now| Renamed { registered, now }))
     }
 
     /// The kubectl of this machine.
@@ -147,6 +228,58 @@ mod tests {
             files.put("/proc/sys/kernel/hostname", "gpu-2\n");
         };
         assert_eq!(name(booted), Ok(Some("gpu-2".to_owned())));
+    }
+
+    #[test]
+    fn a_host_name_that_the_certificate_does_not_have_is_told() {
+        let renamed = |arrange: &dyn Fn(&FakeFiles)| {
+            let (host, fakes) = fake::host();
+            fakes.files.put("/pki/kubelet.pem", NODE_CERTIFICATE);
+            fakes.files.put("/proc/sys/kernel/hostname", "new\n");
+            arrange(&fakes.files);
+            let found = state_below_root(&host, facts())
+                .renamed()
+                .expect("readable");
+            found.map(|names| (names.registered.to_string(), names.now.to_string()))
+        };
+        let joined = |files: &FakeFiles, path: &str| {
+            files.put(path, kubeconfig("client-certificate: /pki/kubelet.pem"));
+        };
+        let by_kubeadm = |files: &FakeFiles| joined(files, "/etc/kubernetes/kubelet.conf");
+        let expected = Some(("gpu-7.example".to_owned(), "new".to_owned()));
+        let runs = |files: &FakeFiles| {
+            by_kubeadm(files);
+            run(files, 7, Which::Own, "/usr/bin/kubelet --v=2");
+        };
+        assert_eq!(renamed(&runs), expected);
+        // A kubelet that has stopped.
+        let flags = "KUBELET_KUBEADM_ARGS=\"--v=2\"\n";
+        let stopped = |files: &FakeFiles| {
+            by_kubeadm(files);
+            files.put("/var/lib/kubelet/kubeadm-flags.env", flags);
+        };
+        assert_eq!(renamed(&stopped), expected);
+        let overridden = |files: &FakeFiles| {
+            by_kubeadm(files);
+            let flags = flags.replace("--v=2", "--hostname-override=gpu-7.example");
+            files.put("/var/lib/kubelet/kubeadm-flags.env", flags);
+        };
+        let same = |files: &FakeFiles| {
+            runs(files);
+            files.put("/proc/sys/kernel/hostname", "GPU-7.example\n");
+        };
+        let of_k3s =
+            |files: &FakeFiles| joined(files, "/var/lib/rancher/k3s/agent/kubelet.kubeconfig");
+        for arrange in [
+            &overridden as &dyn Fn(&FakeFiles),
+            &same,
+            &of_k3s,
+            // Its options are unknown.
+            &by_kubeadm,
+            &|_| {},
+        ] {
+            assert_eq!(renamed(arrange), None);
+        }
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod processes;
 mod runtimes;
 mod snapshot;
 pub(crate) mod units;
+pub mod view;
 
 use std::{
     collections::BTreeMap,
@@ -50,7 +51,7 @@ use crate::{
 };
 
 pub use bus::{is_nova, is_reserved};
-pub use cluster::{Membership, Registered};
+pub use cluster::{Membership, Registered, Renamed};
 pub use daemons::{CONTAINERD_CONFIG, Effective};
 pub use driver::{FoundDriver, Origin, has_library, library_folders, loaded_driver};
 pub use error::StateError;

@@ -6,39 +6,76 @@ use camino::Utf8Path;
 
 use super::{Read, State, StateError};
 use crate::{
-    host::{FileKind, Host, Output},
+    host::{ExecError, FileKind, Host, Output, Query},
     tools::systemctl::{self, UnitState},
 };
 
 /// How a unit is loaded whose package has left its file empty.
 const EMPTY: &str = "empty";
 
-/// The state of a unit as its files tell it, where no systemd runs that could be asked: in a container, or in the chroot of
-/// an image's builder; `answer` is that of `systemctl show`. `None` where one runs.
+/// The answer of systemd; `None` if it does not run, as in a container or in the chroot of an image builder. Then only
+/// the unit files are known. Each query about a unit has its fallback to these files in this module; queries whose answer
+/// is only known at run time (`systemctl::once`, `is_system_running`, `needs_reload`) are not made there.
+pub(super) async fn answer(host: &Host, query: &Query) -> Result<Option<Output>, StateError> {
+    let output = match host.reader().query(query).await {
+        Ok(output) => output,
+        // A tree without systemd.
+        Err(ExecError::NotFound { .. }) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    // In a chroot systemctl prints nothing and exits with 0, also if the builder's `/run` is mounted there. If it does not
+    // detect the chroot (`/proc` is not mounted), and in a container, it exits with 1.
+    let is_silent = output.stdout.trim().is_empty();
+    let is_booted = !is_silent || (!output.ok() && host.files.exists(systemctl::BOOTED.into())?);
+    Ok(is_booted.then_some(output))
+}
+
+/// The state of a unit.
 ///
 /// # Errors
-/// When its files cannot be read.
-pub async fn without_systemd(
-    host: &Host,
-    name: &str,
-    answer: &Output,
-) -> Result<Option<UnitState>, StateError> {
-    let files = &*host.files;
-    // In a chroot systemctl says nothing and ends with 0, also where the builder's own `/run` is mounted.
-    let says_nothing = answer.ok() && answer.stdout.trim().is_empty();
-    if !says_nothing && files.exists(systemctl::BOOTED.into())? {
-        return Ok(None);
-    }
+/// If systemd or the files cannot be queried, or the answer contains no state.
+pub async fn unit_state(host: &Host, name: &str) -> Result<UnitState, StateError> {
+    let query = systemctl::show(name);
+    let Some(output) = answer(host, &query).await? else {
+        return without_systemd(host, name).await;
+    };
+    let output = output.success(query.cmd())?;
+    systemctl::parse_show(&output.stdout).ok_or_else(|| StateError::Unexpected {
+        what: format!("`{}`", query.cmd().line()),
+        why: format!("no unit state in {:?}", output.stdout),
+    })
+}
+
+/// The state of a unit if systemd does not run: whether it exists, and whether the next boot starts it.
+async fn without_systemd(host: &Host, name: &str) -> Result<UnitState, StateError> {
     for folder in systemctl::FOLDERS {
-        let load = match files.stat(&Utf8Path::new(folder).join(name))? {
+        let load = match host.files.stat(&Utf8Path::new(folder).join(name))? {
             None => continue,
             Some(stat) if stat.kind == FileKind::Link("/dev/null".into()) => "masked",
             Some(_) => "loaded",
         };
-        let file = host.reader().query(&systemctl::is_enabled(name)).await?;
-        return Ok(Some(UnitState::not_booted(load, &file.stdout)));
+        let enabled = match host.reader().query(&systemctl::is_enabled(name)).await {
+            Ok(output) => output.stdout,
+            Err(ExecError::NotFound { .. }) => String::new(),
+            Err(error) => return Err(error.into()),
+        };
+        return Ok(UnitState::not_booted(load, &enabled));
     }
-    Ok(Some(UnitState::not_booted("not-found", "")))
+    Ok(UnitState::not_booted("not-found", ""))
+}
+
+/// The command that a unit runs; `None` if it has no command, or several.
+///
+/// # Errors
+/// If systemd or the files cannot be queried.
+pub async fn unit_command(host: &Host, name: &str) -> Result<Option<String>, StateError> {
+    let query = systemctl::command(name);
+    if let Some(output) = answer(host, &query).await? {
+        let output = output.success(query.cmd())?;
+        return Ok(systemctl::parse_command(&output.stdout).map(str::to_owned));
+    }
+    let commands = systemctl::settings(&*host.files, name, "ExecStart")?;
+    Ok(<[String; 1]>::try_from(commands).ok().map(|[one]| one))
 }
 
 impl State {
@@ -55,21 +92,7 @@ impl State {
     }
 
     async fn ask_unit(&self, name: &str) -> Read<Option<UnitState>> {
-        let query = systemctl::show(name);
-        let output = self.host.reader().query(&query).await?;
-        let mut state = match systemctl::parse_show(&output.stdout).filter(|_| output.ok()) {
-            Some(state) => state,
-            None => match without_systemd(&self.host, name, &output).await? {
-                Some(state) => state,
-                None => {
-                    let output = output.success(query.cmd())?;
-                    return Err(StateError::Unexpected {
-                        what: format!("`{}`", query.cmd().line()),
-                        why: format!("no unit state in {:?}", output.stdout),
-                    });
-                }
-            },
-        };
+        let mut state = unit_state(&self.host, name).await?;
         if state.load == "masked" && self.is_emptied(name)? {
             EMPTY.clone_into(&mut state.load);
         }
@@ -95,13 +118,27 @@ impl State {
         Ok(false)
     }
 
-    /// Whether what a unit has started goes on when the unit ends.
+    /// The command that a unit runs; `None` if it has no command, or several.
     ///
     /// # Errors
-    /// When systemd cannot be queried, or does not tell.
+    /// If systemd or the files cannot be queried.
+    pub async fn unit_command(&self, name: &str) -> Read<Option<String>> {
+        unit_command(&self.host, name).await
+    }
+
+    /// Whether the processes that a unit has started continue when the unit stops.
+    ///
+    /// # Errors
+    /// If systemd or the files cannot be queried, or the answer contains no `KillMode`.
     pub async fn spares_children(&self, name: &str) -> Result<bool, StateError> {
         let query = systemctl::kill_mode(name);
-        let output = (self.host.reader().query(&query).await?).success(query.cmd())?;
+        let Some(output) = answer(&self.host, &query).await? else {
+            let modes = systemctl::settings(&*self.host.files, name, "KillMode")?;
+            return Ok(modes
+                .last()
+                .is_some_and(|mode| systemctl::spares_children(mode)));
+        };
+        let output = output.success(query.cmd())?;
         let spares = systemctl::parse_spares_children(&output.stdout);
         spares.ok_or_else(|| StateError::Unexpected {
             what: format!("`{}`", query.cmd().line()),
@@ -143,6 +180,50 @@ mod tests {
         let masked = state.unit("crio.service").await.expect("an answer");
         assert_eq!(masked.expect("a unit").load, "masked");
         assert_eq!(state.unit("other.service").await.expect("an answer"), None);
+    }
+
+    /// In a chroot with `/proc` systemctl exits with 0; without, and in a container, with 1. A tree may also lack it.
+    #[tokio::test]
+    async fn without_systemd_unit_files_answer_every_query() {
+        let refused =
+            "System has not been booted with systemd as init system (PID 1). Can't operate.\n";
+        for answer in [Some(fake::ok("")), Some(fake::failed(1, refused)), None] {
+            let (host, fakes) = fake::host();
+            if let Some(answer) = answer {
+                fakes
+                    .exec
+                    .on("systemctl", move |cmd, _| match &*cmd.args[0] {
+                        "is-enabled" => fake::ok("disabled\n"),
+                        _ => answer.clone(),
+                    });
+            }
+            let unit = "[Service]\nExecStart=/usr/bin/a --user b\nKillMode=process\n";
+            fakes.files.put("/usr/lib/systemd/system/a.service", unit);
+            let state = state(&host, facts());
+            let found = state.unit("a.service").await.expect("an answer");
+            assert!(found.is_some_and(|unit| unit.is_not_booted() && !unit.is_up()));
+            let command = state.unit_command("a.service").await.expect("an answer");
+            assert_eq!(command.as_deref(), Some("/usr/bin/a --user b"));
+            assert!(state.spares_children("a.service").await.expect("an answer"));
+            let other = state.unit_command("other.service").await;
+            assert_eq!(other.expect("an answer"), None);
+            assert!(
+                !state
+                    .spares_children("other.service")
+                    .await
+                    .expect("an answer")
+            );
+        }
+        // A systemd that runs and refuses is an error.
+        let (host, fakes) = fake::host();
+        fakes
+            .exec
+            .on("systemctl", |_, _| fake::failed(1, "Access denied"));
+        fakes.files.put_folder(systemctl::BOOTED, 0o755);
+        let state = state(&host, facts());
+        assert!(state.unit("a.service").await.is_err());
+        assert!(state.unit_command("a.service").await.is_err());
+        assert!(state.spares_children("a.service").await.is_err());
     }
 
     #[tokio::test]

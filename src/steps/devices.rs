@@ -17,7 +17,10 @@ use crate::{
     model::{id::StepId, version::DriverVersion},
     state::State,
     step::{Assessment, Cx, Step, StepError},
-    tools::probe::ProbeLayer,
+    tools::{
+        device_nodes::{self, NodeFault},
+        probe::ProbeLayer,
+    },
 };
 
 /// How long NVML of a healthy machine may be too slow: the first start of many GPUs without
@@ -38,6 +41,8 @@ pub struct DevicesState {
     nvml: Nvml,
     /// Minor numbers of `/dev/nvidiaN`.
     nodes: Vec<u32>,
+    /// An existing node that no program can use.
+    node_fault: Option<NodeFault>,
     /// Where the GPUs were counted, for people.
     place: &'static str,
 }
@@ -65,6 +70,11 @@ impl DevicesState {
         }
         let nodes = nodes(files)?;
         let loaded = state.loaded_driver()?.cloned();
+        // The nodes of another tree are not those of its driver.
+        let node_fault = match state.is_of_this_machine() && loaded.is_some() {
+            true => device_nodes::fault(files)?,
+            false => None,
+        };
         let nvml = if loaded.is_some() && ask_nvml {
             state.nvml().await.clone()
         } else {
@@ -76,6 +86,7 @@ impl DevicesState {
             reserved,
             nvml,
             nodes,
+            node_fault,
             place: "on the bus",
         })
     }
@@ -105,6 +116,7 @@ impl DevicesState {
             reserved: Vec::new(),
             nvml,
             nodes,
+            node_fault: device_nodes::fault(files)?,
             place: "in `/dev`",
         })
     }
@@ -207,6 +219,10 @@ pub fn agree(
                 ));
             }
         }
+    }
+    // It may be why NVML fails.
+    if let Some(NodeFault { why, remedy }) = &state.node_fault {
+        return Err(differ(ProbeLayer::DeviceNodes, why.clone(), remedy));
     }
     let view = match &state.nvml {
         Nvml::Ready(view) => view,
@@ -445,6 +461,7 @@ mod tests {
                 devices: (0..facts.gpus.len() as u32).map(nvml_device).collect(),
             }),
             nodes: (0..facts.gpus.len() as u32).collect(),
+            node_fault: None,
             place: "on the bus",
         }
     }
@@ -495,6 +512,41 @@ mod tests {
             "{}",
             why(&nodes)
         );
+    }
+
+    #[tokio::test]
+    async fn a_directory_in_place_of_a_node_is_the_cause() {
+        let (host, fakes) = fake::host();
+        fakes.gpu.set(good().nvml);
+        let facts = facts();
+        fakes.files.put(
+            "/proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  x\n",
+        );
+        for gpu in &facts.gpus {
+            let link = format!("/sys/bus/pci/devices/{}/driver", gpu.pci_address);
+            fakes
+                .files
+                .put_link(&link, "../../../../bus/pci/drivers/nvidia");
+        }
+        fakes.files.put_device("/dev/nvidia1", 195, 1);
+        fakes.files.put_folder("/dev/nvidia0", 0o755);
+        let of = async |state: crate::state::State| {
+            let state = DevicesState::read(host.reader().files(), &state, true).await;
+            decide(&state.expect("readable"), &desired(), &facts, None)
+        };
+        let Assessment::BlockedNow { why, hint, .. } =
+            of(machine::state(&host, facts.clone())).await
+        else {
+            panic!("must be blocked");
+        };
+        assert_eq!(why, "`/dev/nvidia0` is a directory, not a character device");
+        assert!(hint.contains("rmdir"), "{hint}");
+        fakes.files.take("/dev/nvidia0");
+        fakes.files.put_device("/dev/nvidia0", 195, 0);
+        of(machine::state(&host, facts.clone()))
+            .await
+            .expect_satisfied();
     }
 
     /// NVML may see GPUs that the container was not given.

@@ -5,6 +5,7 @@ use crate::{
     compat::kernels::{Consent, Refused},
     config::desired::{Desired, KernelWish, ModuleWay, PackageWish},
     model::version::KernelVersion,
+    tools::packages::Exclusion,
 };
 
 /// Says which kernel is installed and newer than the one that the boot loader starts.
@@ -73,6 +74,14 @@ pub(super) fn refusal(
         whys.push("there is no way to a driver module".to_owned());
     }
     let why = format!("{}{}", whys.join("; "), unbooted(asked));
+    if !asked.hidden.is_empty() {
+        // Another kernel has no packages that are visible, either.
+        let lines = asked.hidden.join("; ");
+        return (
+            format!("{lines}, so that {why}"),
+            Exclusion::remedy(&asked.hidden),
+        );
+    }
     let commands = desired.packages.manager.backend().commands();
     let own = |kernel: &KernelVersion| commands.install_kernel.replace("KERNEL", kernel.as_str());
     let archive = "the archive keeps such packages only for its newest kernels";

@@ -367,6 +367,22 @@ mod tests {
     }
 
     #[test]
+    fn packages_that_an_administrator_hides_are_the_cause_and_no_kernel_is_advised() {
+        let mut refused = state(&[]);
+        let (_, hint) = decide(&refused, &want()).expect_blocked();
+        assert!(hint.contains("upgrade the kernel"), "{hint}");
+        let line = "`/etc/dnf/dnf.conf`, line 3, says `excludepkgs=kernel*`";
+        refused.asked.hidden = vec![line.to_owned()];
+        let (why, hint) = decide(&refused, &want()).expect_blocked();
+        assert!(
+            why.starts_with(&format!("{line}, so that no repository offers")),
+            "{why}"
+        );
+        assert!(hint.contains("take the packages out of it"), "{hint}");
+        assert!(!hint.contains("upgrade the kernel"), "{hint}");
+    }
+
+    #[test]
     fn an_image_gets_its_kernel_without_a_reboot() {
         let mut image = state(&[NEW]);
         image.asked.question.kernels.image = true;

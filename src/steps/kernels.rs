@@ -45,6 +45,8 @@ pub(super) struct Asked {
     /// Why kernels are not installed for which a module could be compiled, by the matrix.
     pub(super) ruled_out: BTreeSet<String>,
     pub(super) installed: InstalledPackages,
+    /// The lines by which an administrator hides packages that the kernels of the machine need.
+    pub(super) hidden: Vec<String>,
     /// Builds of packages that are each for one kernel.
     pub(super) builds: Builds,
 }
@@ -97,6 +99,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
         left: left(cx, wish, &needed),
         ruled_out: BTreeSet::new(),
         installed: installed.clone(),
+        hidden: hidden(cx, wish, &needed, &installed)?,
         builds: builds.clone(),
     };
     let is_left = asked.left.as_ref().map(|(kernel, _)| kernel.clone());
@@ -178,6 +181,27 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
     asked.builds = builds;
     asked.answer = Some(asked.question.answer());
     Ok(Some(asked))
+}
+
+/// The lines by which an administrator hides packages of the driver or the kernels that are still to be installed: in the
+/// package lists they look like packages that no repository offers.
+fn hidden(
+    cx: &Cx<'_>,
+    wish: &KernelWish,
+    kernels: &[KernelVersion],
+    installed: &InstalledPackages,
+) -> Result<Vec<String>, StepError> {
+    let exclusions = packages::backend(cx).exclusions(cx.host.files())?;
+    let of_ways = (wish.ways.iter()).flat_map(|way| way.common().chain(way.by_kernel()));
+    let templates: Vec<PackageWish> = of_ways.cloned().collect();
+    let names: Vec<String> = (wish.packages(&templates, kernels).into_iter())
+        .map(|wish| wish.name)
+        .filter(|name| !installed.contains_key(name))
+        .collect();
+    Ok((exclusions.iter())
+        .filter(|one| names.iter().any(|name| one.hides(name)))
+        .map(ToString::to_string)
+        .collect())
 }
 
 /// The running kernel, where the matrix or the profile says that it cannot have a module and says nothing

@@ -36,6 +36,9 @@ pub(super) const USERS: &str = "docker.service containerd.service crio.service \
 /// `cmd/nvidia-ctk/system/create-dev-char-symlinks/existing.go`): containers do not get them.
 const WITHOUT_LINKS: [&str; 3] = ["nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink"];
 
+/// The nodes of the module `nvidia-uvm`.
+const UVM: [&str; 2] = ["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
+
 /// See the module.
 pub struct Nodes;
 
@@ -46,6 +49,8 @@ struct NodesState {
     enabled: bool,
     active: bool,
     loaded: bool,
+    /// Nodes that CUDA needs and that do not exist, although their module is loaded.
+    missing: Vec<&'static str>,
     /// The number of device nodes.
     nodes: usize,
     /// Those without a link.
@@ -119,7 +124,19 @@ async fn detect(cx: &Cx<'_>) -> Result<NodesState, StepError> {
         }
     }
     state.without.sort();
-    if state.loaded && !state.without.is_empty() {
+    // The kernel makes no node for this module. A container runtime can pass on only existing nodes, so CUDA fails in
+    // containers although NVML works. A tree without nodes says nothing about them.
+    let names = files.list("/dev".into())?;
+    let has = |path: &str| {
+        names
+            .iter()
+            .any(|name| path.strip_prefix("/dev/") == Some(name))
+    };
+    let modules = cx.state.loaded_modules()?;
+    if has("/dev/nvidiactl") && modules.iter().any(|module| module == "nvidia_uvm") {
+        state.missing = UVM.into_iter().filter(|path| !has(path)).collect();
+    }
+    if state.loaded && !(state.without.is_empty() && state.missing.is_empty()) {
         let unit: Option<UnitState> = cx.state.unit(UNIT).await?;
         state.active = unit.is_some_and(|unit| unit.is_active());
     }
@@ -164,13 +181,18 @@ fn decide(state: &NodesState, desired: &Desired, facts: &Facts) -> Assessment {
     if desired.image || !state.loaded {
         return Assessment::satisfied(format!("`{UNIT}` makes them at boot"));
     }
-    if let Some(first) = state.without.first() {
+    let why = match (&state.missing[..], &state.without[..]) {
+        ([], []) => None,
+        ([first, ..], _) => Some(format!("`{first}` is missing, which CUDA needs")),
+        ([], [first, ..]) => Some(format!(
+            "{} of {} device nodes have no link below `/dev/char`, for example `{first}`",
+            state.without.len(),
+            state.nodes
+        )),
+    };
+    if let Some(why) = why {
         return Assessment::needs(
-            format!(
-                "{} of {} device nodes have no link below `/dev/char`, for example `{first}`",
-                state.without.len(),
-                state.nodes
-            ),
+            why,
             vec![if state.active {
                 Change::RestartUnit {
                     unit: UNIT.to_owned(),
@@ -210,11 +232,12 @@ impl Step for Nodes {
 
 #[cfg(test)]
 mod tests {
-    use super::{Nodes, NodesState, UNIT, decide, rule, unit};
+    use super::{Nodes, NodesState, RULE_PATH, UNIT, UNIT_PATH, UVM, decide, rule, unit};
     use crate::{
         change::Change,
+        host::fake,
         step::Step,
-        steps::fixtures::{desired, facts},
+        steps::fixtures::{cx, desired, facts, state},
     };
 
     fn made() -> NodesState {
@@ -224,6 +247,7 @@ mod tests {
             enabled: true,
             active: true,
             loaded: true,
+            missing: Vec::new(),
             nodes: 4,
             without: Vec::new(),
         }
@@ -252,6 +276,48 @@ mod tests {
             &changes[..],
             [Change::EnableUnit { start: true, .. }]
         ));
+    }
+
+    #[tokio::test]
+    async fn a_missing_node_of_a_loaded_module_is_made_by_the_unit() {
+        let (host, fakes) = fake::host();
+        fakes.exec.on("systemctl", |_, _| {
+            fake::ok("LoadState=loaded\nActiveState=active\nUnitFileState=enabled\n")
+        });
+        let files = &fakes.files;
+        files.put(UNIT_PATH, unit());
+        files.put(RULE_PATH, rule());
+        files.put_link(
+            "/etc/systemd/system/multi-user.target.wants/gpu-bootstrap-devices.service",
+            UNIT_PATH,
+        );
+        files.put(
+            "/proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  x\n",
+        );
+        let assess = async || {
+            let (facts, want) = (facts(), desired());
+            let state = state(&host, facts.clone());
+            let cx = cx(&host, &facts, &state, &want);
+            Nodes.assess(&cx).await.expect("readable")
+        };
+        files.put_device("/dev/nvidiactl", 195, 255);
+        files.put_link("/dev/char/195:255", "/dev/nvidiactl");
+        // Without the module, `driver.module` reports it.
+        files.put("/proc/modules", "nvidia 1 0 - Live 0x0\n");
+        assess().await.expect_satisfied();
+        files.put(
+            "/proc/modules",
+            "nvidia_uvm 1 0 - Live 0x0\nnvidia 1 1 nvidia_uvm, Live 0x0\n",
+        );
+        let (why, changes) = assess().await.expect_needs();
+        assert_eq!(why, "`/dev/nvidia-uvm` is missing, which CUDA needs");
+        assert!(matches!(&changes[..], [Change::RestartUnit { .. }]));
+        for (minor, path) in (0..).zip(UVM) {
+            files.put_device(path, 511, minor);
+            files.put_link(&format!("/dev/char/511:{minor}"), path);
+        }
+        assess().await.expect_satisfied();
     }
 
     #[test]

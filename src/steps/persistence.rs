@@ -13,10 +13,7 @@ use crate::{
     host::Nvml,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
-    tools::{
-        packages::HEADER,
-        systemctl::{self, UnitState},
-    },
+    tools::{packages::HEADER, systemctl::UnitState},
 };
 
 /// See the module.
@@ -29,7 +26,7 @@ const OFF: &str = "--no-persistence-mode";
 #[derive(Debug, Clone, Default)]
 struct PersistenceState {
     unit: Option<UnitState>,
-    /// What the unit runs, where systemd tells it.
+    /// The command of the unit.
     command: Option<String>,
     /// Indices of GPUs whose persistence mode is off, by NVML; `None` where it does not answer.
     off: Option<Vec<u32>>,
@@ -38,11 +35,7 @@ struct PersistenceState {
 async fn detect(cx: &Cx<'_>, wish: &Persistence) -> Result<PersistenceState, StepError> {
     let unit = cx.state.unit(&wish.unit).await?;
     let command = match &unit {
-        Some(_) => {
-            let query = systemctl::command(&wish.unit);
-            let output = cx.host.query(&query).await?.success(query.cmd())?;
-            systemctl::parse_command(&output.stdout).map(str::to_owned)
-        }
+        Some(_) => cx.state.unit_command(&wish.unit).await?,
         None => None,
     };
     let mut off = None;
@@ -166,10 +159,12 @@ impl Step for PersistenceDaemon {
 
 #[cfg(test)]
 mod tests {
-    use super::{PersistenceState, decide};
+    use super::{PersistenceDaemon, PersistenceState, decide, detect};
     use crate::{
         change::Change,
-        steps::fixtures::{desired, facts, unit},
+        host::fake,
+        step::Step,
+        steps::fixtures::{self, cx, desired, facts, unit},
     };
 
     fn state(file: &str, active: &str, off: &[u32]) -> PersistenceState {
@@ -192,6 +187,36 @@ mod tests {
         );
         want.image = true;
         decide(&PersistenceState::default(), &want, &facts, false).expect_awaiting_boot();
+    }
+
+    /// As in a container that builds an image: the package is installed, and systemctl refuses to work.
+    #[tokio::test]
+    async fn an_image_without_systemd_awaits_its_first_boot() {
+        let (host, fakes) = fake::host();
+        fakes.exec.on("systemctl", |cmd, _| match &*cmd.args[0] {
+            "is-enabled" => fake::ok("enabled\n"),
+            _ => fake::failed(
+                1,
+                "System has not been booted with systemd as init system (PID 1).\n",
+            ),
+        });
+        fakes.files.put(
+            "/usr/lib/systemd/system/nvidia-persistenced.service",
+            "[Service]\nExecStart=/usr/bin/nvidia-persistenced --user nvpd\n",
+        );
+        let (mut want, facts) = (desired(), facts());
+        want.image = true;
+        let state = fixtures::state(&host, facts.clone());
+        let cx = cx(&host, &facts, &state, &want);
+        let wish = want.persistence.as_ref().expect("a daemon");
+        let found = detect(&cx, wish).await.expect("readable");
+        let command = found.command.as_deref();
+        assert_eq!(command, Some("/usr/bin/nvidia-persistenced --user nvpd"));
+        PersistenceDaemon
+            .assess(&cx)
+            .await
+            .expect("readable")
+            .expect_awaiting_boot();
     }
 
     #[test]

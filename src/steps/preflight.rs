@@ -17,8 +17,12 @@ use crate::{
     change::{Change, Lock},
     config::desired::{Desired, PackageWish, Purpose},
     facts::Facts,
-    host::files::Room,
+    host::{
+        files::{Limit, Room},
+        view,
+    },
     model::{id::StepId, text::bytes},
+    state::view::Sandbox,
     step::{Assessment, Cx, Step, StepError},
     tools::mounts,
 };
@@ -48,6 +52,8 @@ struct PreflightState {
     boot: Room,
     /// Those of [`WRITTEN`] that are mounted read-only.
     read_only: Vec<&'static str>,
+    /// This process does not see the machine as it is.
+    sandbox: Option<Sandbox>,
     /// Further filesystems on which packages are put, by their mount points.
     others: Vec<(String, Room)>,
     /// Packages are still to come, or it was not asked because there is room for them.
@@ -76,14 +82,16 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
         .collect();
     let mut read_only = Vec::new();
     for path in WRITTEN {
-        if files.room(Utf8Path::new(path))?.read_only {
-            read_only.push(path);
+        let path = Utf8Path::new(path);
+        if files.room(path)?.read_only && !view::is_read_only_here(files, path)? {
+            read_only.push(path.as_str());
         }
     }
     let mut state = PreflightState {
         root,
         boot,
         read_only,
+        sandbox: cx.state.sandbox().await?,
         others,
         to_come: true,
         here: 0,
@@ -114,9 +122,22 @@ fn least(most: u64) -> u64 {
     most / LEAST_PART
 }
 
+/// A filesystem without space or inodes for packages.
+struct Shortage {
+    why: String,
+    /// `None` if more free space helps.
+    remedy: Option<String>,
+}
+
+impl Shortage {
+    fn of_space(why: String) -> Self {
+        Self { why, remedy: None }
+    }
+}
+
 /// The filesystems that lack space for packages, for people. How much goes where is known only when the
 /// package manager has simulated it; then the exact sizes are compared.
-fn short(state: &PreflightState, desired: &Desired) -> Vec<String> {
+fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
     let want = &desired.preflight;
     // The bound is for all that comes. What has come of it, before a run was cut off, needs no
     // more room; what is left keeps some for unpacking and building.
@@ -133,13 +154,28 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<String> {
     let boot = [(BOOT, state.boot, want.min_free_boot_bytes)];
     for (path, room, least) in rooms.chain(others).chain(boot) {
         if room.free < least {
-            short.push(format!(
+            short.push(Shortage::of_space(format!(
                 "`{path}` has {} free, {} are wanted",
                 bytes(room.free),
                 bytes(least)
-            ));
+            )));
         }
     }
+    let all = [(ROOT, state.root)].into_iter();
+    let all = all.chain(
+        state
+            .others
+            .iter()
+            .map(|(mount, room)| (mount.as_str(), *room)),
+    );
+    short.extend(
+        (all.filter(|(_, room)| room.lacks_inodes() && !room.read_only)).map(|(mount, room)| {
+            Shortage {
+                why: format!("`{mount}` has no inodes for the files of packages"),
+                remedy: Some(Limit::Inodes.remedy(mount.into(), &room)),
+            }
+        }),
+    );
     let together = (state.others.iter()).fold(state.root.free, |sum, (_, room)| {
         sum.saturating_add(room.free)
     });
@@ -148,12 +184,12 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<String> {
         let names: Vec<String> = ([ROOT].into_iter().chain(mounts))
             .map(|mount| format!("`{mount}`"))
             .collect();
-        short.push(format!(
+        short.push(Shortage::of_space(format!(
             "{} together have {} free, {} are wanted",
             names.join(", "),
             bytes(together),
             bytes(left)
-        ));
+        )));
     }
     short
 }
@@ -228,13 +264,24 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
             passes: false,
         });
     }
+    // An image is built without devices, also in a mount namespace of its builder.
+    let concerns = |sandbox: &&Sandbox| !desired.image || !sandbox.view.read_only.is_empty();
+    if let Some(sandbox) = state.sandbox.as_ref().filter(concerns) {
+        found.push(Obstacle {
+            why: sandbox.to_string(),
+            hint: sandbox.remedy(),
+            passes: false,
+        });
+    }
     let clean = desired.packages.manager.backend().commands().clean;
     found.extend(
-        (short(state, desired).into_iter().filter(|_| state.to_come)).map(|why| Obstacle {
-            why,
-            hint: format!(
-                "free some room (old kernels, package cache: `{clean}`) or enlarge the disk"
-            ),
+        (short(state, desired).into_iter().filter(|_| state.to_come)).map(|shortage| Obstacle {
+            why: shortage.why,
+            hint: shortage.remedy.unwrap_or_else(|| {
+                format!(
+                    "free some room (old kernels, package cache: `{clean}`) or enlarge the disk"
+                )
+            }),
             passes: false,
         }),
     );
@@ -304,7 +351,12 @@ mod tests {
     use crate::{
         change::Change,
         config::desired::Desired,
-        host::{fake, files::Room},
+        host::{
+            fake,
+            files::{Inodes, Room},
+            view::PrivateView,
+        },
+        state::view::Sandbox,
         step::Assessment,
         steps::{
             fixtures::{desired, facts},
@@ -320,6 +372,7 @@ mod tests {
             total: 100 * GIB,
             free,
             read_only: false,
+            inodes: None,
         }
     }
 
@@ -328,6 +381,7 @@ mod tests {
             root: room(50 * GIB),
             boot: room(GIB),
             read_only: vec![],
+            sandbox: None,
             others: vec![],
             to_come: true,
             here: 0,
@@ -377,6 +431,55 @@ mod tests {
         );
         assert!(why.contains("the clock says 2023-11-14"), "{why}");
         assert!(hint.contains("timedatectl"), "{hint}");
+    }
+
+    #[test]
+    fn the_unit_of_this_process_is_the_cause_and_not_the_machine() {
+        let mut private = state();
+        private.sandbox = Some(Sandbox {
+            view: PrivateView {
+                unit: Some("setup.service".into()),
+                read_only: vec!["/run", "/etc"],
+                devices: true,
+            },
+            settings: vec!["ProtectSystem=strict".into(), "PrivateDevices=yes".into()],
+        });
+        let (why, hint) = blocked(&private);
+        assert_eq!(
+            why,
+            "`setup.service` sees `/run`, `/etc` read-only and another `/dev`, unlike the machine, because of \
+             `ProtectSystem=strict`, `PrivateDevices=yes`"
+        );
+        assert!(hint.contains("`systemctl edit setup.service`"), "{hint}");
+        // The builder of an image has no devices.
+        let sandbox = private.sandbox.as_mut().expect("a sandbox");
+        sandbox.view.read_only.clear();
+        let mut want = desired();
+        want.image = true;
+        decide(&private, &want, &facts()).expect_satisfied();
+        decide(&private, &desired(), &facts()).expect_blocked();
+    }
+
+    #[test]
+    fn a_filesystem_without_inodes_is_not_blamed_for_its_space() {
+        let mut used_up = state();
+        let inodes = Some(Inodes {
+            total: 65_536,
+            free: 3,
+        });
+        used_up.others = vec![(
+            "/usr".into(),
+            Room {
+                inodes,
+                ..room(50 * GIB)
+            },
+        )];
+        let (why, hint) = blocked(&used_up);
+        assert_eq!(why, "`/usr` has no inodes for the files of packages");
+        assert!(hint.contains("3 free inodes of 65536"), "{hint}");
+        assert!(!hint.contains("enlarge the disk"), "{hint}");
+        used_up.to_come = false;
+        decide(&used_up, &desired(), &facts()).expect_satisfied();
     }
 
     #[test]

@@ -151,6 +151,7 @@ fn commands(value: &str) -> Vec<Cmd> {
         systemctl::once(value),
         systemctl::command(value),
         systemctl::kill_mode(value),
+        systemctl::sandbox(value),
         systemctl::needs_reload(value),
         systemctl::is_system_running(),
         systemctl::last_words(value),

@@ -6,6 +6,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use serde_json::{Value, json};
 
+use super::systemctl;
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles},
     model::document::{Document, Setting},
@@ -119,7 +120,7 @@ pub fn other_config(
     unit: &str,
     usual: &str,
 ) -> Result<Option<OtherConfig>, FilesError> {
-    let mut paths = unit_files(files, unit)?;
+    let mut paths = systemctl::files_of(files, unit)?;
     paths.extend(OPTIONS.map(Utf8PathBuf::from));
     let mut found = None;
     for path in paths {
@@ -194,7 +195,7 @@ pub fn unit_flags(files: &dyn ReadFiles, unit: &str) -> Result<Vec<UnitFlag>, Fi
             environment.insert(key.trim().to_owned(), value.to_owned());
         }
     };
-    for path in unit_files(files, unit)? {
+    for path in systemctl::files_of(files, unit)? {
         let text = files.read(&path)?.unwrap_or_default();
         // A backslash at its end continues a line, systemd.syntax(7).
         let text = String::from_utf8_lossy(&text).replace("\\\n", " ");
@@ -422,37 +423,6 @@ fn config_in(line: &str) -> Option<&str> {
         .trim_start_matches(['"', '\'']);
     let end = value.find(|c: char| c.is_whitespace() || "\"'".contains(c));
     Some(&value[..end.unwrap_or(value.len())])
-}
-
-/// The file of a unit and its drop-ins, in the order in which systemd reads them, systemd.unit(5).
-fn unit_files(files: &dyn ReadFiles, unit: &str) -> Result<Vec<Utf8PathBuf>, FilesError> {
-    const FOLDERS: [&str; 5] = [
-        "/etc/systemd/system",
-        "/run/systemd/system",
-        "/usr/local/lib/systemd/system",
-        "/usr/lib/systemd/system",
-        "/lib/systemd/system",
-    ];
-    let mut paths = Vec::new();
-    for folder in FOLDERS {
-        let path = Utf8Path::new(folder).join(unit);
-        if files.exists(&path)? {
-            paths.push(path);
-            break;
-        }
-    }
-    let mut drop_ins = BTreeMap::new();
-    for folder in FOLDERS {
-        let folder = Utf8Path::new(folder).join(format!("{unit}.d"));
-        for name in files.list(&folder)? {
-            if name.ends_with(".conf") {
-                let path = folder.join(&name);
-                drop_ins.entry(name).or_insert(path);
-            }
-        }
-    }
-    paths.extend(drop_ins.into_values());
-    Ok(paths)
 }
 
 /// Major and minor number of a version such as `26.1.5+dfsg1`.

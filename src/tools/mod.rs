@@ -12,6 +12,7 @@ pub mod crictl;
 pub mod crio;
 pub mod ctr;
 pub mod cuda;
+pub mod device_nodes;
 pub mod dkms;
 pub mod docker;
 pub mod efi;

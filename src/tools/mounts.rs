@@ -219,6 +219,7 @@ mod tests {
             total: 10,
             free: 1,
             read_only: false,
+            inodes: None,
         };
         files.mount("/var", small);
         let found = of(&files, &paths).unwrap();

@@ -61,7 +61,7 @@ pub fn parse_swaps(text: &str) -> Vec<String> {
 pub fn without_swap(fstab: &str) -> Option<String> {
     let mut found = false;
     let mut text = String::new();
-    for line in fstab.lines() {
+    for line in fstab.split_inclusive('\n') {
         let mut fields = line.split_whitespace();
         let is_comment = fields.next().is_none_or(|first| first.starts_with('#'));
         if !is_comment && fields.nth(1) == Some("swap") {
@@ -69,7 +69,6 @@ pub fn without_swap(fstab: &str) -> Option<String> {
             text.push_str("# turned off by gpu-bootstrap: ");
         }
         text.push_str(line);
-        text.push('\n');
     }
     found.then_some(text)
 }
@@ -89,6 +88,9 @@ mod tests {
             )
         );
         assert_eq!(without_swap("UUID=a / ext4\n# /swap none swap\n\n"), None);
+        let styled = "UUID=a / ext4\r\n/swap.img none swap";
+        let expected = "UUID=a / ext4\r\n# turned off by gpu-bootstrap: /swap.img none swap";
+        assert_eq!(without_swap(styled).as_deref(), Some(expected));
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! `systemctl`: the state of units, and what changes it.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::fabric;
-use crate::host::{Cmd, Query};
+use crate::host::{Cmd, FilesError, Query, ReadFiles};
 
 /// How long starting or stopping a unit may take: above systemd's own default of 90 s, so that
 /// its own verdict arrives first.
@@ -24,6 +24,63 @@ pub const FOLDERS: [&str; 4] = [
 
 /// Where packages have their units. Source: systemd.unit(5); `/lib` may be another folder than `/usr/lib`.
 pub const OF_PACKAGES: [&str; 2] = ["/usr/lib/systemd/system", "/lib/systemd/system"];
+
+/// The file of a unit and its drop-ins, in the order in which systemd reads them, systemd.unit(5).
+///
+/// # Errors
+/// If a directory cannot be listed.
+pub fn files_of(files: &dyn ReadFiles, unit: &str) -> Result<Vec<Utf8PathBuf>, FilesError> {
+    let [etc, vendor @ ..] = FOLDERS;
+    let folders = [&[etc, "/run/systemd/system"], &vendor[..]].concat();
+    let mut paths = Vec::new();
+    for folder in &folders {
+        let path = Utf8Path::new(folder).join(unit);
+        if files.exists(&path)? {
+            paths.push(path);
+            break;
+        }
+    }
+    let mut drop_ins = BTreeMap::new();
+    for folder in &folders {
+        let folder = Utf8Path::new(folder).join(format!("{unit}.d"));
+        for name in files.list(&folder)? {
+            if name.ends_with(".conf") {
+                let path = folder.join(&name);
+                drop_ins.entry(name).or_insert(path);
+            }
+        }
+    }
+    paths.extend(drop_ins.into_values());
+    Ok(paths)
+}
+
+/// The values of a setting in the files of a unit, which systemd will read at the next boot. An empty value resets the
+/// list, systemd.syntax(7).
+///
+/// # Errors
+/// If an existing file cannot be read.
+pub fn settings(files: &dyn ReadFiles, unit: &str, key: &str) -> Result<Vec<String>, FilesError> {
+    let mut values = Vec::new();
+    for path in files_of(files, unit)? {
+        let text = files.read_lossy(&path)?.unwrap_or_default();
+        // A backslash at the end of a line continues it.
+        let text = text.replace("\\\n", " ");
+        for line in text
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.starts_with(['#', ';']))
+        {
+            match line.split_once('=') {
+                Some((name, value)) if name.trim() == key && value.trim().is_empty() => {
+                    values.clear();
+                }
+                Some((name, value)) if name.trim() == key => values.push(value.trim().to_owned()),
+                _ => {}
+            }
+        }
+    }
+    Ok(values)
+}
 
 /// Where an administrator has a unit of this name.
 #[must_use]
@@ -242,6 +299,25 @@ pub fn parse_command(text: &str) -> Option<&str> {
     Some(rest.split_once(" ; ignore_errors=")?.0)
 }
 
+/// The settings by which a unit sees other files than the machine, systemd.exec(5).
+const SANDBOX: &str = "--property=ProtectSystem,PrivateDevices,ReadOnlyPaths,InaccessiblePaths,TemporaryFileSystem,\
+                       ProtectKernelModules,RootDirectory,RootImage";
+
+/// Queries them.
+#[must_use]
+pub fn sandbox(unit: &str) -> Query {
+    Query::new("systemctl", ["show", SANDBOX, "--", unit])
+}
+
+/// Reads the answer to [`sandbox`]: the settings that differ from their defaults.
+#[must_use]
+pub fn parse_sandbox(text: &str) -> Vec<&str> {
+    let is_set = |line: &&str| {
+        (line.split_once('=')).is_some_and(|(_, value)| !matches!(value.trim(), "" | "no"))
+    };
+    text.lines().map(str::trim).filter(is_set).collect()
+}
+
 /// Asks what ends with a unit.
 #[must_use]
 pub fn kill_mode(unit: &str) -> Query {
@@ -252,7 +328,13 @@ pub fn kill_mode(unit: &str) -> Query {
 #[must_use]
 pub fn parse_spares_children(text: &str) -> Option<bool> {
     let mode = (text.lines()).find_map(|line| line.strip_prefix("KillMode="))?;
-    Some(mode == "process")
+    Some(spares_children(mode))
+}
+
+/// The same of the value of `KillMode`.
+#[must_use]
+pub fn spares_children(kill_mode: &str) -> bool {
+    kill_mode == "process"
 }
 
 /// Where an administrator, and this program, add drop-ins to a unit.
@@ -347,9 +429,45 @@ mod tests {
     use std::time::Duration;
 
     use super::{
-        Once, drop_in_folder, parse_command, parse_needs_reload, parse_once, parse_show,
-        parse_spares_children,
+        Once, drop_in_folder, parse_command, parse_needs_reload, parse_once, parse_sandbox,
+        parse_show, parse_spares_children, settings,
     };
+    use crate::host::fake::FakeFiles;
+
+    #[test]
+    fn settings_are_read_from_the_unit_file_and_its_drop_ins() {
+        let files = FakeFiles::new();
+        let own =
+            "[Service]\n# ExecStart=/no\nExecStart=/usr/bin/d \\\n  -H fd://\nKillMode=process\n";
+        files.put("/usr/lib/systemd/system/d.service", own);
+        let read = |key| settings(&files, "d.service", key).expect("readable");
+        assert_eq!(read("ExecStart"), ["/usr/bin/d    -H fd://"]);
+        assert_eq!(read("KillMode"), ["process"]);
+        // The drop-in of an administrator replaces that of the vendor with the same name.
+        let (etc, usr) = ["/etc", "/usr/lib"]
+            .map(|folder| format!("{folder}/systemd/system/d.service.d/10.conf"))
+            .into();
+        files.put(&usr, "[Service]\nExecStart=\nExecStart=/vendor\n");
+        assert_eq!(read("ExecStart"), ["/vendor"]);
+        files.put(&etc, "[Service]\nExecStart=\nExecStart=/a\nExecStart=/b\n");
+        assert_eq!(read("ExecStart"), ["/a", "/b"]);
+        assert!(
+            settings(&files, "other.service", "ExecStart")
+                .expect("readable")
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn the_sandbox_of_a_unit_is_what_differs_from_the_defaults() {
+        let text =
+            "ProtectSystem=strict\nPrivateDevices=yes\nReadOnlyPaths=\nProtectKernelModules=no\n";
+        assert_eq!(
+            parse_sandbox(text),
+            ["ProtectSystem=strict", "PrivateDevices=yes"]
+        );
+        assert!(parse_sandbox("ProtectSystem=no\n").is_empty());
+    }
 
     #[test]
     fn what_ends_with_a_unit() {

@@ -93,12 +93,14 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
         total: 100 * GIB,
         free,
         read_only: about.read_only.iter().any(|only| only == path),
+        inodes: None,
     };
     // Written before any mount becomes read-only.
     let writable = |free| Room {
         total: 100 * GIB,
         free,
         read_only: false,
+        inodes: None,
     };
     files.mount("/", writable(about.root_free_gib * GIB));
     for (path, content) in &about.files {

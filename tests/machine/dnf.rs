@@ -243,9 +243,10 @@ fn offers_to(files: &FakeFiles, name: &str, line: &Line) -> Vec<(String, String)
 
 fn is_excluded(files: &FakeFiles, name: &str) -> bool {
     let main = text(files, "/etc/dnf/dnf.conf").unwrap_or_default();
-    let mut lines = main
-        .lines()
-        .filter_map(|line| line.strip_prefix("exclude="));
+    let mut lines = main.lines().filter_map(|line| {
+        line.strip_prefix("exclude=")
+            .or_else(|| line.strip_prefix("excludepkgs="))
+    });
     lines.any(|line| {
         line.split_whitespace()
             .any(|one| pattern::matches(one, name))

@@ -8,6 +8,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use camino::Utf8Path;
 use serde::{Deserialize, Serialize};
 
 use super::{inventory::held, not_verified};
@@ -229,8 +230,20 @@ impl Applier {
             Mark::Hold => list.with(&text, &packages, &self.holds.names()),
             _ => list.without(&text, &list.entries(&packages)),
         };
-        files.write(list.path(), text.as_bytes(), 0o644)?;
-        self.restore_labels(&[list.path()], sink).await
+        self.write_hold_list(list.path(), &text, sink).await
+    }
+
+    /// Writes the list of holds. A list of an administrator keeps its mode and owner, and remains a symlink.
+    async fn write_hold_list(
+        &self,
+        path: &Utf8Path,
+        text: &str,
+        sink: &dyn Sink,
+    ) -> Result<(), Problem> {
+        let (files, path) = (&self.host.files, self.target_of(path)?);
+        let mode = files.stat(&path)?.map_or(0o644, |stat| stat.mode);
+        files.write(&path, text.as_bytes(), mode)?;
+        self.restore_labels(&[&path], sink).await
     }
 
     /// Releases the holds of a change.
@@ -271,8 +284,7 @@ impl Applier {
         self.exclusively(sink, async {
             let text = files.read_text(list.path())?.unwrap_or_default();
             let kept = list.without(&text, entries);
-            files.write(list.path(), kept.as_bytes(), 0o644)?;
-            self.restore_labels(&[list.path()], sink).await
+            self.write_hold_list(list.path(), &kept, sink).await
         })
         .await?;
         Ok(Reverted::done(format!("released {} holds", entries.len())))

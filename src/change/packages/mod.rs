@@ -226,7 +226,7 @@ impl Applier {
         let source = output.failure(query.cmd());
         // Unmet dependencies are listed on standard output. An error of this diagnosis is appended
         // to it, so that it does not hide the first error.
-        let fault = self.backend.fault(&said);
+        let fault = self.fault_in(&said);
         let stdout = without_secrets(&output.stdout);
         let diagnosis = match fault {
             Fault::SignedBy => self.contradictions(),

@@ -211,7 +211,9 @@ impl Applier {
                 || "the package manager's own command".to_owned(),
                 |command| format!("`{command}`"),
             );
-            return Err(Problem::blocked(
+            let name = (database.iter().find(is_it))
+                .map_or_else(|| package.clone(), |one| one.name.clone());
+            let error = Problem::blocked(
                 Fault::NotFound.reason(),
                 format!(
                     "complete the interrupted transaction: no repository offers `{package}` any more, \
@@ -222,7 +224,8 @@ impl Applier {
                 "nothing was changed; bring this package to a version that is offered with \
                  {with}, and run `gpu-bootstrap install` again: it completes the other packages, \
                  which are recorded"
-            )));
+            ));
+            return Err(self.name_exclusions(error.of(Class::NoVersion(name)), &[]));
         }
         // An old version that goes is one of the half installed packages, or was left beside the same
         // version by a repair that was interrupted, too.

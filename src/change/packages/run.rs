@@ -13,7 +13,7 @@ use crate::{
     model::secret::{without_logins, without_secret_lines},
     tools::{
         dkms,
-        packages::{Action, Fault, Impact, SourceFailure},
+        packages::{Action, Exclusion, Fault, Impact, SourceFailure},
     },
 };
 
@@ -295,12 +295,20 @@ impl Applier {
 
     /// The error of a command, with its class and the text that a user needs.
     fn failed(&self, what: &str, source: ExecError, words: &str) -> Problem {
-        let fault = self.backend.fault(words);
+        let fault = self.fault_in(words);
         let attachment = self.attachment(fault, words);
         Problem {
             hint: self.hint_about(fault, words),
             words: attachment.filter(|text| !already_contains(&source, text)),
             ..failure(fault, what, source)
+        }
+    }
+
+    /// The class of a failure by the output. A filesystem without inodes gives the error number of a full one.
+    pub(super) fn fault_in(&self, words: &str) -> Fault {
+        match self.backend.fault(words) {
+            Fault::NoSpace if !self.without_inodes().is_empty() => Fault::Inodes,
+            fault => fault,
         }
     }
 
@@ -313,6 +321,10 @@ impl Applier {
         let hint = fault.hint_for(self.backend.name()).map(str::to_owned);
         let files = &*self.host.files;
         let found = match fault {
+            Fault::Inodes => {
+                let remedies = self.without_inodes();
+                return Some(remedies.join("; ")).filter(|text| !text.is_empty()).or(hint);
+            }
             Fault::Network => self.backend.proxies(files).map(|lines| {
                 (lines.into_iter())
                     .map(|line| format!("{line}, which counts before `packages.proxy`: correct or remove it, if that proxy does not work"))
@@ -365,10 +377,7 @@ impl Applier {
             .map(ToString::to_string)
             .collect();
         if !lines.is_empty() {
-            error.hint = Some(format!(
-                "{}: if nobody needs this, take the packages out of it, and run the command again",
-                lines.join("; ")
-            ));
+            error.hint = Some(Exclusion::remedy(&lines));
         }
         error
     }

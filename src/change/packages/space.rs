@@ -3,6 +3,7 @@
 
 use crate::{
     change::{Applier, Problem},
+    host::files::Limit,
     model::text::bytes,
     tools::{
         mounts,
@@ -12,6 +13,9 @@ use crate::{
 
 /// Where nearly all files of packages are: libraries, programs, and (as `/lib` is a link) modules.
 const FILES: &str = "/usr";
+
+/// Where kernels and their initramfs are.
+const BOOT: &str = "/boot";
 
 /// Where a package manager keeps its database, and downloads if it names no folder for them.
 const STATE: &str = "/var";
@@ -29,6 +33,19 @@ impl Applier {
             .ask("estimate the size of the package transaction", &query)
             .await?;
         Ok(Some(self.backend.parse_estimate(&answer)))
+    }
+
+    /// The remedies for the filesystems of packages that have no inodes for further files.
+    pub(super) fn without_inodes(&self) -> Vec<String> {
+        let downloads = self.backend.downloads().map_or(STATE, |path| path.as_str());
+        let found = mounts::of(&*self.host.files, &[FILES, STATE, BOOT, downloads]);
+        let found = found.unwrap_or_else(|second| {
+            tracing::debug!(%second, "the filesystems of packages cannot be read");
+            Vec::new()
+        });
+        (found.iter().filter(|one| one.room.lacks_inodes()))
+            .map(|one| Limit::Inodes.remedy(&one.mount, &one.room))
+            .collect()
     }
 
     /// Refuses a transaction that does not fit on the filesystems, before it changes anything. `simulated` is the answer to a

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     change::{Change, Reverted, Undo, Verbs},
     error::Report,
-    host::{Cmd, ReadFiles, exec::Status},
+    host::{Cmd, ReadFiles, exec::Status, fake::diff},
     model::secret::Secret,
 };
 
@@ -162,6 +162,44 @@ async fn the_undo_of_a_hold_removes_exactly_the_entries_that_it_added() {
     assert_eq!(files.text(LIST), "docker.io-0:28.5.2.*\n");
     let reverted = machine.revert(&undo).await;
     assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
+}
+
+/// Also a list that is a link into a directory of the site's configuration.
+#[tokio::test]
+async fn the_list_of_an_administrator_keeps_mode_owner_and_last_line() {
+    const LIST: &str = "/etc/dnf/plugins/versionlock.list";
+    for (theirs, path) in rows! {
+        "# site\nbash-0:5.1.8-9.el9.*", LIST;
+        "# site\r\nbash-0:5.1.8-9.el9.*\r\n", LIST;
+        "# site\r\nbash-0:5.1.8-9.el9.*", "/etc/site/versionlock.list";
+        "bash-0:5.1.8-9.el9.*\n\n", LIST;
+    } {
+        let (machine, _) = docker(Kind::Dnf);
+        let files = &machine.fakes.files;
+        machine.apply(&install(&["docker.io"])).await.unwrap();
+        files.take(LIST);
+        files.put_mode(path, theirs, 0o640);
+        files.own(path, 7, 8);
+        if path != LIST {
+            files.put_link(LIST, path);
+        }
+        let before = machine.snapshot();
+        let patterns = vec!["docker*".into()];
+        let undo = machine
+            .apply(&Change::HoldPackages { patterns })
+            .await
+            .unwrap();
+        let held = files.text(LIST);
+        assert!(
+            held.starts_with(theirs) && held.contains("\ndocker.io-0:20.10.24.*"),
+            "{held}"
+        );
+        let stat = files.stat(path.into()).unwrap().unwrap();
+        assert_eq!((stat.mode, stat.uid, stat.gid), (0o640, 7, 8));
+        machine.revert(&undo).await;
+        let left = diff(&before, &machine.snapshot());
+        assert!(left.is_empty(), "{left:#?}");
+    }
 }
 
 #[tokio::test]

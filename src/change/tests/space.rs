@@ -20,6 +20,7 @@ fn room(free: u64) -> Room {
         total: 100 * GB,
         free,
         read_only: false,
+        inodes: None,
     }
 }
 

@@ -44,7 +44,7 @@ async fn without_systemd_a_unit_is_enabled_and_not_started() {
             _ => "",
         })
     });
-    machine.apply(&enable("x.service")).await.unwrap();
+    let undo = machine.apply(&enable("x.service")).await.unwrap();
     machine
         .apply(&Change::RestartUnit {
             unit: "x.service".into(),
@@ -63,6 +63,20 @@ async fn without_systemd_a_unit_is_enabled_and_not_started() {
             .text()
             .contains("starts when the machine boots")
     );
+    // The undo needs systemctl for files only, too.
+    machine
+        .fakes
+        .exec
+        .on("systemctl", |cmd, _| match &*cmd.args[0] {
+            "is-enabled" => ok("enabled\n"),
+            "disable" => ok(""),
+            verb => failed(1, verb),
+        });
+    let reverted = machine.revert(&undo).await;
+    let Reverted::Done { what } = &reverted else {
+        panic!("{reverted:?}");
+    };
+    assert_eq!(what, "disable `x.service`");
 }
 
 #[tokio::test]

@@ -176,10 +176,7 @@ async fn the_runtime_is_taken_out_of_a_file_that_was_edited_since() {
         matches!(&reverted, Reverted::Done { what } if what.contains("took runtimes.nvidia out of")),
         "{reverted:?}"
     );
-    assert_eq!(
-        machine.fakes.files.text(DAEMON),
-        "{\n    \"mtu\": 1500\n}\n"
-    );
+    assert_eq!(machine.fakes.files.text(DAEMON), "{\n    \"mtu\": 1500\n}");
     let stat = crate::host::ReadFiles::stat(&machine.fakes.files, DAEMON.into());
     assert_eq!(stat.unwrap().unwrap().mode, 0o640);
     assert!(matches!(

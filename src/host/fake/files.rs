@@ -11,7 +11,7 @@ use super::locked;
 use super::snapshot::Snapshot;
 use super::tree::{Node, Thing, Tree};
 use super::unsynced;
-use crate::host::files::{FullFilesystem, Room};
+use crate::host::files::{FullFilesystem, Limit, Room};
 use crate::host::os;
 use crate::host::{Files, FilesError, ReadFiles, Stat};
 
@@ -340,16 +340,15 @@ impl FakeFiles {
     /// Names the filesystem where that is at fault, as the real files do.
     fn disk_of(&self, mut error: FilesError, path: &Utf8Path) -> FilesError {
         if let FilesError::Io { source, disk, .. } = &mut error
-            && os::takes_no_more(source)
+            && let (mount, room) = locked(&self.state).tree.mount(path)
+            && let Some(limit) = Limit::of(source, &room)
         {
-            let (mount, room) = locked(&self.state).tree.mount(path);
-            let full = source.kind() == io::ErrorKind::StorageFull;
             let room = Room {
-                free: if full { 0 } else { room.free },
-                read_only: !full,
+                free: if limit == Limit::Space { 0 } else { room.free },
+                read_only: limit == Limit::ReadOnly,
                 ..room
             };
-            *disk = Some(Box::new(FullFilesystem { mount, room }));
+            *disk = Some(Box::new(FullFilesystem { mount, room, limit }));
         }
         error
     }

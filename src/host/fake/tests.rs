@@ -77,6 +77,7 @@ fn a_full_or_read_only_filesystem_refuses_and_nothing_changes() {
         total: 10,
         free: 4,
         read_only: false,
+        inodes: None,
     };
     files.mount("/boot", small);
     let before = files.snapshot();

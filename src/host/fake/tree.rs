@@ -89,6 +89,7 @@ impl Tree {
             total: 100 << 30,
             free: 80 << 30,
             read_only: false,
+            inodes: None,
         };
         Self {
             nodes: BTreeMap::from([("/".into(), Node::new(Thing::Folder, 0o755))]),
@@ -176,6 +177,7 @@ impl Tree {
                     total: 0,
                     free: 0,
                     read_only: true,
+                    inodes: None,
                 };
                 ("/".into(), room)
             })

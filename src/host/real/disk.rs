@@ -8,9 +8,10 @@ use camino::Utf8Path;
 use nix::errno::Errno;
 use nix::sys::statvfs::statvfs;
 
+use super::RealFiles;
 use crate::host::FilesError;
-use crate::host::files::{FullFilesystem, Room};
-use crate::host::os::{self, takes_no_more};
+use crate::host::files::{FullFilesystem, Limit, Room};
+use crate::host::{os, view};
 
 /// Adds what was tried on which path, and the filesystem where that is at fault.
 pub(super) fn failed(
@@ -19,8 +20,9 @@ pub(super) fn failed(
 ) -> impl FnOnce(io::Error) -> FilesError + use<> {
     let path = path.to_owned();
     move |source| {
-        let disk = takes_no_more(&source)
-            .then(|| disk(&path).ok())
+        // Of a file that is read, only this program limits the size.
+        let disk = (verb != "read")
+            .then(|| disk(&path, &source).ok().flatten())
             .flatten()
             .map(Box::new);
         FilesError::Io {
@@ -32,20 +34,34 @@ pub(super) fn failed(
     }
 }
 
-/// The filesystem on which a path is or would be.
-fn disk(path: &Utf8Path) -> io::Result<FullFilesystem> {
+/// The filesystem on which a path is or would be, if an error shows that one of its limits is reached.
+fn disk(path: &Utf8Path, error: &io::Error) -> io::Result<Option<FullFilesystem>> {
+    // Most errors are about the path: then the filesystem, which may be a dead mount, is left alone.
+    if Limit::of(error, &Room::default()).is_none() {
+        return Ok(None);
+    }
     let mut there = path
         .ancestors()
         .find_map(|at| at.canonicalize_utf8().ok())
         .ok_or_else(|| os::error(Errno::ENOENT))?;
     let room = room(&there)?;
+    let Some(mut limit) = Limit::of(error, &room) else {
+        return Ok(None);
+    };
+    if limit == Limit::ReadOnly && view::is_read_only_here(&RealFiles, &there).unwrap_or(false) {
+        limit = Limit::ReadOnlyHere;
+    }
     let device = fs::metadata(&there)?.dev();
     while let Some(above) = there.parent()
         && fs::metadata(above)?.dev() == device
     {
         there = above.to_owned();
     }
-    Ok(FullFilesystem { mount: there, room })
+    Ok(Some(FullFilesystem {
+        mount: there,
+        room,
+        limit,
+    }))
 }
 
 pub(super) fn room(path: &Utf8Path) -> io::Result<Room> {

@@ -10,7 +10,7 @@ use crate::{
         id::StepId,
         kubernetes::{Labels, NodeName, Taint},
     },
-    state::{Registered, labels::FEATURES_FILE},
+    state::{Registered, Renamed, labels::FEATURES_FILE},
     step::{Assessment, Cx, Step, StepError},
     steps::{CLUSTER_JOIN, CLUSTER_NODE, VALIDATION_DEVICES},
 };
@@ -30,6 +30,8 @@ enum NodeState {
     Joined {
         name: NodeName,
         says: Registered,
+        /// The kubelet uses another name.
+        renamed: Option<Renamed>,
         wanted: WantedLabels,
         /// The file for Node Feature Discovery, as it is.
         features: Option<String>,
@@ -53,6 +55,7 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<NodeState, StepError>
     }
     Ok(NodeState::Joined {
         says: cx.state.registered(&membership, &name).await?,
+        renamed: cx.state.renamed()?,
         wanted: wanted(cx, wish).await,
         features: cx.host.files().read_text(FEATURES_FILE.into())?,
         name,
@@ -66,7 +69,7 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
     if desired.image {
         return Assessment::awaits_boot("an image is no node");
     }
-    let (name, says, wanted, features) = match state {
+    let (name, says, renamed, wanted, features) = match state {
         NodeState::NotJoined => {
             return Assessment::After {
                 upstream: CLUSTER_JOIN,
@@ -94,10 +97,15 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
         NodeState::Joined {
             name,
             says,
+            renamed,
             wanted,
             features,
-        } => (name, says, wanted, features),
+        } => (name, says, renamed, wanted, features),
     };
+    let is_ready = matches!(says, Registered::Node(node) if node.ready);
+    if let (Some(names), false) = (renamed, is_ready) {
+        return Assessment::blocked(names.to_string(), names.remedy());
+    }
     if let Some(unknown) = &wanted.unknown {
         return Assessment::After {
             upstream: VALIDATION_DEVICES,
@@ -199,12 +207,31 @@ mod tests {
         NodeState::Joined {
             name: "gpu-1".parse().expect("a name"),
             says,
+            renamed: None,
             wanted: WantedLabels {
                 labels: Labels::from([("team".to_owned(), "research".to_owned())]),
                 ..WantedLabels::default()
             },
             features: None,
         }
+    }
+
+    #[test]
+    fn a_node_under_another_name_is_not_waited_for() {
+        let mut state = joined(Registered::Node(Box::new(Node {
+            ready: false,
+            ..Node::default()
+        })));
+        let NodeState::Joined { renamed, .. } = &mut state else {
+            panic!("{state:?}");
+        };
+        *renamed = Some(Renamed {
+            registered: "gpu-1".parse().expect("a name"),
+            now: "gpu-2".parse().expect("a name"),
+        });
+        let (why, hint) = decide(&state, &with_kubeadm(&[])).expect_blocked();
+        assert!(why.contains("the name `gpu-2`"), "{why}");
+        assert!(hint.contains("hostnamectl set-hostname gpu-1"), "{hint}");
     }
 
     fn admission(state: &NodeState) -> (String, Admission) {
@@ -264,6 +291,7 @@ mod tests {
             let state = NodeState::Joined {
                 name: "gpu-1".parse().expect("a name"),
                 says: Registered::Node(Box::new(ready.clone())),
+                renamed: None,
                 wanted: WantedLabels {
                     features: Some("new".to_owned()),
                     ..WantedLabels::default()

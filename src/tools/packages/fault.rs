@@ -38,6 +38,14 @@ pub enum Fault {
     Interrupted,
     /// The disk is full.
     NoSpace,
+    /// A filesystem has no inodes for further files.
+    Inodes,
+    /// A disk quota is used up.
+    Quota,
+    /// A filesystem is mounted read-only.
+    ReadOnly,
+    /// A file exceeds the size limit of the process or of the filesystem.
+    FileSize,
     /// A repository is not signed by the key that belongs to it, or the key has expired.
     Key,
     /// Two source files name different keys for one repository.
@@ -117,7 +125,7 @@ impl Fault {
     /// write is no fault of the module.
     pub(super) fn or_build(self, output: &str) -> Self {
         match self {
-            Self::NoSpace => self,
+            Self::NoSpace | Self::Inodes | Self::Quota | Self::ReadOnly | Self::FileSize => self,
             _ if dkms::log_named_in(output).is_some() => Self::Build,
             _ => self,
         }

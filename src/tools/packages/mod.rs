@@ -37,6 +37,7 @@ use crate::{
     model::{
         packages::{Pin, Repository},
         pattern,
+        text::without_lines,
     },
 };
 
@@ -658,8 +659,6 @@ pub trait HoldList: Debug + Send + Sync {
 
     /// Returns the list without these entries; all others stay.
     fn without(&self, text: &str, entries: &[String]) -> String {
-        (text.split_inclusive('\n'))
-            .filter(|line| !entries.iter().any(|entry| line.trim() == entry))
-            .collect()
+        without_lines(text, |line| entries.iter().any(|entry| line == entry))
     }
 }

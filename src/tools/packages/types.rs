@@ -326,6 +326,15 @@ impl Exclusion {
         Ok(found)
     }
 
+    /// The remedy for lines that hide packages.
+    #[must_use]
+    pub fn remedy(lines: &[String]) -> String {
+        format!(
+            "{}: if nobody needs this, take the packages out of it, and run the command again",
+            lines.join("; ")
+        )
+    }
+
     /// Whether a package cannot be installed because of it.
     #[must_use]
     pub fn hides(&self, name: &str) -> bool {

@@ -16,6 +16,12 @@ const SIGNS: &[(&str, Fault)] = &[
     ),
     ("No space left on device", Fault::NoSpace),
     ("You don't have enough free space", Fault::NoSpace),
+    ("Disk quota exceeded", Fault::Quota),
+    // As apt and dpkg name the error of a file; a script may print it about `/sys`.
+    ("(30: Read-only file system)", Fault::ReadOnly),
+    ("'): Read-only file system", Fault::ReadOnly),
+    ("failed to write (Read-only file system)", Fault::ReadOnly),
+    ("File too large", Fault::FileSize),
     // apt adds that it could not read the sources.
     (
         "Conflicting values set for option Signed-By",
@@ -193,10 +199,14 @@ pub fn failed_sources(text: &str) -> Option<String> {
 /// line `Err:4 URL SUITE FILE`, with the reason below it, or in an error or a warning.
 #[must_use]
 pub fn failures_by_source(text: &str) -> Option<Vec<SourceFailure>> {
-    const OURS: [Fault; 5] = [
+    const OURS: [Fault; 9] = [
         Fault::Locked,
         Fault::Interrupted,
         Fault::NoSpace,
+        Fault::Inodes,
+        Fault::Quota,
+        Fault::ReadOnly,
+        Fault::FileSize,
         Fault::SignedBy,
         Fault::Sources,
     ];
@@ -305,6 +315,16 @@ mod tests {
             "dpkg: error processing archive x.deb (--unpack):\n cannot copy extracted data: No space left on device\nE: Sub-process /usr/bin/dpkg returned an error code (1)",
                 Fault::NoSpace;
             "E: You don't have enough free space in /var/cache/apt/archives/.", Fault::NoSpace;
+            "dpkg: error processing archive x.deb (--unpack):\n cannot copy extracted data for './usr/x' to '/usr/x.dpkg-new': failed to write (Disk quota exceeded)",
+                Fault::Quota;
+            "dpkg: error processing archive x.deb (--unpack):\n unable to create '/usr/x.dpkg-new' (while processing './usr/x'): Read-only file system",
+                Fault::ReadOnly;
+            "W: Not using locking for read only lock file /var/lib/dpkg/lock\nE: Unable to write to /var/cache/apt - open (30: Read-only file system)",
+                Fault::ReadOnly;
+            "dpkg: error processing archive x.deb (--unpack):\n cannot copy extracted data for './usr/x' to '/usr/x.dpkg-new': failed to write (File too large)",
+                Fault::FileSize;
+            "sysctl: setting key \"kernel.x\": Read-only file system\ninstalled x package post-installation script subprocess returned error exit status 1",
+                Fault::Script;
             "Consult /var/lib/dkms/nvidia/580.95.05/build/make.log for more information.\ndpkg: unrecoverable fatal error, aborting:\n unable to flush /var/lib/dpkg/updates/tmp.i after padding: No space left on device",
                 Fault::NoSpace;
             "W: GPG error: https://x / InRelease: The following signatures couldn't be verified because the public key is not available: NO_PUBKEY A4B469963BF863CC",

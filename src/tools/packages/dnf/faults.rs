@@ -10,9 +10,15 @@ const SIGNS: &[(&[&str], Fault)] = &[
     (&["can't create transaction lock"], Fault::Locked),
     (&["Could not run transaction", "lock"], Fault::Locked),
     (&["No space left on device"], Fault::NoSpace),
+    (&["Disk quota exceeded"], Fault::Quota),
+    (&["[Errno 30] Read-only file system"], Fault::ReadOnly),
+    (&["cpio: ", "Read-only file system"], Fault::ReadOnly),
+    (&["File too large"], Fault::FileSize),
     // curl's CURLE_WRITE_ERROR: it could not write what it received.
     (&["Curl error (23)"], Fault::NoSpace),
     (&["more space needed on the", "filesystem"], Fault::NoSpace),
+    // rpm, `lib/rpmprob.cc`, RPMPROB_DISKNODES.
+    (&["needs", " inodes on the ", "filesystem"], Fault::Inodes),
     (&["needs", "on the", "filesystem"], Fault::NoSpace),
     (&["rpmdb", "DB_RUNRECOVERY"], Fault::Interrupted),
     (&["error: rpmdb: damaged"], Fault::Interrupted),
@@ -315,6 +321,15 @@ mod tests {
              [Errno 28] No space left on device\n", Fault::NoSpace;
             "Error: Transaction test error:\n  installing package huge-1-1.x86_64 needs 58MB \
              more space on the /usr filesystem\n", Fault::NoSpace;
+            "Error: Transaction test error:\n  installing package huge-1-1.x86_64 needs 2048 \
+             inodes on the /usr filesystem\n", Fault::Inodes;
+            "error: unpacking of archive failed on file /usr/x;6553f1: cpio: open failed - Disk quota exceeded\n",
+                Fault::Quota;
+            "error: unpacking of archive failed on file /usr/x;6553f1: cpio: open failed - Read-only file system\n",
+                Fault::ReadOnly;
+            "[Errno 30] Read-only file system: '/var/cache/dnf/x'\n", Fault::ReadOnly;
+            "error: unpacking of archive failed on file /usr/x: cpio: write failed - File too large\n",
+                Fault::FileSize;
             "All matches were filtered out by exclude filtering for argument: \
              nvidia-driver-cuda\nError: Unable to find a match: nvidia-driver-cuda\n", Fault::Held;
             "All matches were filtered out by modular filtering for argument: a\nError: Unable \

@@ -8,7 +8,10 @@ use camino::Utf8Path;
 use super::{generation, sources};
 use crate::{
     host::{FilesError, ReadFiles},
-    model::pattern,
+    model::{
+        pattern,
+        text::{with_lines, without_lines},
+    },
     tools::packages::{HoldList, NoHolds, Package},
 };
 
@@ -155,27 +158,21 @@ impl HoldList for Versionlock {
     fn with(&self, text: &str, packages: &[&Package], ours: &BTreeSet<String>) -> String {
         // An entry of an earlier version would allow that version, too. Of a kernel several are installed.
         // What others have written stays: no undo would bring it back.
-        let mut text: String = (text.split_inclusive('\n'))
-            .filter(|line| {
-                !packages.iter().any(|package| {
-                    ours.contains(&package.id)
-                        && !package.name.starts_with("kernel")
-                        && version_in(line.trim(), &package.name).is_some()
-                        && line.trim() != entry_of(package)
-                })
+        let text = without_lines(text, |line| {
+            packages.iter().any(|package| {
+                ours.contains(&package.id)
+                    && !package.name.starts_with("kernel")
+                    && version_in(line, &package.name).is_some()
+                    && line != entry_of(package)
             })
-            .collect();
-        if !(text.is_empty() || text.ends_with('\n')) {
-            text.push('\n');
-        }
-        for package in packages {
-            let entry = entry_of(package);
-            if !text.lines().any(|line| line == entry) {
-                text.push_str(&entry);
-                text.push('\n');
+        });
+        let mut new: Vec<String> = Vec::new();
+        for entry in packages.iter().map(|package| entry_of(package)) {
+            if !new.contains(&entry) && !text.lines().any(|line| line == entry) {
+                new.push(entry);
             }
         }
-        text
+        with_lines(&text, new.iter().map(String::as_str))
     }
 
     fn holding<'t>(&self, text: &'t str, package: &Package) -> Vec<&'t str> {
@@ -307,16 +304,35 @@ mod tests {
             with,
             format!(
                 "{theirs}\nnvidia-driver-cuda-3:580.95.05-1.el9.*\n\
-                 kernel-0:5.14.0-570.17.1.el9_6.*\n"
+                 kernel-0:5.14.0-570.17.1.el9_6.*"
             )
         );
         assert_eq!(Versionlock.with(&with, &both, &nobody), with);
         let ours = Versionlock.entries(&both);
-        assert_eq!(Versionlock.without(&with, &ours), format!("{theirs}\n"));
+        assert_eq!(Versionlock.without(&with, &ours), theirs);
+        // Each style of an administrator's file stays.
+        for theirs in [
+            "# mine\r\nbash\r\n",
+            "# mine\r\nbash",
+            "bash\n\n",
+            "\n",
+            "bash",
+        ] {
+            let with = Versionlock.with(theirs, &both, &nobody);
+            assert_eq!(
+                Versionlock.entries(&both).len(),
+                entries(&with).count() - entries(theirs).count()
+            );
+            assert_eq!(
+                with.contains("\n") && !with.contains("\r"),
+                !theirs.contains('\r')
+            );
+            assert_eq!(Versionlock.without(&with, &ours), theirs);
+        }
         let alone = Versionlock.with("", &both, &nobody);
         assert_eq!(Versionlock.without(&alone, &ours), "");
         // What somebody has locked since, at another version, stays.
-        let since = format!("{with}nvidia-driver-cuda-3:580.178.04-1.el9.*\n");
+        let since = format!("{with}\nnvidia-driver-cuda-3:580.178.04-1.el9.*\n");
         assert_eq!(
             Versionlock.without(&since, &ours),
             format!("{theirs}\nnvidia-driver-cuda-3:580.178.04-1.el9.*\n")
