@@ -6,8 +6,17 @@ use toml::Table;
 
 use crate::host::Query;
 
+pub mod ctr;
 pub mod faults;
+mod files;
+mod kubelets;
 pub mod layout;
+mod owners;
+mod runtime;
+
+pub use files::CONFIG;
+pub use owners::{KubernetesDistribution, OWNERS, PROGRAMS};
+pub use runtime::{Containerd, SOCKET};
 
 /// What the CRI plugin is configured with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,7 +39,7 @@ pub struct CriConfig {
     pub version: i64,
 }
 
-/// Prints the version: [`layout::Version::parse`].
+/// Prints the version: [`Version::parse`](crate::runtimes::Version::parse).
 #[must_use]
 pub fn version() -> Query {
     Query::new("containerd", ["--version"])

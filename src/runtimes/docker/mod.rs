@@ -1,4 +1,6 @@
-//! Docker's client.
+//! Docker: its client, its file, and the command line of its unit.
+
+mod runtime;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -6,6 +8,9 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use serde_json::{Value, json};
 
+pub use runtime::{DAEMON_JSON, Docker};
+
+use super::Elsewhere;
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles},
     model::document::{Document, Setting},
@@ -95,17 +100,6 @@ pub fn flags(command: &str) -> Vec<String> {
     flags
 }
 
-/// A line that makes the daemon read another configuration file than `daemon.json`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OtherConfig {
-    /// The file that the daemon reads.
-    pub config: String,
-    /// The file that has the line.
-    pub path: Utf8PathBuf,
-    /// The number of the line, from 1.
-    pub line: usize,
-}
-
 /// Files with options that the units of Debian and of RHEL's relatives append to the command line.
 const OPTIONS: [&str; 2] = ["/etc/default/docker", "/etc/sysconfig/docker"];
 
@@ -118,7 +112,7 @@ pub fn other_config(
     files: &dyn ReadFiles,
     unit: &str,
     usual: &str,
-) -> Result<Option<OtherConfig>, FilesError> {
+) -> Result<Option<Elsewhere>, FilesError> {
     let mut paths = unit_files(files, unit)?;
     paths.extend(OPTIONS.map(Utf8PathBuf::from));
     let mut found = None;
@@ -128,7 +122,7 @@ pub fn other_config(
         for (at, line) in text.lines().enumerate() {
             match config_in(line) {
                 Some(config) => {
-                    found = Some(OtherConfig {
+                    found = Some(Elsewhere {
                         config: config.to_owned(),
                         path: path.clone(),
                         line: at + 1,

@@ -7,8 +7,11 @@ use std::{collections::BTreeSet, iter};
 use camino::Utf8Path;
 use serde::Deserialize;
 
-use super::yaml;
-use crate::model::version::DriverVersion;
+use crate::{
+    host::{FilesError, ReadFiles},
+    model::version::DriverVersion,
+    tools::yaml,
+};
 
 /// The kind of NVIDIA's GPUs.
 pub const KIND: &str = "nvidia.com/gpu";
@@ -163,6 +166,20 @@ pub fn parse(text: &str) -> Result<Spec, String> {
 #[must_use]
 pub fn is_read(path: &Utf8Path) -> bool {
     matches!(path.extension(), Some("yaml" | "json"))
+}
+
+/// Whether a specification is there.
+///
+/// # Errors
+/// When a folder cannot be read.
+pub fn is_there(files: &dyn ReadFiles) -> Result<bool, FilesError> {
+    for folder in FOLDERS {
+        let names = files.list(Utf8Path::new(folder))?;
+        if names.iter().any(|name| is_read(Utf8Path::new(name))) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The driver version in the name of a library, such as `libcuda.so.535.261.03`; `None` where the name has no

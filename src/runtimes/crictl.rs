@@ -4,9 +4,6 @@ use serde::Deserialize;
 
 use crate::host::Query;
 
-/// Where containerd serves its CRI plugin.
-const CONTAINERD: &str = "unix:///run/containerd/containerd.sock";
-
 /// What a runtime says about one of its parts.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct RuntimeCondition {
@@ -47,17 +44,17 @@ struct RuntimeStatus {
     conditions: Vec<RuntimeCondition>,
 }
 
-/// Asks containerd, through CRI, for its conditions.
+/// Asks the runtime at this socket for its conditions.
 #[must_use]
-pub fn info() -> Query {
-    let endpoint = format!("--runtime-endpoint={CONTAINERD}");
+pub fn info(socket: &str) -> Query {
+    let endpoint = format!("--runtime-endpoint=unix://{socket}");
     Query::new("crictl", [endpoint.as_str(), "info", "--output=json"])
 }
 
-/// Asks CRI-O for the ids of its running containers, one per line.
+/// Asks the runtime at this socket for the ids of its running containers, one per line.
 #[must_use]
-pub fn running_in_crio() -> Query {
-    let endpoint = format!("--runtime-endpoint=unix://{}", super::crio::SOCKET);
+pub fn running(socket: &str) -> Query {
+    let endpoint = format!("--runtime-endpoint=unix://{socket}");
     Query::new("crictl", [&*endpoint, "ps", "--quiet"])
 }
 

@@ -5,11 +5,16 @@
 //! `docs/crio-status.8.md`, `pkg/config/reload.go` (SIGHUP takes up runtimes); NVIDIA/nvidia-container-toolkit,
 //! `pkg/config/engine/crio/crio.go` (the keys of a runtime). None of it was tried with a real CRI-O.
 
+mod runtime;
+
 use std::collections::BTreeMap;
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 use serde_json::{Map, Value, json};
 
+pub use runtime::Crio;
+
+use super::ConfigFile;
 use crate::{
     host::Query,
     model::document::{Document, FileSettings, Format, Setting},
@@ -90,18 +95,10 @@ pub fn parse(text: &str) -> Result<CrioConfig, String> {
     })
 }
 
-/// A file, as CRI-O reads it.
-#[derive(Debug, Clone)]
-pub struct CrioFile {
-    pub path: Utf8PathBuf,
-    /// Its content.
-    pub text: String,
-}
-
 /// The programs of the runtimes, as all files say together; a file that is no TOML says nothing.
 #[must_use]
-pub fn programs(files: &[CrioFile]) -> BTreeMap<String, String> {
-    let parsed = files.iter().filter_map(|file| parse(&file.text).ok());
+pub fn programs(files: &[ConfigFile]) -> BTreeMap<String, String> {
+    let parsed = files.iter().filter_map(|file| parse(file.text()).ok());
     let mut found = BTreeMap::new();
     for config in parsed {
         found.extend(config.programs());
@@ -112,9 +109,9 @@ pub fn programs(files: &[CrioFile]) -> BTreeMap<String, String> {
 
 /// Whether CRI-O reads the hooks in [`HOOKS`]: the last file that names folders counts.
 #[must_use]
-pub fn reads_hooks(files: &[CrioFile]) -> bool {
+pub fn reads_hooks(files: &[ConfigFile]) -> bool {
     let folders = files.iter().rev().find_map(|file| {
-        let document = Document::parse(Format::Toml, &file.text).ok()?;
+        let document = Document::parse(Format::Toml, file.text()).ok()?;
         document.get(&key(&["crio", "runtime", "hooks_dir"]))
     });
     let is_it = |folder: &Value| {
@@ -126,14 +123,14 @@ pub fn reads_hooks(files: &[CrioFile]) -> bool {
 
 /// The runtimes that are only in files that CRI-O does not read.
 #[must_use]
-pub fn astray(read: &[CrioFile], unread: &[CrioFile]) -> Vec<CrioFault> {
+pub fn astray(read: &[ConfigFile], unread: &[ConfigFile]) -> Vec<CrioFault> {
     let known: Vec<String> = (read.iter())
-        .filter_map(|file| parse(&file.text).ok())
+        .filter_map(|file| parse(file.text()).ok())
         .flat_map(|config| config.runtimes.into_keys())
         .collect();
     let mut found = Vec::new();
     for file in unread {
-        let runtimes = parse(&file.text).unwrap_or_default().runtimes;
+        let runtimes = parse(file.text()).unwrap_or_default().runtimes;
         for name in runtimes.into_keys().filter(|name| !known.contains(name)) {
             found.push(CrioFault {
                 why: format!(
@@ -168,13 +165,13 @@ pub struct CrioRuntime<'a> {
 /// # Errors
 /// Which file cannot be read, and why; in one line.
 pub fn settings(
-    files: &[CrioFile],
+    files: &[ConfigFile],
     now: &CrioConfig,
     runtime: &CrioRuntime<'_>,
 ) -> Result<Vec<FileSettings>, String> {
     let documents = (files.iter())
         .map(|file| {
-            let document = Document::parse(Format::Toml, &file.text)
+            let document = Document::parse(Format::Toml, file.text())
                 .map_err(|error| format!("`{}` cannot be read: {error}", file.path))?;
             Ok((file.path.as_path(), document))
         })
@@ -232,12 +229,12 @@ pub struct CrioFault {
 /// Source: CRI-O, `pkg/config/config.go` (`ValidateConmonPath`: a runtime without `monitor_path` takes `conmon` of the
 /// table above, or the one in `PATH`; the default runtime must be there).
 #[must_use]
-pub fn faults(files: &[CrioFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioFault> {
+pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioFault> {
     let mut found = Vec::new();
     let mut runtimes: BTreeMap<String, (Map<String, Value>, &Utf8Path)> = BTreeMap::new();
     let (mut default, mut conmon) = (None, None);
     for file in files {
-        let document = match Document::parse(Format::Toml, &file.text) {
+        let document = match Document::parse(Format::Toml, file.text()) {
             Ok(document) => document,
             Err(error) => {
                 found.push(CrioFault {
@@ -349,10 +346,10 @@ mod tests {
     const OLDER: &str = "# by hand\n[crio.runtime.runtimes.nvidia]\n\
         runtime_path = \"/opt/gone/nvidia-container-runtime\"\nruntime_type = \"oci\"\n";
 
-    fn file(path: &str, text: &str) -> CrioFile {
-        CrioFile {
+    fn file(path: &str, text: &str) -> ConfigFile {
+        ConfigFile {
             path: path.into(),
-            text: text.to_owned(),
+            text: Some(text.to_owned()),
         }
     }
 
@@ -370,10 +367,10 @@ mod tests {
             vec![&both, &other], true;
             vec![&both, &usual], false;
         } {
-            let files: Vec<CrioFile> = (texts.iter())
-                .map(|text| CrioFile {
+            let files: Vec<ConfigFile> = (texts.iter())
+                .map(|text| ConfigFile {
                     path: CONFIG.into(),
-                    text: (*text).clone(),
+                    text: Some((*text).clone()),
                 })
                 .collect();
             assert_eq!(reads_hooks(&files), reads, "{texts:?}");
@@ -403,18 +400,18 @@ mod tests {
     }
 
     /// The files after the settings, each with its name.
-    fn after(files: &[CrioFile], runtime: &CrioRuntime<'_>) -> (Vec<CrioFile>, String) {
+    fn after(files: &[ConfigFile], runtime: &CrioRuntime<'_>) -> (Vec<ConfigFile>, String) {
         // No file of these tests takes the place of an entry of an earlier one.
         let mut now = CrioConfig::default();
         for one in files {
-            let more = parse(&one.text).expect("TOML");
+            let more = parse(one.text()).expect("TOML");
             now.runtimes.extend(more.runtimes);
             now.default_runtime = more.default_runtime.or(now.default_runtime);
         }
         let mut files = files.to_vec();
         for one in settings(&files, &now, runtime).expect("readable") {
             let at = files.iter().position(|file| file.path == one.path);
-            let text = at.map(|at| files[at].text.clone()).unwrap_or_default();
+            let text = at.map(|at| files[at].text().to_owned()).unwrap_or_default();
             let mut document = Document::parse(Format::Toml, &text).expect("TOML");
             for setting in &one.settings {
                 document.set(setting).expect("a key that can be set");
@@ -425,7 +422,7 @@ mod tests {
                 None => files.push(new),
             }
         }
-        let all = (files.iter()).map(|file| format!("== {}\n{}", file.path, file.text));
+        let all = (files.iter()).map(|file| format!("== {}\n{}", file.path, file.text()));
         let all = all.collect();
         (files, all)
     }
@@ -479,15 +476,15 @@ mod tests {
 
     #[test]
     fn files_that_cri_o_refuses_are_named() {
-        let file = |name: &str, text: &str| super::CrioFile {
+        let file = |name: &str, text: &str| super::ConfigFile {
             path: format!("/etc/crio/crio.conf.d/{name}").into(),
-            text: text.to_owned(),
+            text: Some(text.to_owned()),
         };
         let crun = "[crio.runtime.runtimes.crun]\nmonitor_path = '/usr/libexec/crio/conmon'\n";
         let nvidia =
             "[crio.runtime.runtimes.nvidia]\nruntime_path = '/usr/bin/nvidia-container-runtime'\n";
         let monitor = "monitor_path = '/usr/libexec/crio/conmon'\n";
-        let of = |files: &[super::CrioFile], conmon: bool| {
+        let of = |files: &[super::ConfigFile], conmon: bool| {
             let found = super::faults(files, |_| conmon);
             found.into_iter().map(|fault| fault.why).collect::<Vec<_>>()
         };

@@ -4,26 +4,12 @@
 //! `cmd/containerd/server/config` (imports, versions, how files are merged: before 2.1 the table of a
 //! plugin in a later file replaces the whole table of an earlier one, containerd/containerd#5837).
 
-use std::fmt;
-
-use camino::Utf8PathBuf;
 use serde_json::{Map, Value, json};
 
 use crate::{
     model::document::{Document, FileSettings, Format, Setting},
-    tools::cdi,
+    runtimes::{BUILT_IN, ConfigFile, Version, cdi},
 };
-
-/// A configuration file, as containerd loads it.
-#[derive(Debug, Clone)]
-pub struct ConfigFile {
-    pub path: Utf8PathBuf,
-    /// Its content; `None` if there is no such file.
-    pub text: Option<String>,
-}
-
-/// The name of the runtime that is built in.
-pub const BUILT_IN: &str = "runc";
 
 /// A runtime that containerd has to know; it may be [`BUILT_IN`].
 #[derive(Debug, Clone, Copy)]
@@ -43,28 +29,7 @@ pub struct ContainerdRuntime<'a> {
     pub for_kubelet: bool,
 }
 
-/// The version of containerd, as far as it matters here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version(pub u32, pub u32);
-
-impl fmt::Display for Version {
-    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(to, "{}.{}", self.0, self.1)
-    }
-}
-
 impl Version {
-    /// Reads the answer to `containerd --version`, for example
-    /// `containerd github.com/containerd/containerd v1.7.24 88bf19b`.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        text.split_whitespace().find_map(|word| {
-            let mut numbers = word.trim_start_matches('v').split('.');
-            let major = numbers.next()?.parse().ok()?;
-            Some(Self(major, numbers.next()?.parse().ok()?))
-        })
-    }
-
     /// The version of the format of a new file: the newest one that this containerd reads.
     pub(super) fn format(self) -> i64 {
         match self {
@@ -398,9 +363,9 @@ fn entry(files: &[Parsed<'_>], at: usize, runtime: &ContainerdRuntime<'_>) -> Va
 pub(crate) mod fixtures {
     use super::{ConfigFile, ContainerdRuntime};
 
-    pub(in crate::tools::containerd) const ROOT: &str = "/etc/containerd/config.toml";
+    pub(in crate::runtimes::containerd) const ROOT: &str = "/etc/containerd/config.toml";
 
-    pub(in crate::tools::containerd) fn file(path: &str, text: &str) -> ConfigFile {
+    pub(in crate::runtimes::containerd) fn file(path: &str, text: &str) -> ConfigFile {
         ConfigFile {
             path: path.into(),
             text: Some(text.to_owned()),

@@ -15,19 +15,19 @@ use std::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 
-use super::CONTAINERD_CONFIG;
 use crate::{
     host::{ExecError, fake},
     model::document::{Document, FileSettings, Format, Setting},
-    steps::fixtures::{facts, state, state_below_root},
-    tools::{
+    runtimes::{
+        BUILT_IN, Config, RuntimeKind, Version,
         containerd::{
-            CriConfig,
-            layout::{BUILT_IN, ContainerdRuntime, Version, fixtures::NVIDIA, settings},
+            CONFIG as CONTAINERD_CONFIG,
+            layout::{ContainerdRuntime, fixtures::NVIDIA, settings},
             parse_config,
         },
         docker,
     },
+    steps::fixtures::{facts, state, state_below_root},
 };
 
 /// The answer of a real program.
@@ -339,8 +339,8 @@ mod of_containerd {
     struct OurEdits {
         set: Vec<FileSettings>,
         files: BTreeMap<String, String>,
-        before: CriConfig,
-        after: CriConfig,
+        before: Config,
+        after: Config,
     }
 
     async fn ours(arrangement: &Arrangement, version: Version) -> OurEdits {
@@ -366,12 +366,19 @@ mod of_containerd {
         }
         let wanted = async || {
             let state = state(&host, facts());
-            let files = state.containerd_files().await.expect("readable");
-            settings(&files, Some(version), runtime).expect("readable")
+            let view = state
+                .runtime(RuntimeKind::Containerd)
+                .await
+                .expect("readable");
+            settings(&view.files, Some(version), runtime).expect("readable")
         };
         let read = async || {
-            let read = state_below_root(&host, facts()).cri().await;
-            read.expect("readable").expect("it is installed")
+            let state = state_below_root(&host, facts());
+            let view = state
+                .runtime(RuntimeKind::Containerd)
+                .await
+                .expect("readable");
+            view.config().expect("it is installed").clone()
         };
         let before = read().await;
         let set = wanted().await;
@@ -521,14 +528,14 @@ mod of_containerd {
     }
 
     /// Parses what the daemon prints with this program's own parser.
-    fn read(part: &Value) -> CriConfig {
+    fn read(part: &Value) -> Config {
         let text = toml::to_string(part).expect("TOML");
-        parse_config(&text).expect("a configuration")
+        parse_config(&text).expect("a configuration").into()
     }
 
     /// Returns what is compared of a configuration: whether it serves pods, the program of each runtime, who makes
     /// its control groups, and the default runtime.
-    fn compared(config: &CriConfig) -> Value {
+    fn compared(config: &Config) -> Value {
         let runtimes: BTreeSet<&String> = (config.runtimes.iter())
             .filter(|name| *name != BUILT_IN)
             .collect();
@@ -536,8 +543,8 @@ mod of_containerd {
             .filter_map(|(name, systemd)| systemd.then_some(name))
             .collect();
         json!({
-            "enabled": config.enabled, "runtimes": runtimes, "programs": config.programs, "systemd": systemd,
-            "default": config.default_runtime.as_deref().unwrap_or(BUILT_IN),
+            "enabled": config.serves_pods, "runtimes": runtimes, "programs": config.programs, "systemd": systemd,
+            "default": config.default.as_deref().unwrap_or(BUILT_IN),
         })
     }
 
@@ -609,7 +616,7 @@ mod of_containerd {
             .iter()
             .find_map(|plugin| part["plugins"].get(*plugin)?.get("enable_cdi")?.as_bool());
         for (is, what) in [
-            (config.enabled, "the CRI plugin is disabled"),
+            (config.serves_pods, "the CRI plugin is disabled"),
             (
                 config.runtimes.iter().any(|one| one == BUILT_IN),
                 "runc is forgotten",
@@ -623,7 +630,7 @@ mod of_containerd {
                 "the runtime has another program",
             ),
             (
-                !runtime.default || config.default_runtime.as_deref() == Some(name),
+                !runtime.default || config.default.as_deref() == Some(name),
                 "it is not the default",
             ),
             (
@@ -641,7 +648,7 @@ mod of_containerd {
         }
         // The dump has no keys of a disabled plugin, and all of them after it was enabled: they are not compared.
         let was_enabled =
-            matches!(&answer.before, ProgramAnswer::Reads(part) if self::read(part).enabled);
+            matches!(&answer.before, ProgramAnswer::Reads(part) if self::read(part).serves_pods);
         let others = (answer.changed.iter()).filter(|line| was_enabled && !is_ours(line, runtime));
         wrong.extend(others.map(|line| format!("it changes something else: {line}")));
         wrong

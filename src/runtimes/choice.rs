@@ -1,11 +1,9 @@
 //! Which container runtimes are wanted where the settings leave it open.
 
+use super::{Daemon, OWNERS, RuntimeKind};
 use crate::{
-    config::desired::{Daemon, RuntimeKind},
-    facts::detection::table,
     host::{FilesError, ReadFiles},
     model::cluster::JoinKind,
-    tools::kubelet::OWNERS,
 };
 
 /// What tells which runtimes a machine has.
@@ -32,10 +30,10 @@ const KUBELET: &str = "/var/lib/kubelet/config.yaml";
 
 /// What files tell: the runtimes with a daemon whose programs are there, and a kubelet. Many systems have Podman for the
 /// tools of administrators, so it is no sign that somebody wants GPUs in it.
-pub(super) fn present(
-    files: &dyn ReadFiles,
-    ours: Vec<RuntimeKind>,
-) -> Result<Present, FilesError> {
+///
+/// # Errors
+/// When a folder cannot be read.
+pub fn present(files: &dyn ReadFiles, ours: Vec<RuntimeKind>) -> Result<Present, FilesError> {
     let is_there = |path: &str| match files.exists(path.into()) {
         // Of a machine that is known from a text nothing is known here: it counts as bare.
         Err(FilesError::NotTold { .. }) => Ok(false),
@@ -43,11 +41,7 @@ pub(super) fn present(
     };
     let mut installed = Vec::new();
     for daemon in Daemon::ALL {
-        let rows = table()
-            .runtime
-            .iter()
-            .filter(|row| row.name == daemon.name());
-        for path in rows.flat_map(|row| &row.binaries) {
+        for path in daemon.kind().runtime().facts().binaries {
             if is_there(path)? {
                 installed.push(daemon.kind());
                 break;
@@ -69,7 +63,8 @@ pub(super) fn present(
 }
 
 /// The runtimes, and why these.
-pub(super) fn choose(join: JoinKind, present: &Present) -> (Vec<RuntimeKind>, String) {
+#[must_use]
+pub fn choose(join: JoinKind, present: &Present) -> (Vec<RuntimeKind>, String) {
     use RuntimeKind::{Containerd, Crio, Docker};
     let names = |kinds: &[RuntimeKind]| {
         let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();

@@ -6,21 +6,28 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 use camino::Utf8Path;
 
 use super::{
-    containerd, crictl, crio, ctr, dkms, docker,
+    dkms,
     initramfs::{Generator, dracut::Dracut, update_initramfs::UpdateInitramfs},
     kernel_log, kmod,
     kubernetes::{kubeadm, kubectl::PROGRAMS},
     packages::{Mark, Removals, Settings, TransactionRequest, apt, dnf},
-    podman, prebuilt, selinux, sysctl, systemctl, tar,
+    prebuilt, selinux, sysctl, systemctl, tar,
 };
-use crate::host::{Cmd, Query, exec::built, fake::FakeFiles};
+use crate::{
+    host::{Cmd, Query, exec::built, fake::FakeFiles},
+    runtimes::{
+        OneContainer, RuntimeKind,
+        containerd::{self, ctr},
+        crictl, crio, docker, podman,
+    },
+};
 
 /// Values that a program would take for options of its own. Each contains [`MARK`].
 const VALUES: [&str; 3] = ["-HOSTILE", "--kubeconfig=/HOSTILE", "--HOSTILE"];
 const MARK: &str = "HOSTILE";
 
 /// Commands that are built elsewhere, with their number in each file.
-const ELSEWHERE: [(&str, usize, &str); 6] = [
+const ELSEWHERE: [(&str, usize, &str); 5] = [
     ("src/engine/reboot.rs", 1, "every word is a constant"),
     (
         "src/state/runtimes.rs",
@@ -28,20 +35,11 @@ const ELSEWHERE: [(&str, usize, &str); 6] = [
         "the program is a constant of the table of runtimes",
     ),
     ("src/change/tool.rs", 1, "a step names the words"),
+    ("src/joins/command.rs", 1, "the administrator's own command"),
     (
-        "src/change/join/command.rs",
-        1,
-        "the administrator's own command",
-    ),
-    (
-        "src/cli/registry.rs",
+        "src/modules/registry.rs",
         1,
         "what a file of root's names stands behind `docker-credential-`, and is a word",
-    ),
-    (
-        "src/change/probe/job.rs",
-        1,
-        "`change/probe/container.rs` has its tests",
     ),
 ];
 
@@ -120,12 +118,26 @@ fn commands(value: &str) -> Vec<Cmd> {
             dnf::commands::mark(mark, &owned),
         ]);
     }
+    let container = OneContainer {
+        name: "gpu-bootstrap-probe",
+        image: Some(value),
+        own_image: "gpu-bootstrap/probe:local",
+        root: path,
+        mounts: &[],
+        command: &[],
+    };
+    for client in RuntimeKind::ALL
+        .into_iter()
+        .filter_map(|kind| kind.runtime().containers())
+    {
+        cmds.push(client.start(&container));
+    }
     cmds.extend(dnf::agents::end(&files).expect("a cache"));
     let mut queries: Vec<Query> = vec![
         containerd::version(),
         containerd::config_dump(),
-        crictl::info(),
-        crictl::running_in_crio(),
+        crictl::info(crio::SOCKET),
+        crictl::running(crio::SOCKET),
         crio::status(),
         crio::config(),
         ctr::version(),
@@ -267,7 +279,7 @@ fn places(folder: &Path, found: &mut BTreeMap<String, Vec<u32>>) {
             }
             continue;
         }
-        if !name.ends_with(".rs") || ["tests.rs", "arguments.rs"].contains(&name.as_str()) {
+        if !name.ends_with(".rs") || name == "tests.rs" {
             continue;
         }
         let text = fs::read_to_string(&path).expect("text");
@@ -309,7 +321,7 @@ fn every_command_of_the_program_is_among_them() {
 /// One place builds the commands of several functions there.
 #[test]
 fn every_function_of_the_package_managers_is_among_them() {
-    let own = include_str!("arguments.rs");
+    let own = include_str!("tests.rs");
     for (module, text) in [
         ("apt::commands", include_str!("packages/apt/commands.rs")),
         ("dnf::commands", include_str!("packages/dnf/commands.rs")),

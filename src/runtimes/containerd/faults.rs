@@ -17,11 +17,12 @@ use std::collections::BTreeMap;
 use camino::{Utf8Path, Utf8PathBuf};
 use toml::{Table, Value};
 
-use super::{
-    PLUGINS,
-    layout::{BUILT_IN, ConfigFile, Version},
+use super::PLUGINS;
+use crate::{
+    model::document::check_toml,
+    runtimes::{BUILT_IN, ConfigFile, Version},
+    tools::toolkit,
 };
-use crate::{model::document::check_toml, tools::toolkit};
 
 /// A fault of a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
