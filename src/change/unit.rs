@@ -6,13 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Afterwards, Applier, Problem, Reverted, Sink, Undo, agents};
 use crate::{
-    error::one_line,
-    host::{ExecError, Output},
-    state::units::without_systemd,
-    tools::{
-        initramfs,
-        systemctl::{self, UnitState},
-    },
+    host::Output,
+    tools::{initramfs, systemctl},
 };
 
 /// The result of a unit that systemd does not start because it was started too often. Source: systemd.exec(5),
@@ -41,23 +36,6 @@ pub struct RestoreUnit {
 }
 
 impl Applier {
-    pub(super) async fn unit_state(&self, unit: &str) -> Result<UnitState, Problem> {
-        let query = systemctl::show(unit);
-        let what = || format!("ask for the state of `{unit}`");
-        let tool = |source| Problem::tool(what(), source);
-        let unread = |why| Problem::unreadable(what(), why);
-        let output = self.host.reader().query(&query).await.map_err(tool)?;
-        if let Some(state) = systemctl::parse_show(&output.stdout).filter(|_| output.ok()) {
-            return Ok(state);
-        }
-        let guessed = without_systemd(&self.host, unit, &output).await;
-        if let Some(state) = guessed.map_err(|error| unread(one_line(&error)))? {
-            return Ok(state);
-        }
-        let said = output.success(query.cmd()).map_err(tool)?.stdout;
-        Err(unread(format!("`{}` is not a unit state", said.trim())))
-    }
-
     pub(super) async fn capture_unit(&self, unit: &str, start: bool) -> Result<Undo, Problem> {
         let state = self.unit_state(unit).await?;
         Ok(Undo::RestoreUnit(RestoreUnit {
@@ -196,18 +174,6 @@ impl Applier {
         let said = ran.stderr.trim();
         let journal = self.words_of(unit).await;
         journal.or_else(|| (!said.is_empty()).then(|| said.to_owned()))
-    }
-
-    /// The last journal lines of the unit; `None` if there are none. Why they cannot be read is told in their place: what
-    /// they would explain has failed already, and is what must be told.
-    pub(super) async fn words_of(&self, unit: &str) -> Option<String> {
-        let journal = match self.host.reader().query(&systemctl::last_words(unit)).await {
-            Ok(output) => output.stdout,
-            Err(ExecError::NotFound { .. }) => String::new(),
-            Err(error) => format!("failed to {}", one_line(&error)),
-        };
-        let words = journal.trim();
-        (!words.is_empty()).then(|| words.to_owned())
     }
 
     pub(super) async fn restore_unit(

@@ -4,8 +4,8 @@
 use camino::Utf8Path;
 
 use super::Join;
+use crate::work::{Hands, Problem, Reverted, Sink};
 use crate::{
-    change::{Applier, Problem, Reverted, Sink},
     error::one_line,
     model::token::TokenSource,
     tools::{
@@ -14,8 +14,8 @@ use crate::{
     },
 };
 
-impl Applier {
-    pub(super) async fn join_by_agent(
+impl Hands {
+    pub(crate) async fn join_by_agent(
         &self,
         agent: &Agent,
         token_source: &TokenSource,
@@ -73,7 +73,7 @@ impl Applier {
 
     /// Stops an agent that nobody waits for any more: it would go on for ever, and join a cluster at a moment that nobody
     /// awaits.
-    pub(super) async fn hold_agent_back(
+    pub(crate) async fn hold_agent_back(
         &self,
         agent: &Agent,
         sink: &dyn Sink,
@@ -98,7 +98,7 @@ impl Applier {
     }
 
     /// Removes our file with the token.
-    pub(super) fn forget_token(&self, agent: &Agent) -> Result<(), Problem> {
+    pub(crate) fn forget_token(&self, agent: &Agent) -> Result<(), Problem> {
         let path = Utf8Path::new(agent.token);
         if self.host.files.exists(path)? {
             self.host.files.remove(path)?;
@@ -106,7 +106,7 @@ impl Applier {
         Ok(())
     }
 
-    pub(super) async fn leave_by_agent(
+    pub(crate) async fn leave_by_agent(
         &self,
         agent: &Agent,
         sink: &dyn Sink,

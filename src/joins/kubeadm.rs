@@ -3,8 +3,8 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::Join;
+use crate::work::{Hands, Problem, Reverted, Sink};
 use crate::{
-    change::{Applier, Problem, Reverted, Sink},
     error::one_line,
     model::{cluster::Discovery, secret::Secret, token::TokenSource},
     tools::{
@@ -14,17 +14,17 @@ use crate::{
 };
 
 /// Below the state folder while this program joins: what an attempt leaves is this program's.
-pub(super) const JOINING: &str = "joining";
+pub(crate) const JOINING: &str = "joining";
 
 /// The configuration, below the run folder, while kubeadm runs.
-pub(super) const CONFIGURATION: &str = "kubeadm-join.yaml";
+pub(crate) const CONFIGURATION: &str = "kubeadm-join.yaml";
 
 /// Folders that kubeadm makes, outermost first; `kubeadm reset` leaves them.
 const FOLDERS: [&str; 3] = ["/etc/kubernetes", "/etc/kubernetes/pki", "/var/lib/kubelet"];
 
-impl Applier {
+impl Hands {
     /// Those of its folders that are not there yet.
-    pub(super) fn folders_of_kubeadm(&self) -> Result<Vec<Utf8PathBuf>, Problem> {
+    pub(crate) fn folders_of_kubeadm(&self) -> Result<Vec<Utf8PathBuf>, Problem> {
         let mut missing = Vec::new();
         for folder in FOLDERS {
             if !self.exists(folder)? {
@@ -34,7 +34,7 @@ impl Applier {
         Ok(missing)
     }
 
-    pub(super) async fn join_by_kubeadm(
+    pub(crate) async fn join_by_kubeadm(
         &self,
         join: &Join,
         (discovery, socket, ignored): (&Discovery, &str, &[String]),
@@ -161,7 +161,7 @@ impl Applier {
     }
 
     /// Whether kubeadm has begun to join, and perhaps not ended.
-    pub(super) fn has_begun(&self) -> Result<bool, Problem> {
+    pub(crate) fn has_begun(&self) -> Result<bool, Problem> {
         Ok(self.exists(kubeadm::BOOTSTRAP_CONF)? || self.exists(kubeadm::KUBELET_CONF)?)
     }
 
@@ -200,7 +200,7 @@ impl Applier {
             .map(drop)
     }
 
-    pub(super) async fn leave_by_kubeadm(
+    pub(crate) async fn leave_by_kubeadm(
         &self,
         (socket, folders): (&str, &[Utf8PathBuf]),
         sink: &dyn Sink,

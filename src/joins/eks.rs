@@ -2,8 +2,8 @@
 //! says that the machine is proven.
 
 use super::Join;
+use crate::work::{Hands, Problem, Reverted, Sink};
 use crate::{
-    change::{Applier, Problem, Reverted, Sink},
     error::one_line,
     host::Cmd,
     tools::{
@@ -16,8 +16,8 @@ fn stop(unit: &str) -> (String, Cmd) {
     (format!("stop `{unit}`"), systemctl::act("stop", unit))
 }
 
-impl Applier {
-    pub(super) async fn join_by_nodeadm(
+impl Hands {
+    pub(crate) async fn join_by_nodeadm(
         &self,
         join: &Join,
         sink: &dyn Sink,
@@ -39,7 +39,7 @@ impl Applier {
     }
 
     /// `nodeadm` does not join at the next boot, nor goes on now, and its kubelet ends.
-    pub(super) async fn hold_nodeadm_back(&self, sink: &dyn Sink) -> Result<(), Problem> {
+    pub(crate) async fn hold_nodeadm_back(&self, sink: &dyn Sink) -> Result<(), Problem> {
         let files = &self.host.files;
         if files.exists(nodeadm::MAY_JOIN.into())? {
             files.remove(nodeadm::MAY_JOIN.into())?;
@@ -53,7 +53,7 @@ impl Applier {
     }
 
     /// What `nodeadm` has written stays: it came with the image, and user data writes it again at each boot.
-    pub(super) async fn leave_by_nodeadm(&self, sink: &dyn Sink) -> Result<Reverted, Problem> {
+    pub(crate) async fn leave_by_nodeadm(&self, sink: &dyn Sink) -> Result<Reverted, Problem> {
         self.hold_nodeadm_back(sink).await?;
         Ok(Reverted::done(format!(
             "stopped `{}`, and removed `{}`, so `nodeadm` does not join any more",

@@ -10,7 +10,7 @@ use crate::{
         fake::{self, Fakes},
         real::{HttpProxy, RealHttp},
     },
-    tools::sigv4::{self, AwsEndpoint, Credentials},
+    tools::sigv4::{self, Credentials, SignedEndpoint},
 };
 
 const TOKEN: &str = "abcdef.0123456789abcdef";
@@ -28,7 +28,7 @@ const OTHERS: [&str; 4] = [
 
 fn reason(fault: TokenFault) -> &'static str {
     let source = AWS.parse().expect("a place");
-    fault.problem(&source, "").reason()
+    problem(fault, &source, "").reason()
 }
 
 /// The metadata services of all three clouds, each with an identity.
@@ -76,7 +76,7 @@ fn services(fakes: &Fakes) -> impl Fn(&SeenRequest) -> Reply + Send + 'static {
                 key: Secret::new("wJalrXUtnFEMI/K7MDENG"),
                 session: Some(Secret::new("IQoJb3JpZ2luX2VjE")),
             };
-            let target = AwsEndpoint {
+            let target = SignedEndpoint {
                 region: "eu-central-1",
                 service: "secretsmanager",
                 host: "secretsmanager.eu-central-1.amazonaws.com",

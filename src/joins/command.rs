@@ -6,8 +6,8 @@ use std::time::Duration;
 use camino::Utf8Path;
 
 use super::{Join, bad_secret};
+use crate::work::{Hands, Problem, Reverted, Sink};
 use crate::{
-    change::{Applier, Problem, Reverted, Sink},
     error::one_line,
     host::{Cmd, ExecError, trusted::refuse_foreign},
     model::{environment, secret::Secret},
@@ -17,8 +17,8 @@ use crate::{
 /// perhaps removed the file that tells of the membership, and not the rest.
 const LEAVING: &str = "leaving";
 
-impl Applier {
-    pub(super) async fn join_by_command(
+impl Hands {
+    pub(crate) async fn join_by_command(
         &self,
         join: &Join,
         command: &[String],
@@ -36,7 +36,7 @@ impl Applier {
     }
 
     /// Takes the machine out of its cluster. What the command does not do is left to people.
-    pub(super) async fn leave_by_command(
+    pub(crate) async fn leave_by_command(
         &self,
         (command, timeout): (&[String], Duration),
         (environment_file, joined_file): (Option<&Utf8Path>, &Utf8Path),
@@ -83,7 +83,7 @@ impl Applier {
     }
 
     /// Whether there is nothing that the command could undo.
-    pub(super) fn has_left_by_command(
+    pub(crate) fn has_left_by_command(
         &self,
         joined_file: &Utf8Path,
         is_member: bool,
@@ -94,7 +94,7 @@ impl Applier {
     }
 
     /// The command, with what stands in its file now.
-    pub(super) fn with_environment(
+    pub(crate) fn with_environment(
         &self,
         command: &[String],
         environment_file: Option<&Utf8Path>,

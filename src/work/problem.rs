@@ -46,8 +46,8 @@ pub enum Class {
     NewKernel,
     /// The key of a repository could not be fetched.
     KeyNotFetched,
-    /// Docker does not tell which containers a restart would stop.
-    DockerSilent,
+    /// A daemon does not tell which containers a restart would stop.
+    DaemonSilent,
     /// The program of a container runtime refuses its configuration.
     ConfigurationRefused,
 }
