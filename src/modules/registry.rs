@@ -22,7 +22,7 @@ const SMALL: u64 = 256 << 10;
 const SILENCES: u32 = 3;
 
 /// A repository, while it is asked.
-pub(super) struct Registry<'h> {
+pub(crate) struct Registry<'h> {
     host: &'h Host,
     address: Address,
     within: Duration,
@@ -52,7 +52,7 @@ fn refused(answer: &HttpResponse) -> String {
 
 impl<'h> Registry<'h> {
     /// All that is asked together may take so long.
-    pub(super) fn new(host: &'h Host, address: Address, within: Duration) -> Self {
+    pub(crate) fn new(host: &'h Host, address: Address, within: Duration) -> Self {
         Self {
             until: host.clock.monotonic() + within,
             host,
@@ -64,7 +64,7 @@ impl<'h> Registry<'h> {
     }
 
     /// Logs in for more than to read.
-    pub(super) fn for_writing(self) -> Self {
+    pub(crate) fn for_writing(self) -> Self {
         Self {
             writes: true,
             ..self
@@ -72,7 +72,7 @@ impl<'h> Registry<'h> {
     }
 
     /// Returns the files of a tag; `None` if the registry does not have it.
-    pub(super) async fn layers(&mut self, tag: &str) -> Result<Option<Vec<ArtifactLayer>>, String> {
+    pub(crate) async fn layers(&mut self, tag: &str) -> Result<Option<Vec<ArtifactLayer>>, String> {
         let url = self.address.at(&format!("manifests/{tag}"));
         let what = format!("get `{url}`");
         let failed = |why: String| format!("{what}: {why}");
@@ -88,7 +88,7 @@ impl<'h> Registry<'h> {
     }
 
     /// Brings a file.
-    pub(super) async fn blob(
+    pub(crate) async fn blob(
         &mut self,
         layer: &ArtifactLayer,
         limit: u64,
@@ -129,7 +129,7 @@ impl<'h> Registry<'h> {
     }
 
     /// Puts files there, under a tag.
-    pub(super) async fn push(&mut self, tag: &str, files: &[File<'_>]) -> Result<(), String> {
+    pub(crate) async fn push(&mut self, tag: &str, files: &[File<'_>]) -> Result<(), String> {
         if !self.writes {
             // A token may be one to read.
             (self.writes, self.authorization) = (true, None);
@@ -299,7 +299,7 @@ impl<'h> Registry<'h> {
 }
 
 #[cfg(test)]
-pub(super) mod fake {
+pub(crate) mod fake {
     use std::{
         collections::BTreeMap,
         sync::{Mutex, PoisonError},
