@@ -5,12 +5,7 @@ use std::{env, error::Error, fs, io::Write as _, path::Path};
 
 use flate2::{Compression, write::DeflateEncoder};
 
-const TABLES: [&str; 12] = [
-    "compat/cuda-driver-matrix.toml",
-    "profiles/almalinux.toml",
-    "profiles/amzn.toml",
-    "profiles/debian.toml",
-    "profiles/ubuntu.toml",
+const TABLES: [&str; 7] = [
     "src/config/kubernetes.toml",
     "src/facts/detection.toml",
     "src/tools/cuda.toml",
@@ -19,6 +14,9 @@ const TABLES: [&str; 12] = [
     "src/tools/packages/package_faults.toml",
     "src/tools/xid.toml",
 ];
+
+/// Each file of these folders is one of a kind: it counts as soon as it is there.
+const FOLDERS: [&str; 2] = ["clouds", "profiles"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");
@@ -29,6 +27,24 @@ fn main() -> Result<(), Box<dyn Error>> {
         let name = Path::new(table).file_stem().ok_or("a table has no name")?;
         let text = for_programs(&fs::read_to_string(table)?);
         write!(encoder, "{}\n{text}\0", name.display())?;
+    }
+    for folder in FOLDERS {
+        // A file that comes or goes changes the folder.
+        println!("cargo::rerun-if-changed={folder}");
+        let mut names = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let name = entry?
+                .file_name()
+                .into_string()
+                .map_err(|_| "a name is no text")?;
+            names.extend(name.strip_suffix(".toml").map(str::to_owned));
+        }
+        names.sort();
+        for name in names {
+            println!("cargo::rerun-if-changed={folder}/{name}.toml");
+            let text = for_programs(&fs::read_to_string(format!("{folder}/{name}.toml"))?);
+            write!(encoder, "{folder}/{name}\n{text}\0")?;
+        }
     }
     fs::write(out, encoder.finish()?)?;
     Ok(())

@@ -18,13 +18,21 @@ pub mod host;
 
 pub mod tools;
 
+pub mod runtimes;
+
 pub mod facts;
 
 pub mod state;
 
-pub mod compat;
+pub use gpu_compat as compat;
+
+pub mod work;
+
+pub mod joins;
 
 pub mod config;
+
+mod modules;
 
 pub mod change;
 

@@ -9,7 +9,7 @@ use std::{
 
 use camino::Utf8PathBuf;
 use gpu_bootstrap::{
-    cli::{self, World},
+    cli::{self, Console, Env},
     exit::Exit,
     host::real::{self, HttpProxy, RealClock, RealHttp},
     model::secret::{Hiding, Secrets},
@@ -63,19 +63,24 @@ fn main() -> ExitCode {
         Err(error) => return fail("failed to start the log", &error),
     };
     let (out_terminal, err_terminal) = (out.is_terminal(), err.is_terminal());
-    let mut world = World {
-        host: real::host(),
-        root: nix::unistd::geteuid().is_root(),
-        vars: std::env::vars_os()
-            .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
-            .collect(),
+    let vars = std::env::vars_os()
+        .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
+        .collect();
+    let mut console = Console {
         out: Hiding::new(&mut out, &secrets),
         err: Hiding::new(&mut err, &secrets),
-        secrets,
         out_terminal,
         err_terminal,
+        colour: Env::wants_colour(&vars),
         out_width: width(out_terminal, stdout()),
         err_width: width(err_terminal, stderr()),
+        talk: Arc::new(|| Box::new(Hiding::new(stderr(), &Secrets::default()))),
+        drawn,
+    };
+    let env = Env {
+        root: nix::unistd::geteuid().is_root(),
+        vars,
+        secrets,
         exe,
         command: (std::env::args_os().nth(1))
             .map(|word| word.to_string_lossy().into_owned())
@@ -87,10 +92,9 @@ fn main() -> ExitCode {
             };
             Arc::new(RealHttp::new(Arc::new(RealClock), Some(proxy)))
         }),
-        talk: Arc::new(|| Box::new(Hiding::new(stderr(), &Secrets::default()))),
-        drawn,
     };
-    let exit = runtime.block_on(cli::run(std::env::args_os().collect(), &mut world));
+    let words = std::env::args_os().collect();
+    let exit = runtime.block_on(cli::run(words, &real::host(), &env, &mut console));
     logging.finish();
     // Reading threads of the runtime may still wait for children that outlive us.
     runtime.shutdown_background();

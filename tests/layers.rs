@@ -12,14 +12,18 @@ mod source;
 
 /// From the ground up. Modules on one line are of one floor and do not use each other.
 const FLOORS: &[&[&str]] = &[
+    &["compat"],
     &["model", "exit"],
     &["error"],
     &["host"],
     &["tools"],
+    &["runtimes"],
     &["facts"],
     &["state"],
-    &["compat"],
+    &["work"],
+    &["joins"],
     &["config"],
+    &["modules"],
     &["change"],
     &["step"],
     &["check"],
@@ -219,6 +223,44 @@ fn only_backends_and_the_profile_reader_name_a_package_manager() {
     assert!(
         wrong.is_empty(),
         "code that names a package manager:\n{}",
+        wrong.join("\n")
+    );
+}
+
+/// What depends on the container runtime is behind one seam: no other code names one. Sentences for people, and lists of
+/// public ids, are texts and do not count.
+#[test]
+fn only_the_room_of_runtimes_names_one_in_code() {
+    const NAMES: [&str; 4] = ["docker", "containerd", "crio", "podman"];
+    const ALLOWED: [&[&str]; 6] = [
+        // The list of the steps.
+        &["steps"],
+        // Findings about the containerd of a kubelet.
+        &["checks"],
+        &["checks", "containerd"],
+        &["checks", "kubelet"],
+        &["state", "kubelet"],
+        // nodeadm writes containerd's file itself.
+        &["config", "cluster"],
+    ];
+    let mut wrong = Vec::new();
+    for module in PRODUCT.all() {
+        let is_allowed = ALLOWED.iter().any(|allowed| module.path == *allowed);
+        if is_allowed || starts(&module.path, &["runtimes"]) {
+            continue;
+        }
+        for (identifier, line) in module.identifiers() {
+            if words(identifier)
+                .iter()
+                .any(|word| NAMES.contains(&&**word))
+            {
+                wrong.push(format!("{}: `{identifier}`", module.place(line)));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "code that names a container runtime:\n{}",
         wrong.join("\n")
     );
 }

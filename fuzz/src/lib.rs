@@ -16,7 +16,7 @@ use std::{
 
 use camino::Utf8Path;
 use gpu_bootstrap::{
-    cli::{self, World},
+    cli::{self, Console, Env},
     exit::Exit,
     facts,
     host::{
@@ -34,10 +34,13 @@ use gpu_bootstrap::{
         text::{colour_mark, without_controls},
         version::{DriverVersion, KernelVersion},
     },
+    runtimes::{
+        ConfigFile, Version, cdi,
+        containerd::{self, ctr, layout},
+        crictl, crio, docker,
+    },
     tools::{
-        accounts, cdi, container_view,
-        containerd::{self, layout},
-        crictl, crio, ctr, dkms, docker, faults, initramfs, kernel_log, kmod, kubelet,
+        accounts, container_view, dkms, faults, initramfs, kernel_log, kmod, kubelet,
         kubernetes::{kubeadm, kubeconfig, kubectl},
         lspci, module_file, mounts, openpgp,
         packages::Manager,
@@ -98,20 +101,22 @@ fn run(host: &Host, args: &[&str]) -> Said {
     let (mut talk, more) = (err.clone(), err.clone());
     let network = host.http.clone();
     let secrets = Secrets::default();
-    let mut world = World {
-        host: host.clone(),
+    let env = Env {
         root: true,
         vars: BTreeMap::new(),
-        out: Hiding::new(&mut out, &secrets),
-        err: Hiding::new(&mut talk, &secrets),
-        secrets,
-        out_terminal: false,
-        err_terminal: false,
-        out_width: 80,
-        err_width: 80,
+        secrets: secrets.clone(),
         exe: "/usr/local/bin/gpu-bootstrap".into(),
         command: args.join(" "),
         proxied: Arc::new(move |_, _| network.clone()),
+    };
+    let mut console = Console {
+        out: Hiding::new(&mut out, &secrets),
+        err: Hiding::new(&mut talk, &secrets),
+        out_terminal: false,
+        err_terminal: false,
+        colour: false,
+        out_width: 80,
+        err_width: 80,
         talk: Arc::new(move || Box::new(more.clone())),
         drawn: Default::default(),
     };
@@ -123,8 +128,8 @@ fn run(host: &Host, args: &[&str]) -> Said {
         .enable_all()
         .build()
         .expect("a runtime");
-    let exit = runtime.block_on(cli::run(line, &mut world));
-    drop(world);
+    let exit = runtime.block_on(cli::run(line, host, &env, &mut console));
+    drop(console);
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
     let err = text(err.0.lock().expect("nobody panicked").clone());
     let said = Said {
@@ -682,16 +687,12 @@ fn runtimes(text: &str) {
     }
     let _ = containerd::parse_config(text);
     let _ = check_toml(text);
-    let file = layout::ConfigFile {
+    let file = ConfigFile {
         path: "/etc/containerd/config.toml".into(),
         text: Some(text.to_owned()),
     };
-    let _ = layout::Version::parse(text);
-    for version in [
-        None,
-        Some(layout::Version(1, 7)),
-        Some(layout::Version(2, 1)),
-    ] {
+    let _ = Version::parse(text);
+    for version in [None, Some(Version(1, 7)), Some(Version(2, 1))] {
         let files = [file.clone()];
         let _ = containerd::faults::faults(&files, &files, version);
         let _ = containerd::faults::programs(&files, version);
@@ -706,9 +707,9 @@ fn runtimes(text: &str) {
         };
         let _ = layout::settings(&files, version, &wanted);
     }
-    let file = crio::CrioFile {
+    let file = ConfigFile {
         path: "/etc/crio/crio.conf".into(),
-        text: text.to_owned(),
+        text: Some(text.to_owned()),
     };
     let files = [file];
     let _ = crio::programs(&files);

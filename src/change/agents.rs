@@ -1,10 +1,12 @@
 //! The agents of k3s and RKE2 after the container toolkit has gone. They look for its runtime only when they start.
 
 use super::{Applier, Problem, Reverted, Sink};
-use crate::tools::{
-    kubelet::OWNERS,
-    kubernetes::agents::{self, Agent},
-    systemctl, toolkit,
+use crate::{
+    runtimes::OWNERS,
+    tools::{
+        kubernetes::agents::{self, Agent},
+        systemctl, toolkit,
+    },
 };
 
 /// The agent that a unit runs.

@@ -24,22 +24,19 @@ use super::{
     verbs::Verbs,
 };
 use crate::{
-    config::desired::{Daemon, PackagePolicy},
-    host::{Cmd, ExecError, FilesError, Host, Output, ReadFiles, digest::sha256},
+    config::desired::{Daemon, Desired, PackagePolicy},
+    host::{FilesError, Host, ReadFiles, digest::sha256},
     model::secret::Secrets,
     tools::{kmod, packages::Backend},
+    work::Hands,
 };
-
-/// The pause between two looks at something that is awaited.
-const POLL: Duration = Duration::from_secs(1);
 
 /// Performs changes. There is one per run: it remembers whether the package lists are fresh.
 #[derive(Clone)]
 pub struct Applier {
-    pub(super) host: Host,
+    pub(super) hands: Hands,
     pub(super) policy: PackagePolicy,
     pub(super) backend: &'static dyn Backend,
-    pub(super) state: Utf8PathBuf,
     pub(super) backups: Backups,
     pub(super) lists: Arc<Lists>,
     pub(super) holds: Arc<OwnHolds>,
@@ -56,9 +53,14 @@ pub struct Applier {
     pub(super) simulating: Arc<tokio::sync::Mutex<()>>,
     /// What the run wants; `None` if any source may be needed.
     pub(super) wanted: Option<Arc<WantedPackages>>,
-    pub(super) stop: CancellationToken,
-    /// What the run hides: secrets that a change reads are added.
-    pub(super) secrets: Secrets,
+}
+
+impl std::ops::Deref for Applier {
+    type Target = Hands;
+
+    fn deref(&self) -> &Hands {
+        &self.hands
+    }
 }
 
 impl Applier {
@@ -67,10 +69,14 @@ impl Applier {
     pub fn new(host: Host, policy: PackagePolicy, state: Utf8PathBuf) -> Self {
         Self {
             backups: Backups::new(host.files.clone(), &state),
-            host,
+            hands: Hands {
+                host,
+                state,
+                stop: CancellationToken::new(),
+                secrets: Secrets::default(),
+            },
             backend: policy.manager.backend(),
             policy,
-            state,
             lists: Arc::default(),
             holds: Arc::default(),
             need_toolkit: Arc::default(),
@@ -78,8 +84,6 @@ impl Applier {
             pausing: Arc::default(),
             simulating: Arc::default(),
             wanted: None,
-            stop: CancellationToken::new(),
-            secrets: Secrets::default(),
         }
     }
 
@@ -100,7 +104,7 @@ impl Applier {
     /// The secrets of the run.
     #[must_use]
     pub fn hiding(mut self, secrets: Secrets) -> Self {
-        self.secrets = secrets;
+        self.hands.secrets = secrets;
         self
     }
 
@@ -108,50 +112,8 @@ impl Applier {
     /// interrupted.
     #[must_use]
     pub fn stopped_by(mut self, stop: CancellationToken) -> Self {
-        self.stop = stop;
+        self.hands.stop = stop;
         self
-    }
-
-    /// Sleeps; a request to stop ends the sleep with an error.
-    pub(super) async fn pause_for(&self, duration: Duration, what: &str) -> Result<(), Problem> {
-        self.unless_stopped(what, self.host.clock.sleep(duration))
-            .await
-    }
-
-    /// Waits for a future that may be dropped at any moment; a request to stop ends the wait.
-    pub(super) async fn unless_stopped<T>(
-        &self,
-        what: &str,
-        waited_for: impl Future<Output = T>,
-    ) -> Result<T, Problem> {
-        tokio::select! {
-            biased;
-            () = self.stop.cancelled() => Err(Problem::stopped(what)),
-            got = waited_for => Ok(got),
-        }
-    }
-
-    /// Looks again and again until something is there; `None` if it is not in time.
-    pub(super) async fn awaited<T, F>(
-        &self,
-        what: &str,
-        bound: Duration,
-        look: impl Fn() -> F,
-    ) -> Result<Option<T>, Problem>
-    where
-        F: Future<Output = Result<Option<T>, Problem>>,
-    {
-        let clock = &self.host.clock;
-        let started = clock.monotonic();
-        loop {
-            if let Some(found) = look().await? {
-                return Ok(Some(found));
-            }
-            if clock.monotonic().saturating_sub(started) >= bound {
-                return Ok(None);
-            }
-            self.pause_for(POLL, what).await?;
-        }
     }
 
     async fn undo(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {
@@ -233,31 +195,21 @@ impl Applier {
             disk: None,
         })??)
     }
-
-    /// Runs a command to its end and passes each output line to the sink.
-    pub(super) async fn exec(&self, cmd: &Cmd, sink: &dyn Sink) -> Result<Output, ExecError> {
-        self.host
-            .exec
-            .run(cmd, &mut |_, line| sink.line(line))
-            .await
-    }
-
-    /// Runs a command that must exit with 0.
-    pub(super) async fn tool(
-        &self,
-        what: &str,
-        cmd: &Cmd,
-        sink: &dyn Sink,
-    ) -> Result<Output, Problem> {
-        self.exec(cmd, sink)
-            .await
-            .and_then(|output| output.success(cmd))
-            .map_err(|source| Problem::tool(what, source))
-    }
 }
 
 #[async_trait]
 impl Verbs for Applier {
+    fn anew(&self, desired: &Desired, holds: BTreeSet<String>) -> Arc<dyn Verbs> {
+        let other = Self::new(
+            self.host.clone(),
+            desired.packages.clone(),
+            self.state.clone(),
+        );
+        let other = other.hiding(self.secrets.clone()).holding(holds);
+        let wanted = WantedPackages::of(desired);
+        Arc::new(other.wanting(wanted).stopped_by(self.stop.clone()))
+    }
+
     async fn resume_paused(&self, sink: &dyn Sink) {
         self.paused_for_run.store(false, Ordering::Release);
         self.release_timers(sink).await;

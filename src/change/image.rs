@@ -6,8 +6,8 @@ use super::{Applier, Problem, Reverted, Sink, Undo};
 use crate::{
     config::desired::RuntimeKind,
     error::one_line,
-    host::{Cmd, ExecError, Reader, exec::Status},
-    tools::{ctr, docker, faults, podman},
+    host::{Cmd, ExecError, Reader},
+    tools::faults,
 };
 
 /// Waiting times between attempts: registries limit rates, and networks fail for a while.
@@ -26,35 +26,21 @@ pub async fn has_image(
     runtime: RuntimeKind,
     image: &str,
 ) -> Result<Option<bool>, ExecError> {
-    let image = &*name(runtime, image);
-    let query = match runtime {
-        RuntimeKind::Docker => docker::inspect_image(image),
-        RuntimeKind::Containerd => ctr::images(ctr::KUBERNETES),
-        RuntimeKind::Podman => podman::has_image(image),
-        // Nothing runs a container in it, so nothing needs an image.
-        RuntimeKind::Crio => return Ok(None),
+    // Nothing runs a container in it, so nothing needs an image.
+    let Some(client) = runtime.runtime().containers() else {
+        return Ok(None);
     };
+    let image = &*client.image_name(image);
+    let query = client.find_image(image);
     let output = match host.query(&query).await {
         Ok(output) => output,
         Err(ExecError::NotFound { .. }) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let absent = match runtime {
-        // A daemon that does not answer has not said that the image is missing.
-        RuntimeKind::Docker => {
-            !output.ok() && output.stderr.to_lowercase().contains("no such image")
-        }
-        RuntimeKind::Podman => output.status == Status::Exited(podman::NO_IMAGE),
-        RuntimeKind::Containerd | RuntimeKind::Crio => false,
-    };
-    if absent {
-        return Ok(Some(false));
+    match client.has_image(image, &output) {
+        Some(is_there) => Ok(Some(is_there)),
+        None => Err(output.failure(query.cmd())),
     }
-    let output = output.success(query.cmd())?;
-    Ok(Some(match runtime {
-        RuntimeKind::Containerd => output.stdout.lines().any(|line| line.trim() == image),
-        RuntimeKind::Docker | RuntimeKind::Podman | RuntimeKind::Crio => true,
-    }))
 }
 
 impl Applier {
@@ -82,7 +68,7 @@ impl Applier {
     }
 
     /// Pulls an image, unless it is there. Logins come from where the runtime's client has its own:
-    /// `/root/.docker/config.json`, or [`ctr::HOSTS`].
+    /// [`Containers::pull`](crate::runtimes::Containers::pull).
     pub(super) async fn pull_image(
         &self,
         runtime: RuntimeKind,
@@ -93,21 +79,19 @@ impl Applier {
         if self.has_image(runtime, image).await? == Some(true) {
             return Ok(());
         }
-        let name = name(runtime, image);
-        let cmd = match runtime {
-            RuntimeKind::Docker => docker::pull(&name),
-            RuntimeKind::Podman => self.by_proxy(podman::pull(&name)),
-            RuntimeKind::Crio => return Ok(()),
-            RuntimeKind::Containerd => {
-                let hosts = self.host.files.exists(ctr::HOSTS.into())?;
-                self.by_proxy(ctr::pull(ctr::KUBERNETES, &name, hosts))
-            }
+        let Some(client) = runtime.runtime().containers() else {
+            return Ok(());
+        };
+        let cmd = client.pull(&*self.host.files, &client.image_name(image))?;
+        let cmd = match client.client_pulls() {
+            true => self.by_proxy(cmd),
+            false => cmd,
         };
         self.pull_with_retries(runtime, image, cmd, limit, sink)
             .await
     }
 
-    /// `ctr` and Podman download by themselves, Docker's daemon does it with its own settings.
+    /// Some clients download by themselves, others have their daemon do it with its own settings.
     fn by_proxy(&self, mut cmd: Cmd) -> Cmd {
         if let Some(proxy) = &self.policy.proxy {
             cmd = cmd
@@ -165,35 +149,21 @@ impl Applier {
             }
             Some(true) => {}
         }
-        let name = name(runtime, image);
-        let cmd = match runtime {
-            RuntimeKind::Docker => docker::remove_image(&name),
-            RuntimeKind::Containerd => ctr::remove(ctr::KUBERNETES, &name),
-            RuntimeKind::Podman => podman::remove_image(&name),
-            RuntimeKind::Crio => {
-                return Ok(Reverted::nothing("CRI-O got no image"));
-            }
+        let Some(client) = runtime.runtime().containers() else {
+            return Ok(Reverted::nothing("the runtime got no image"));
         };
+        let cmd = client.remove_image(&client.image_name(image));
         let what = format!("remove the image `{image}`");
         if let Err(error) = self.tool(&what, &cmd, sink).await {
             return match error.ended() {
                 // A container of somebody uses it.
-                Some(ended @ ExecError::Failed { .. }) if runtime == RuntimeKind::Podman => Ok(
+                Some(ended @ ExecError::Failed { .. }) if client.keeps_used_images() => Ok(
                     Reverted::left(format!("the image `{image}`"), one_line(ended)),
                 ),
                 _ => Err(error),
             };
         }
         Ok(Reverted::done(format!("removed the image `{image}`")))
-    }
-}
-
-/// The name of an image for a runtime's client.
-pub(super) fn name(runtime: RuntimeKind, image: &str) -> String {
-    match runtime {
-        RuntimeKind::Docker | RuntimeKind::Crio => image.to_owned(),
-        // Podman asks which registry a name without one means.
-        RuntimeKind::Containerd | RuntimeKind::Podman => ctr::full_name(image),
     }
 }
 
@@ -227,6 +197,7 @@ fn not_pulled(image: &str, runtime: &str, error: &ExecError, limit: Duration) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::exec::Status;
 
     #[test]
     fn the_message_has_the_clients_last_line() {

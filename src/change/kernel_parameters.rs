@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Applier, Problem, Reverted, Sink, Undo};
-use crate::tools::{docker, sysctl};
+use crate::{runtimes::RuntimeKind, tools::sysctl};
 
 /// Why something of the kernel's network stays.
 pub(super) fn needed_by(bridges: &[String]) -> String {
@@ -103,11 +103,16 @@ impl Applier {
                 continue;
             }
             let is_used = !files.list(&interface.join("brif"))?.is_empty();
-            let may_be_used = match name.as_str() {
-                sysctl::BRIDGE_OF_PODS => false,
-                docker::BRIDGE => (self.unit_state_if_any(docker::UNIT).await?)
-                    .is_some_and(|unit| unit.is_active()),
-                _ => true,
+            let mut known = RuntimeKind::ALL
+                .into_iter()
+                .map(|kind| kind.runtime().facts());
+            let whose = known.find(|facts| facts.bridge == Some(&*name));
+            let may_be_used = match whose.and_then(|facts| facts.unit) {
+                _ if name == sysctl::BRIDGE_OF_PODS => false,
+                Some(unit) => {
+                    (self.unit_state_if_any(unit).await?).is_some_and(|unit| unit.is_active())
+                }
+                None => true,
             };
             if is_used || may_be_used {
                 found.push(name);

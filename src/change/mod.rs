@@ -25,7 +25,6 @@ mod agents;
 mod applier;
 mod backup;
 mod describe;
-mod docker;
 mod edits;
 mod file;
 mod image;
@@ -35,7 +34,7 @@ mod labels;
 mod module;
 pub mod packages;
 pub mod probe;
-mod problem;
+mod reload;
 mod runtime;
 #[cfg(test)]
 mod tests;
@@ -49,14 +48,15 @@ use std::collections::BTreeMap;
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
+pub use crate::joins::{Join, Leave};
+pub use crate::work::{CHANGED_SINCE, Class, Problem, Reverted, STOPPED, Sink};
 pub use applier::Applier;
 pub use edits::Edit;
 pub use image::has_image;
-pub use join::{Admission, Join, Leave, LeaveCluster, RestoreLabels};
+pub use join::{Admission, LeaveCluster, RestoreLabels};
 pub use probe::{ProofRecord, Proving};
-pub use problem::{CHANGED_SINCE, Class, Problem, STOPPED};
 pub use runtime::RuntimeSettings;
-pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, RuntimeDaemon, Saved, Undo};
+pub use undo::{Afterwards, FileAfter, FileBefore, RuntimeDaemon, Saved, Undo};
 pub use unit::RestoreUnit;
 pub use verbs::{NoVerbs, Verbs};
 
@@ -279,18 +279,4 @@ pub enum Lock {
     Modules,
     /// Container runtimes.
     Containers,
-}
-
-/// Receives the output and the progress of a change while it is applied.
-pub trait Sink: Send + Sync {
-    /// A line that a tool printed.
-    fn line(&self, line: &str);
-    /// Progress: the amount done, the total if it is known, and the unit (`bytes`, `packages`, …).
-    fn progress(&self, current: u64, total: Option<u64>, unit: &str);
-    /// An attempt failed and is repeated after a pause.
-    fn retry(&self, message: &str, in_seconds: f64);
-    /// What a person must know at the end, although nothing failed.
-    fn note(&self, message: &str) {
-        self.line(message);
-    }
 }

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -24,8 +24,8 @@ use crate::{
     error::one_line,
     host::{ExecError, Output, Query, digest::sha256},
     model::document::{Document, FileSettings, Format},
-    state::CONTAINERD_CONFIG,
-    tools::{containerd, crictl, crio, ctr, docker, toolkit},
+    runtimes::{Config, PickUp, ReadError, Validated},
+    tools::toolkit,
 };
 
 /// What a container runtime has to be configured with.
@@ -62,7 +62,7 @@ struct Swap<'a> {
     former: &'a [FileBefore],
     created_folders: &'a [Utf8PathBuf],
     /// The settings that the daemon must have afterwards, with its configuration before; `None` in an undo.
-    wanted: Option<(&'a RuntimeSettings, Option<EffectiveConfig>)>,
+    wanted: Option<(&'a RuntimeSettings, Option<Config>)>,
 }
 
 impl Applier {
@@ -121,7 +121,10 @@ impl Applier {
                 "its undo is not that of a container runtime",
             ));
         };
-        let known = self.known(settings.kind).await?.and_then(Result::ok);
+        let known = match self.validated(settings.kind, &settings.unit, &[]).await? {
+            Validated::Reads(config) => Some(config),
+            Validated::Untold | Validated::Accepted | Validated::Refused(_) => None,
+        };
         for one in &settings.files {
             let (document, _) = self.with(one)?;
             let path = self.target_of(&one.path)?;
@@ -221,8 +224,8 @@ impl Applier {
         let why = match refused {
             Some(why) => why,
             None => match self.take_up(swap, sink).await {
-                // Docker gave no answer, so nobody knows which configuration it runs with.
-                Err(why) if why.class == Class::DockerSilent => return Err(why),
+                // It gave no answer, so nobody knows which configuration it runs with.
+                Err(why) if why.class == Class::DaemonSilent => return Err(why),
                 Err(why) => why,
                 done => return done,
             },
@@ -264,8 +267,9 @@ impl Applier {
         }
         self.remove_created(swap.created_folders)?;
         if is_seen {
-            // A restart would stop the containers of a Docker that still runs.
-            let goes_on = *kind == Daemon::Docker && self.unit_state(unit).await?.is_active();
+            // A restart would stop the containers of one that still runs.
+            let reloads = matches!(kind.configured().pick_up(), PickUp::Reload(_));
+            let goes_on = reloads && self.unit_state(unit).await?.is_active();
             let verb = if goes_on { "reload" } else { "restart" };
             self.bring_up(verb, unit, sink).await?;
             self.answers(*kind, false, sink).await?;
@@ -283,47 +287,28 @@ impl Applier {
         {
             return Ok(None);
         }
-        if *kind == Daemon::Docker {
-            let paths = swap.former.iter().map(|file| file.path.as_path());
-            return self.docker_refuses(unit, paths).await;
-        }
-        Ok(match self.known(*kind).await? {
-            None => None,
-            Some(Err(why)) => Some(why),
-            Some(Ok(now)) => now.flaw(swap),
+        let paths: Vec<&Utf8Path> = swap.former.iter().map(|file| file.path.as_path()).collect();
+        Ok(match self.validated(*kind, unit, &paths).await? {
+            Validated::Untold | Validated::Accepted => None,
+            Validated::Refused(why) => Some(why),
+            Validated::Reads(now) => flaw(&now, swap),
         })
     }
 
-    /// Returns the configuration with which a daemon would run, as its program reads the files, or why it refuses
-    /// them. `None` if no program tells: Docker's prints none, and `containerd config dump` of 1.6 fails if there is
-    /// no file, although the daemon starts.
-    async fn known(
+    /// What the program of a daemon makes of its files.
+    async fn validated(
         &self,
         kind: Daemon,
-    ) -> Result<Option<Result<EffectiveConfig, String>>, Problem> {
-        let query = match kind {
-            Daemon::Containerd if self.host.files.exists(CONTAINERD_CONFIG.into())? => {
-                containerd::config_dump()
-            }
-            Daemon::Crio => crio::config(),
-            Daemon::Docker | Daemon::Containerd => return Ok(None),
-        };
-        let Some(said) = self.answer_of(kind.name(), &query).await? else {
-            return Ok(Some(Err(format!("{} is not installed", kind.name()))));
-        };
-        Ok(Some(match kind {
-            _ if !said.ok() => Err(last_lines(&said)),
-            Daemon::Crio => crio::parse(&said.stdout).map(|config| EffectiveConfig {
-                runtimes: config.runtimes.into_keys().collect(),
-                default: config.default_runtime,
-                enabled: true,
-            }),
-            _ => containerd::parse_config(&said.stdout).map(|config| EffectiveConfig {
-                runtimes: config.runtimes.into_iter().collect(),
-                default: config.default_runtime,
-                enabled: config.enabled,
-            }),
-        }))
+        unit: &str,
+        paths: &[&Utf8Path],
+    ) -> Result<Validated, Problem> {
+        let read = (kind.configured())
+            .validate(self.host.reader(), unit, paths)
+            .await;
+        read.map_err(|error| match error {
+            ReadError::Files(error) => error.into(),
+            ReadError::Exec(error) => Problem::tool(format!("ask {}", kind.name()), error),
+        })
     }
 
     /// Makes the daemon use the files, and waits until it answers with them.
@@ -338,15 +323,17 @@ impl Applier {
         if !runs {
             return Ok(Reverted::nothing(format!("`{unit}` is not running")));
         }
-        match (kind, &swap.wanted) {
-            (Daemon::Docker, Some((settings, _))) => self.docker_takes_up(settings, sink).await?,
-            (Daemon::Docker, None) => {
-                if let Some(ending) = self.docker_keeps(swap.daemon, sink).await? {
+        match (kind.configured().pick_up(), &swap.wanted) {
+            (PickUp::Reload(words), Some((settings, _))) => {
+                self.reload(settings, &words, sink).await?;
+            }
+            (PickUp::Reload(words), None) => {
+                if let Some(ending) = self.forgets(swap.daemon, &words, sink).await? {
                     return Ok(ending);
                 }
             }
-            // Containers of these two keep running during a restart.
-            (Daemon::Containerd | Daemon::Crio, _) => self.restart_unit(unit, sink).await?,
+            // Containers keep running during a restart.
+            (PickUp::Restart, _) => self.restart_unit(unit, sink).await?,
         }
         self.answers(*kind, swap.wanted.is_some(), sink).await?;
         Ok(Reverted::done(format!("restarted `{unit}`")))
@@ -383,50 +370,14 @@ impl Applier {
         for_kubelet: bool,
         sink: &dyn Sink,
     ) -> Result<Option<String>, Problem> {
-        let query = match kind {
-            Daemon::Docker => docker::info(),
-            Daemon::Containerd => ctr::version(),
-            Daemon::Crio => crio::status(),
-        };
-        let Some(said) = self.answer_of(kind.name(), &query).await? else {
-            return Ok(None);
-        };
-        match kind {
-            Daemon::Docker => Ok(match docker::parse_info(&said.stdout) {
-                Ok(mut info) => info.server_errors.pop(),
-                Err(why) => Some(why),
-            }),
-            Daemon::Containerd if said.ok() && for_kubelet => self.cri_flaw(sink).await,
-            Daemon::Containerd | Daemon::Crio => Ok((!said.ok()).then(|| last_lines(&said))),
+        let said = (kind.configured())
+            .answers(self.host.reader(), for_kubelet)
+            .await;
+        let said = said.map_err(|source| Problem::tool(format!("ask {}", kind.name()), source))?;
+        for note in &said.notes {
+            sink.line(note);
         }
-    }
-
-    /// Returns why CRI, the part of containerd that the kubelet talks to, cannot be used yet. The list of plugins
-    /// tells it, and CRI itself if `crictl` is installed.
-    async fn cri_flaw(&self, sink: &dyn Sink) -> Result<Option<String>, Problem> {
-        let plugins = self.answer_of("ctr", &ctr::plugins()).await?;
-        let status = (plugins.as_ref()).and_then(|said| ctr::cri_status(&said.stdout));
-        if let Some(status) = status.filter(|status| *status != "ok") {
-            return Ok(Some(format!("the status of its CRI plugin is `{status}`")));
-        }
-        let Some(said) = self.answer_of("crictl", &crictl::info()).await? else {
-            return Ok(None);
-        };
-        if !said.ok() {
-            let is_of_another_version = status.is_some() && crictl::knows_no_service(&said.stderr);
-            return Ok((!is_of_another_version).then(|| last_lines(&said)));
-        }
-        let conditions = match crictl::parse_info(&said.stdout) {
-            Ok(conditions) => conditions,
-            Err(why) => return Ok(Some(why)),
-        };
-        let flaw = |name| conditions.iter().find(|one| one.name == name)?.flaw();
-        let runtime = flaw("RuntimeReady");
-        // A new node has no pod network before it joins.
-        if let (None, Some(network)) = (&runtime, flaw("NetworkReady")) {
-            sink.line(&format!("containerd has no pod network yet: {network}"));
-        }
-        Ok(runtime)
+        Ok(said.flaw)
     }
 
     /// Returns the answer of a program, whatever its exit status; `None` if it is not installed.
@@ -506,54 +457,34 @@ fn left(swap: &Swap<'_>, error: &Problem) -> Reverted {
     )
 }
 
-/// The part of a daemon's effective configuration that is judged.
-struct EffectiveConfig {
-    runtimes: BTreeSet<String>,
-    default: Option<String>,
-    enabled: bool,
-}
-
-impl EffectiveConfig {
-    /// Returns why this configuration is not the wanted one; `None` if it is.
-    fn flaw(&self, swap: &Swap<'_>) -> Option<String> {
-        let default = self.default.as_deref();
-        let Some((settings, before)) = &swap.wanted else {
-            let lost = default.filter(|name| !self.runtimes.contains(*name));
-            return lost.map(|name| {
-                format!("its default runtime would be {name}, which it would not know")
-            });
-        };
-        let lost: Vec<&str> = (before.iter())
-            .flat_map(|before| before.runtimes.difference(&self.runtimes))
-            .map(String::as_str)
-            .collect();
-        if !lost.is_empty() {
-            Some(format!("it would lose the runtime {}", lost.join(", ")))
-        } else if !self.runtimes.contains(&settings.runtime) {
-            Some(format!(
-                "it would not know the runtime {}",
-                settings.runtime
-            ))
-        } else if settings.default && default != Some(&settings.runtime) {
-            Some(format!(
-                "its default runtime would be {}, not {}",
-                default.unwrap_or("none"),
-                settings.runtime
-            ))
-        } else {
-            (!self.enabled).then(|| "its CRI plugin would be disabled".to_owned())
-        }
-    }
-}
-
-/// Returns the last lines of a program's errors.
-pub(super) fn last_lines(output: &Output) -> String {
-    let said = match output.stderr.trim() {
-        "" => output.stdout.trim(),
-        said => said,
+/// Returns why a configuration is not the wanted one; `None` if it is.
+fn flaw(now: &Config, swap: &Swap<'_>) -> Option<String> {
+    let default = now.default.as_deref();
+    let Some((settings, before)) = &swap.wanted else {
+        let lost = default.filter(|name| !now.runtimes.contains(*name));
+        return lost
+            .map(|name| format!("its default runtime would be {name}, which it would not know"));
     };
-    let lines: Vec<&str> = said.lines().collect();
-    lines[lines.len().saturating_sub(3)..].join("\n")
+    let lost: Vec<&str> = (before.iter())
+        .flat_map(|before| before.runtimes.difference(&now.runtimes))
+        .map(String::as_str)
+        .collect();
+    if !lost.is_empty() {
+        Some(format!("it would lose the runtime {}", lost.join(", ")))
+    } else if !now.runtimes.contains(&settings.runtime) {
+        Some(format!(
+            "it would not know the runtime {}",
+            settings.runtime
+        ))
+    } else if settings.default && default != Some(&settings.runtime) {
+        Some(format!(
+            "its default runtime would be {}, not {}",
+            default.unwrap_or("none"),
+            settings.runtime
+        ))
+    } else {
+        (!now.serves_pods).then(|| "its CRI plugin would be disabled".to_owned())
+    }
 }
 
 #[cfg(test)]

@@ -204,28 +204,6 @@ pub struct Saved {
     pub link: Option<Utf8PathBuf>,
 }
 
-/// The result of an undo.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reverted {
-    /// The change is undone.
-    Done {
-        /// What was done, for the user.
-        what: String,
-    },
-    /// There was nothing to undo.
-    Nothing {
-        /// The reason.
-        why: String,
-    },
-    /// A part of the change stays.
-    Left {
-        /// What stays.
-        what: String,
-        /// The reason.
-        why: String,
-    },
-}
-
 impl Undo {
     /// Nothing must be undone, for this reason.
     pub fn nothing(why: impl Into<String>) -> Self {
@@ -328,54 +306,10 @@ impl FileAfter {
     }
 }
 
-impl Reverted {
-    /// The change is undone: this was done.
-    pub fn done(what: impl Into<String>) -> Self {
-        Self::Done { what: what.into() }
-    }
-
-    /// There was nothing to undo, for this reason.
-    pub fn nothing(why: impl Into<String>) -> Self {
-        Self::Nothing { why: why.into() }
-    }
-
-    /// This stays, for this reason.
-    pub fn left(what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self::Left {
-            what: what.into(),
-            why: why.into(),
-        }
-    }
-
-    /// Combines results: `Left` outweighs `Done`, and `Done` outweighs `Nothing`.
-    #[must_use]
-    pub fn of(endings: Vec<Self>) -> Self {
-        let (mut done, mut nothing, mut left, mut whys) = (vec![], vec![], vec![], vec![]);
-        for ending in endings {
-            match ending {
-                Self::Done { what } => done.push(what),
-                Self::Nothing { why } => nothing.push(why),
-                Self::Left { what, why } => {
-                    left.push(what);
-                    whys.push(why);
-                }
-            }
-        }
-        if !left.is_empty() {
-            whys.dedup();
-            Self::left(left.join("; "), whys.join("; "))
-        } else if !done.is_empty() {
-            Self::done(done.join("; "))
-        } else {
-            nothing.dedup();
-            Self::nothing(nothing.join("; "))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::work::Reverted;
 
     #[test]
     fn two_restarts_of_a_unit_are_one() {

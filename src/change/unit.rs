@@ -6,13 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Afterwards, Applier, Problem, Reverted, Sink, Undo, agents};
 use crate::{
-    error::one_line,
-    host::{ExecError, Output},
-    state::units,
-    tools::{
-        initramfs,
-        systemctl::{self, UnitState},
-    },
+    host::Output,
+    tools::{initramfs, systemctl},
 };
 
 /// The result of a unit that systemd does not start because it was started too often. Source: systemd.exec(5),
@@ -41,13 +36,6 @@ pub struct RestoreUnit {
 }
 
 impl Applier {
-    pub(super) async fn unit_state(&self, unit: &str) -> Result<UnitState, Problem> {
-        let state = units::unit_state(&self.host, unit).await;
-        state.map_err(|error| {
-            Problem::new("tool-failed", format!("query the state of `{unit}`")).caused_by(error)
-        })
-    }
-
     pub(super) async fn capture_unit(&self, unit: &str, start: bool) -> Result<Undo, Problem> {
         let state = self.unit_state(unit).await?;
         Ok(Undo::RestoreUnit(RestoreUnit {
@@ -186,18 +174,6 @@ impl Applier {
         let said = ran.stderr.trim();
         let journal = self.words_of(unit).await;
         journal.or_else(|| (!said.is_empty()).then(|| said.to_owned()))
-    }
-
-    /// The last journal lines of the unit; `None` if there are none. Why they cannot be read is told in their place: what
-    /// they would explain has failed already, and is what must be told.
-    pub(super) async fn words_of(&self, unit: &str) -> Option<String> {
-        let journal = match self.host.reader().query(&systemctl::last_words(unit)).await {
-            Ok(output) => output.stdout,
-            Err(ExecError::NotFound { .. }) => String::new(),
-            Err(error) => format!("failed to {}", one_line(&error)),
-        };
-        let words = journal.trim();
-        (!words.is_empty()).then(|| words.to_owned())
     }
 
     pub(super) async fn restore_unit(

@@ -1,15 +1,20 @@
 //! What the engine needs of the verbs. [`Applier`](super::Applier) implements it for a machine; tests of the engine
 //! implement it in memory.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use async_trait::async_trait;
 
 use super::{Change, Problem, Reverted, Sink, Undo, packages::Withdrawn};
+use crate::config::desired::Desired;
 
 /// Describes, applies and undoes changes.
 #[async_trait]
 pub trait Verbs: Send + Sync {
+    /// The same verbs for a run that wants something else. It knows nothing of what the run before has read; `holds` are
+    /// packages that this program holds.
+    fn anew(&self, desired: &Desired, holds: BTreeSet<String>) -> Arc<dyn Verbs>;
+
     /// Starts the timers that this run or an interrupted one has paused. Each run that may change the machine calls it before
     /// anything else and at its end, and never in between: a transaction or a build of another step may be under way.
     async fn resume_paused(&self, sink: &dyn Sink);
@@ -76,6 +81,10 @@ fn only_looks() -> Problem {
 
 #[async_trait]
 impl Verbs for NoVerbs {
+    fn anew(&self, _: &Desired, _: BTreeSet<String>) -> Arc<dyn Verbs> {
+        Arc::new(Self)
+    }
+
     async fn resume_paused(&self, _: &dyn Sink) {}
 
     async fn preview(&self, _: &Change) -> Result<Option<String>, Problem> {

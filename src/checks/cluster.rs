@@ -15,6 +15,7 @@ use crate::{
         id::Id,
         kubernetes::{NodeName, OF_READINESS, Taint},
     },
+    runtimes::RuntimeKind,
     state::{Membership, Registered, Renamed, StateError},
     step::StepError,
     tools::kubernetes::{
@@ -26,9 +27,6 @@ use crate::{
 const READY: Id = Id::new("k8s.ready");
 const VERSIONS: Id = Id::new("k8s.versions");
 const SKEW_POLICY: &str = "https://kubernetes.io/releases/version-skew-policy/";
-const CONTAINERD_RELEASES: &str =
-    "https://github.com/containerd/containerd/blob/main/RELEASES.md#kubernetes-support";
-
 /// Where network plugins are: the runtimes' default, and that of Debian's packages.
 const PLUGINS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 /// Where their configuration is.
@@ -379,10 +377,16 @@ fn versions(state: &ClusterState) -> Finding {
             "the cluster does not tell the version of the kubelet".to_owned(),
         );
     };
-    let containerd = (node.runtime.as_deref()).and_then(|text| text.strip_prefix("containerd://"));
+    // As `containerd://1.7.28`.
+    let runtime = (node.runtime.as_deref()).and_then(|text| text.split_once("://"));
+    let runtime = runtime.and_then(|(scheme, version)| {
+        let kind =
+            (RuntimeKind::ALL.into_iter()).find(|kind| kind.runtime().facts().scheme == scheme);
+        Some((kind?.runtime(), version))
+    });
     let whys: Vec<String> = [
         (state.server.as_deref()).and_then(|server| skew::with_server(kubelet, server)),
-        containerd.and_then(|containerd| skew::with_containerd(kubelet, containerd)),
+        runtime.and_then(|(runtime, version)| runtime.refuses_kubelet(kubelet, version)),
     ]
     .into_iter()
     .flatten()
@@ -404,13 +408,17 @@ fn versions(state: &ClusterState) -> Finding {
             format!("{why}, unless its configuration has `failCgroupV1: false`"),
         );
     }
-    if let Some(why) = containerd.and_then(|one| skew::untested_containerd(kubelet, one)) {
+    let untested = runtime.and_then(|(runtime, version)| {
+        let (why, link) = runtime.untested_kubelet(kubelet, version)?;
+        Some((runtime, why, link))
+    });
+    if let Some((of, why, link)) = untested {
         return Finding {
-            remedy: Some(
-                "move to a containerd that was tested with this kubelet, or to a kubelet that was tested with it"
-                    .to_owned(),
-            ),
-            links: vec![CONTAINERD_RELEASES.to_owned()],
+            remedy: Some(format!(
+                "move to a {} that was tested with this kubelet, or to a kubelet that was tested with it",
+                of.facts().title
+            )),
+            links: vec![link.to_owned()],
             ..say(Verdict::Warn, why)
         };
     }

@@ -5,8 +5,9 @@ use async_trait::async_trait;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     model::id::Id,
+    runtimes::{BUILT_IN, Config, RuntimeKind, Said},
     step::StepError,
-    tools::{containerd::CriConfig, kubelet},
+    tools::kubelet,
 };
 
 const CGROUP: Id = Id::new("rt.containerd.systemd-cgroup");
@@ -19,7 +20,7 @@ pub struct ContainerdCheck;
 #[derive(Debug, Clone)]
 struct CgroupState {
     /// `None` if containerd is not installed.
-    cri: Option<CriConfig>,
+    cri: Option<Config>,
     /// What makes the kubelet's control groups, if it is configured: `systemd` or `cgroupfs`.
     kubelet: Option<String>,
 }
@@ -37,16 +38,30 @@ async fn detect(subject: &Subject<'_>) -> Result<CgroupState, StepError> {
         }
     };
     Ok(CgroupState {
-        cri: subject.state.cri().await?,
+        cri: config(subject).await?,
         kubelet,
     })
+}
+
+/// What it runs with; where it may not be asked, what its files say.
+async fn config(subject: &Subject<'_>) -> Result<Option<Config>, StepError> {
+    let view = subject.state.runtime(RuntimeKind::Containerd).await?;
+    let unexpected = |what: &str, why: &str| StepError::Unexpected {
+        what: what.to_owned(),
+        why: why.to_owned(),
+    };
+    match (&view.said, &view.broken) {
+        (Said::Silent(why), _) => Err(unexpected("containerd's configuration", why)),
+        (Said::Unknown(_), Some(broken)) => Err(unexpected(broken.path.as_str(), &broken.why)),
+        _ => Ok(view.config().cloned()),
+    }
 }
 
 fn decide(state: &CgroupState) -> Finding {
     let say = |status, why: String| Finding::new(CGROUP, status, why);
     let cri = match &state.cri {
         None => return say(Verdict::Skip, "containerd is not installed".to_owned()),
-        Some(cri) if !cri.enabled => {
+        Some(cri) if !cri.serves_pods => {
             return say(
                 Verdict::Skip,
                 "containerd serves no kubelet: its CRI plugin is disabled".to_owned(),
@@ -55,7 +70,7 @@ fn decide(state: &CgroupState) -> Finding {
         Some(cri) => cri,
     };
     let of = |runtime: &str| cri.systemd_cgroup.get(runtime).copied().unwrap_or(false);
-    let default = cri.default_runtime.as_deref().unwrap_or("runc");
+    let default = cri.default.as_deref().unwrap_or(BUILT_IN);
     let systemd = of(default);
     let said = |systemd: bool| if systemd { "systemd" } else { "cgroupfs" };
     let with = |status, why: String, expected: &str, remedy: String| Finding {
@@ -118,19 +133,18 @@ impl Check for ContainerdCheck {
 #[cfg(test)]
 mod tests {
     use super::{CgroupState, decide};
-    use crate::{check::Verdict, tools::containerd::CriConfig};
+    use crate::{check::Verdict, runtimes::Config};
 
     fn state(runc: Option<bool>, nvidia: Option<bool>, kubelet: Option<&str>) -> CgroupState {
         let options = [("runc", runc), ("nvidia", nvidia)];
         CgroupState {
-            cri: Some(CriConfig {
-                runtimes: vec!["runc".to_owned(), "nvidia".to_owned()],
+            cri: Some(Config {
+                runtimes: ["runc", "nvidia"].map(str::to_owned).into(),
                 systemd_cgroup: (options.into_iter())
                     .filter_map(|(name, systemd)| Some((name.to_owned(), systemd?)))
                     .collect(),
-                enabled: true,
-                version: 2,
-                ..CriConfig::default()
+                serves_pods: true,
+                ..Config::default()
             }),
             kubelet: kubelet.map(str::to_owned),
         }
@@ -159,7 +173,7 @@ mod tests {
     #[test]
     fn without_a_cri_there_is_nothing_to_compare() {
         let mut none = state(None, None, None);
-        none.cri = Some(CriConfig::default());
+        none.cri = Some(Config::default());
         assert_eq!(decide(&none).status, Verdict::Skip);
         none.cri = None;
         assert_eq!(decide(&none).status, Verdict::Skip);

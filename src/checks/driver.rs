@@ -7,7 +7,7 @@ use super::words::{self, INSTALL};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::{
-        gpu::Board,
+        board::Board,
         kernel,
         matrix::{Matrix, Support},
         pick::{NoDriver, Pick, Wish, pick},

@@ -6,11 +6,11 @@ use camino::Utf8Path;
 
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    compat::{
-        matrix::{Fabric, Matrix},
+    compat::matrix::{Fabric, Matrix},
+    facts::{
+        Facts,
         switches::{Evidence, switches},
     },
-    facts::Facts,
     host::{FabricHealth, FabricProgress, FilesError, GpuFabric, Nvml, ReadFiles},
     model::{id::Id, version::DriverVersion},
     state::owner,

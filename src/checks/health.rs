@@ -11,7 +11,7 @@ use camino::Utf8Path;
 use super::words;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    compat::switches::switches,
+    facts::switches::switches,
     host::{GpuHealth, Nvml, NvmlDevice, health::RemappedRows},
     model::{findings::Remedy, id::Id, pci::PciAddress},
     state::{has_library, owner},

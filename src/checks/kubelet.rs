@@ -3,18 +3,18 @@
 
 use async_trait::async_trait;
 
-use super::runtime_files;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    config::desired::{Desired, JoinMethod, RuntimeKind},
+    config::desired::{Desired, JoinMethod},
     model::id::Id,
-    state::{CONTAINERD_CONFIG, KubeletRuntime},
-    step::StepError,
-    tools::{
-        containerd::{self, CriConfig},
-        kubelet::{KubernetesDistribution, OWNERS},
-        toolkit,
+    runtimes::{
+        Config, KubernetesDistribution, OWNERS, RuntimeKind, cdi,
+        containerd::{self, CONFIG},
+        program,
     },
+    state::KubeletRuntime,
+    step::StepError,
+    tools::toolkit,
 };
 
 const RUNTIME: Id = Id::new("rt.kubelet.runtime");
@@ -100,13 +100,7 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
                 || (kind == RuntimeKind::Containerd && by_nodeadm(desired))
         })
     };
-    let kind = match name.as_str() {
-        "containerd" => Some(RuntimeKind::Containerd),
-        "crio" => Some(RuntimeKind::Crio),
-        "docker" => Some(RuntimeKind::Docker),
-        _ => None,
-    };
-    match kind {
+    match RuntimeKind::of_socket(socket) {
         Some(kind) if wanted(kind) => pass(format!("{name} at `{socket}`, by {known_by}")),
         Some(_) => with(
             Verdict::Warn,
@@ -143,14 +137,14 @@ fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool
     Finding {
         observed: Some("`cri` in `disabled_plugins`".to_owned()),
         remedy: Some(format!(
-            "take `cri` out of `disabled_plugins` in `{CONTAINERD_CONFIG}`, then run `systemctl restart containerd`"
+            "take `cri` out of `disabled_plugins` in `{CONFIG}`, then run `systemctl restart containerd`"
         )),
         ..Finding::new(
             RUNTIME,
             Verdict::Fail,
             format!(
                 "the kubelet uses containerd (by {known_by}), and its CRI plugin is disabled in \
-                 `{CONTAINERD_CONFIG}`: no pod starts"
+                 `{CONFIG}`: no pod starts"
             ),
         )
     }
@@ -158,12 +152,12 @@ fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool
 
 /// What is told of a containerd with no way to the GPUs for pods: it has no nvidia runtime, and no CDI specification is
 /// there. Where the programs of the machine may be asked, `runtime.containerd-nvidia` says it: NVIDIA/k8s-device-plugin issue 307.
-fn lacks_runtime(subject: &Subject<'_>, cri: &CriConfig) -> Result<Option<Finding>, StepError> {
+fn lacks_runtime(subject: &Subject<'_>, cri: &Config) -> Result<Option<Finding>, StepError> {
     let has_nvidia = (cri.runtimes.iter()).any(|name| name.contains("nvidia"))
         || (cri.programs.values()).any(|program| toolkit::is_named_in(program));
     let is_said = subject.state.is_of_this_machine() && subject.desired.is_some();
     let has_gpus = !subject.facts.gpus.is_empty();
-    if has_nvidia || is_said || !has_gpus || runtime_files::has_cdi(subject.host.files())? {
+    if has_nvidia || is_said || !has_gpus || cdi::is_there(subject.host.files())? {
         return Ok(None);
     }
     Ok(Some(Finding {
@@ -217,7 +211,7 @@ fn of_distribution(
             // Where it looks for a name without a folder is not known.
             let is_lost = program.starts_with('/')
                 && toolkit::is_named_in(program)
-                && runtime_files::is_missing(subject.host.files(), program)?;
+                && program::is_missing(subject.host.files(), program)?;
             if is_lost {
                 return Ok(Some(faulty(
                     format!(
@@ -254,23 +248,26 @@ impl Check for KubeletCheck {
             return Ok(vec![of_distribution(subject, owner)?.unwrap_or(finding)]);
         }
         Ok(vec![match found {
-            Some(found) if found.name == "containerd" => {
-                let faults = runtime_files::of_containerd(subject)
-                    .await?
-                    .unwrap_or_default();
-                let refused = faults.iter().any(|fault| fault.refused);
+            Some(found) if found.name == RuntimeKind::Containerd.name() => {
+                let report = subject.state.report(RuntimeKind::Containerd).await?;
+                let refused = report.is_some_and(|report| report.refuses());
                 let cri = match refused {
                     true => None,
                     // What the daemon's own program says is said by the check of its files.
-                    false => subject.state.cri().await.ok().flatten(),
+                    false => (subject.state.runtime(RuntimeKind::Containerd).await?).config(),
                 };
-                let finding = match &cri {
-                    Some(cri) if toolkit && cri.enabled && finding.status == Verdict::Pass => {
+                let finding = match cri {
+                    Some(cri) if toolkit && cri.serves_pods && finding.status == Verdict::Pass => {
                         lacks_runtime(subject, cri)?.unwrap_or(finding)
                     }
                     _ => finding,
                 };
-                serves(finding, &found, refused, cri.is_none_or(|cri| cri.enabled))
+                serves(
+                    finding,
+                    &found,
+                    refused,
+                    cri.is_none_or(|cri| cri.serves_pods),
+                )
             }
             _ => finding,
         }])
@@ -279,7 +276,7 @@ impl Check for KubeletCheck {
 
 #[cfg(test)]
 mod tests {
-    use super::{KubeletCheck, decide};
+    use super::{KubeletCheck, RuntimeKind, decide};
     use crate::{
         check::{Check, Finding, Subject, Verdict},
         config::desired::{ClusterWish, JoinMethod, NodeWish},
@@ -361,9 +358,11 @@ mod tests {
     }
 
     fn runtime(name: &str, runs: bool, nvidia: Option<bool>) -> KubeletRuntime {
+        let kind = RuntimeKind::ALL.iter().find(|kind| kind.name() == name);
+        let socket = kind.and_then(|kind| kind.runtime().facts().sockets.first());
         KubeletRuntime {
             name: name.to_owned(),
-            socket: "/run/x.sock".to_owned(),
+            socket: socket.map_or("/run/x.sock", |socket| *socket).to_owned(),
             known_by: "the kubelet's command line".to_owned(),
             runs,
             nvidia,

@@ -11,6 +11,7 @@ use crate::{
     facts::Os,
     host::ReadFiles,
     model::{id::Id, pattern, version::DriverVersion},
+    runtimes,
     state::{DriverPart, Origin},
     step::StepError,
     tools::packages::{Impact, Manager, Package, SourceEntry, locks},
@@ -201,9 +202,6 @@ fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> 
 /// NVIDIA's repositories of CUDA, below which each system has a folder of its own.
 const CUDA_REPOSITORIES: &str = "/compute/cuda/repos/";
 
-/// Docker's repositories; a system is a folder, and a release of it a suite.
-const DOCKER_REPOSITORIES: &str = "download.docker.com/linux/";
-
 /// The name that NVIDIA's repositories have for a system; `None` where several would do, or where there is none.
 fn folder_of(os: &Os) -> Option<String> {
     let version = os.version_id.as_deref()?;
@@ -249,11 +247,11 @@ fn foreign(entries: &[SourceEntry], os: &Os) -> Option<(String, String)> {
                 )
             });
         }
-        let (_, rest) = uri.split_once(DOCKER_REPOSITORIES)?;
+        let (vendor, rest) = runtimes::vendor_repository(uri)?;
         let codename = os.version_codename.as_deref()?;
         (rest.split('/').next()? == os.id && !suite.contains('/') && suite != codename).then(|| {
             (
-                format!("`{file}` names Docker's packages of `{suite}`, and this machine is {name} (`{codename}`)"),
+                format!("`{file}` names {vendor}'s packages of `{suite}`, and this machine is {name} (`{codename}`)"),
                 format!("name `{codename}` in `{file}`"),
             )
         })

@@ -526,9 +526,9 @@ impl Check for PciCheck {
         let wanted = Wanted {
             // Without a GPU there is no desired state. Then a GPU is required only if this program has prepared the
             // machine before.
-            allow_none: subject
-                .desired
-                .map_or(!subject.prepared, |desired| desired.preflight.gpu_optional),
+            allow_none: subject.desired.map_or(!subject.prepared, |desired| {
+                desired.settings.is_gpu_optional()
+            }),
             image: subject.desired.is_some_and(|desired| desired.image),
         };
         // A driver whose version cannot be read counts as loaded: the version is not the subject here.

@@ -1,38 +1,32 @@
 //! The family of runtime files: what the daemons of containers and NVIDIA's toolkit refuse, by their files, which are read
-//! as they read them. Where programs may be run, Docker's own validation has the last word.
+//! as they read them. Where programs may be run, their own validation has the last word.
+
+use std::sync::LazyLock;
 
 use async_trait::async_trait;
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    host::{FileKind, ReadFiles},
     model::id::Id,
-    state::{Effective, StateError, has_library, owner},
+    runtimes::{Fault, Harm, Report, RuntimeKind, cdi},
+    state::has_library,
     step::StepError,
-    tools::{
-        cdi,
-        containerd::{
-            faults::{ConfigFault, Program, faults, programs},
-            layout::ConfigFile,
-        },
-        crio, docker, podman, toolkit,
-    },
+    tools::toolkit,
 };
 
-const CONTAINERD: Id = Id::new("rt.containerd.files");
-const DOCKER: Id = Id::new("rt.docker.files");
-const CRIO: Id = Id::new("rt.crio.files");
 const TOOLKIT: Id = Id::new("rt.toolkit.files");
 
-/// Docker's configuration file.
-const DAEMON_JSON: &str = "/etc/docker/daemon.json";
+/// Those with files of their own.
+fn kinds() -> impl Iterator<Item = RuntimeKind> {
+    (RuntimeKind::ALL.into_iter()).filter(|kind| kind.daemon().is_some())
+}
 
-/// The folder of containerd's files.
-const FOLDER: &str = "/etc/containerd";
+fn id(kind: RuntimeKind) -> Id {
+    Id::owned(format!("rt.{}.files", kind.name()))
+}
 
-/// Where daemons look for programs that are named without a path: systemd's default.
-const PATH: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
+static IDS: LazyLock<Vec<Id>> = LazyLock::new(|| kinds().map(id).chain([TOOLKIT]).collect());
 
 /// See the module.
 pub struct RuntimeFilesCheck;
@@ -41,453 +35,27 @@ fn say(id: &Id, status: Verdict, why: impl Into<String>) -> Finding {
     Finding::new(id.clone(), status, why)
 }
 
-/// The files of containerd that are beside those that it reads: `*.toml` in folders below its own.
-fn strays(subject: &Subject<'_>, read: &[ConfigFile]) -> Result<Vec<ConfigFile>, StepError> {
-    let files = subject.host.files();
-    let mut found = Vec::new();
-    for folder in files.list(Utf8Path::new(FOLDER))? {
-        let folder = Utf8Path::new(FOLDER).join(folder);
-        if files
-            .stat(&folder)?
-            .is_none_or(|stat| stat.kind != FileKind::Folder)
-        {
-            continue;
-        }
-        for name in files.list(&folder)? {
-            let path = folder.join(&name);
-            if name.ends_with(".toml") && read.iter().all(|file| file.path != path) {
-                found.push(ConfigFile {
-                    text: files.read_text(&path)?,
-                    path,
-                });
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// The faults of containerd's files; `None` if it is not installed.
-pub(super) async fn of_containerd(
-    subject: &Subject<'_>,
-) -> Result<Option<Vec<ConfigFault>>, StepError> {
-    let state = subject.state;
-    let found = state.found_runtimes().await;
-    if !found.iter().any(|runtime| runtime.name == "containerd") {
-        return Ok(None);
-    }
-    let files = match state.containerd_files().await {
-        Ok(files) => files,
-        // Which file it is stands there; its place in the words of this program.
-        Err(StateError::Unexpected { what, .. }) => {
-            let path = Utf8PathBuf::from(what);
-            let text = subject.host.files().read_text(&path)?;
-            vec![ConfigFile { path, text }]
-        }
-        Err(error) => return Err(error.into()),
-    };
-    let strays = strays(subject, &files)?;
-    let version = state.containerd_version().await;
-    let mut found = faults(&files, &strays, version);
-    // What containerd does not read names no program.
-    if found.iter().any(|fault| fault.refused) {
-        return Ok(Some(found));
-    }
-    for one in programs(&files, version) {
-        let Program {
-            runtime,
-            program,
-            path,
-            default,
-        } = one;
-        // What nobody asks for may lack its program, as kata that was removed.
-        let counts = default || toolkit::comes_with(&program, toolkit::RUNTIME);
-        if counts && is_missing(subject.host.files(), &program)? {
-            let follows = match default {
-                true => "and is the default one: no pod starts",
-                false => "so no container of it starts",
-            };
-            found.push(ConfigFault {
-                why: format!(
-                    "runtime `{runtime}` of containerd names `{program}` (`{path}`), which is not there, {follows}"
-                ),
-                remedy: program_remedy(&program, "containerd"),
-                path,
-                refused: false,
-            });
-        }
-    }
-    Ok(Some(found))
-}
-
-async fn containerd(subject: &Subject<'_>) -> Result<Finding, StepError> {
-    let Some(found) = of_containerd(subject).await? else {
-        return Ok(say(
-            &CONTAINERD,
-            Verdict::Skip,
-            "containerd is not installed",
-        ));
-    };
-    let Some(first) = found.first() else {
-        let exists = subject
-            .host
-            .files()
-            .exists(Utf8Path::new(crate::state::CONTAINERD_CONFIG))?;
-        return Ok(match exists {
-            true => say(
-                &CONTAINERD,
-                Verdict::Pass,
-                "they can be read, and their runtimes are whole",
-            ),
-            false => say(&CONTAINERD, Verdict::Skip, "it has none"),
-        });
-    };
-    let whys: Vec<&str> = found.iter().map(|fault| fault.why.as_str()).collect();
-    Ok(Finding {
-        remedy: Some(first.remedy.clone()),
-        ..say(&CONTAINERD, Verdict::Fail, whys.join("; "))
-    })
-}
-
-async fn docker(subject: &Subject<'_>) -> Result<Finding, StepError> {
-    let files = subject.host.files();
-    if let Some(snap) = docker::snap(files)? {
-        let has_file = files.exists(Utf8Path::new(DAEMON_JSON))?;
-        let beside = match has_file {
-            true => format!(", and not `{DAEMON_JSON}`, which is there"),
-            false => String::new(),
-        };
-        return Ok(Finding {
-            remedy: Some(docker::SNAP_REMEDY.to_owned()),
-            ..say(
-                &DOCKER,
-                Verdict::Warn,
-                format!(
-                    "Docker is a snap (`{snap}`): it reads `{}`{beside}",
-                    docker::SNAP_CONFIG
-                ),
-            )
-        });
-    }
-    let found = subject.state.found_runtimes().await;
-    let installed = found.iter().any(|runtime| runtime.name == "docker");
-    // A unit can name another file than the usual one.
-    let other = docker::other_config(files, docker::UNIT, DAEMON_JSON)?
-        .filter(|other| other.config.starts_with('/'));
-    let path = Utf8Path::new(other.as_ref().map_or(DAEMON_JSON, |other| &other.config));
-    let flags = docker::unit_flags(files, docker::UNIT)?;
-    let text = files.read_text(path)?;
-    if text.is_none() && flags.iter().all(|flag| flag.key != "runtimes") {
-        // A tree may lack the file.
-        if installed
-            && subject.state.is_of_this_machine()
-            && let Some(finding) = lacks_runtime(subject)?
-        {
-            return Ok(finding);
-        }
-        let why = match installed {
-            true => "it has none",
-            false => "Docker is not installed",
-        };
-        return Ok(say(&DOCKER, Verdict::Skip, why));
-    }
-    let lenient = match subject.state.docker().await {
-        Ok(Effective::Known { lenient, .. }) => *lenient,
-        _ => false,
-    };
-    // A file that waits for Docker breaks nothing yet.
-    let broken = |why: &str, remedy: Option<String>| match installed {
-        true => Finding {
-            remedy: Some(remedy.unwrap_or_else(|| {
-                format!("correct `{path}`, then run `systemctl restart docker`")
-            })),
-            ..say(
-                &DOCKER,
-                Verdict::Fail,
-                format!("Docker does not start with `{path}`: {why}"),
-            )
-        },
-        false => Finding {
-            remedy: Some(format!("correct `{path}`, or remove it")),
-            ..say(
-                &DOCKER,
-                Verdict::Warn,
-                format!("Docker, which is not installed, would not start with `{path}`: {why}"),
-            )
-        },
-    };
-    // Without a file there is nothing to read.
-    let exists = text.is_some();
-    let text = text.unwrap_or_default();
-    let flaw = docker::check_config(&text).err();
-    if let Some(flaw) = flaw.filter(|_| exists) {
-        return Ok(match flaw.forgiven {
-            false => broken(&flaw.why, None),
-            true if lenient => say(&DOCKER, Verdict::Pass, "it can be read"),
-            true => Finding {
-                status: Verdict::Warn,
-                ..broken(
-                    &format!("{}, which Docker before 23 does not read", flaw.why),
-                    None,
-                )
-            },
-        });
-    }
-    if let Some(flag) = docker::conflict(&text, &flags) {
-        let docker::UnitFlag {
-            key, path: unit, ..
-        } = flag;
-        return Ok(broken(
-            &format!("`{key}` is in it, and is a flag of the command line in `{unit}`, too"),
-            Some(format!(
-                "take `{key}` out of `{path}`, or the flag out of `{unit}` (`systemctl edit docker`: an empty \
-                 `ExecStart=`, then the command without it); then run `systemctl daemon-reload` and `systemctl \
-                 restart docker`"
-            )),
-        ));
-    }
-    if let Some((key, meant)) = docker::mistyped(&text) {
-        return Ok(broken(
-            &format!("`{key}` is no key of Docker; it means `{meant}`"),
-            None,
-        ));
-    }
-    if exists && let Some(why) = validated(subject, path).await {
-        return Ok(broken(&why, None));
-    }
-    let runtimes = docker::runtimes(&text, &flags);
-    let default = docker::default_runtime(&text, &flags);
-    let lost = |name: &String| !docker::is_built_in(name) && !runtimes.contains_key(name);
-    if let Some(name) = default.as_ref().filter(|name| lost(name)) {
-        return Ok(broken(
-            &format!("its `default-runtime` is `{name}`, which it does not configure"),
-            None,
-        ));
-    }
-    for (name, program) in &runtimes {
-        let Some(program) = program else { continue };
-        if is_missing(files, program)? {
-            let is_default = default.as_ref() == Some(name);
-            let follows = match is_default {
-                true => "and is the default one: no container starts",
-                false => "so no container of it starts",
-            };
-            let counts = is_default || toolkit::comes_with(program, toolkit::RUNTIME);
-            let status = match installed && counts {
-                true => Verdict::Fail,
-                false => Verdict::Warn,
-            };
-            return Ok(Finding {
-                remedy: Some(program_remedy(program, "docker")),
+/// What is said of files.
+fn finding(id: &Id, report: &Report) -> Finding {
+    match report {
+        Report::Nothing(why) => say(id, Verdict::Skip, why.as_str()),
+        Report::Whole(why) => say(id, Verdict::Pass, *why),
+        Report::Faulty(faults) => {
+            let whys: Vec<&str> = faults.iter().map(|fault| fault.why.as_str()).collect();
+            let counts = |fault: &Fault| fault.harm > Harm::Perhaps;
+            Finding {
+                remedy: faults.first().map(|fault| fault.remedy.clone()),
                 ..say(
-                    &DOCKER,
-                    status,
-                    format!(
-                        "runtime `{name}` of Docker names `{program}`, which is not there, {follows}"
-                    ),
+                    id,
+                    match faults.iter().any(counts) {
+                        true => Verdict::Fail,
+                        false => Verdict::Warn,
+                    },
+                    whys.join("; "),
                 )
-            });
-        }
-    }
-    let is_nvidia = |program: &String| toolkit::is_named_in(program);
-    if installed
-        && !runtimes.contains_key("nvidia")
-        && !runtimes.values().flatten().any(is_nvidia)
-        && let Some(finding) = lacks_runtime(subject)?
-    {
-        return Ok(finding);
-    }
-    Ok(say(
-        &DOCKER,
-        Verdict::Pass,
-        match exists {
-            true => "it can be read, and its runtimes are there",
-            false => "it has none, and the runtimes of its command line are there",
-        },
-    ))
-}
-
-/// What is told of a Docker without NVIDIA's runtime on a system where containers reach the GPU by that or by CDI alone:
-/// NVIDIA-AI-IOT/live-vlm-webui issue 28, dusty-nv/jetson-containers issue 1460.
-fn lacks_runtime(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
-    let files = subject.host.files();
-    let Some(owner) = owner(files, subject.facts)?.filter(|owner| owner.container_runtime) else {
-        return Ok(None);
-    };
-    if has_cdi(files)? {
-        return Ok(None);
-    }
-    Ok(Some(Finding {
-        remedy: Some(
-            "install `nvidia-container-toolkit`, then run `nvidia-ctk runtime configure --runtime=docker`, and run \
-             `systemctl reload docker`"
-                .to_owned(),
-        ),
-        ..say(
-            &DOCKER,
-            Verdict::Warn,
-            format!(
-                "Docker has no runtime `nvidia`, by which containers reach the GPU on a system of {} (`unknown or \
-                 invalid runtime name: nvidia`)",
-                owner.name
-            ),
-        )
-    }))
-}
-
-/// Whether a CDI specification is there.
-pub(super) fn has_cdi(files: &dyn ReadFiles) -> Result<bool, StepError> {
-    for folder in cdi::FOLDERS {
-        let names = files.list(Utf8Path::new(folder))?;
-        if names.iter().any(|name| cdi::is_read(Utf8Path::new(name))) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-/// Whether a program that a configuration names is not on this machine. A tree without programs does not tell.
-pub(super) fn is_missing(files: &dyn ReadFiles, program: &str) -> Result<bool, StepError> {
-    let mut any = false;
-    for folder in PATH {
-        any |= !files.list(Utf8Path::new(folder))?.is_empty();
-    }
-    if !any {
-        return Ok(false);
-    }
-    if program.contains('/') {
-        // Where a daemon looks for a path that does not begin at the root is not known.
-        return Ok(program.starts_with('/') && !files.exists(Utf8Path::new(program))?);
-    }
-    for folder in PATH {
-        if files.exists(&Utf8Path::new(folder).join(program))? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-/// What mends a runtime whose program is not there.
-fn program_remedy(program: &str, unit: &str) -> String {
-    let package = match toolkit::comes_with(program, toolkit::RUNTIME) {
-        true => "install `nvidia-container-toolkit`, which brings it",
-        false => "install the program that it names",
-    };
-    format!("{package}, or take the runtime out; then run `systemctl restart {unit}`")
-}
-
-/// What Docker's own program says against its file alone; `None` where it says nothing, or cannot be asked. What the
-/// flags of its unit contradict is not seen.
-async fn validated(subject: &Subject<'_>, path: &Utf8Path) -> Option<String> {
-    let version = subject.host.query(&docker::daemon_version()).await.ok()?;
-    if !version.ok() || !docker::can_validate(&version.stdout) {
-        return None;
-    }
-    let output = subject
-        .host
-        .query(&docker::validate(&[], path))
-        .await
-        .ok()?;
-    if output.ok() {
-        return None;
-    }
-    // Flags that the unit adds are not known here: what only they explain is no fault of the file.
-    let said = format!("{}{}", output.stderr, output.stdout);
-    said.lines().next_back().map(|line| line.trim().to_owned())
-}
-
-/// The hook of NVIDIA's GPU Operator, where CRI-O does not run it, has no runtime of the toolkit, and no CDI specification is
-/// there.
-fn unread_hook(
-    files: &dyn ReadFiles,
-    read: &[crio::CrioFile],
-) -> Result<Option<crio::CrioFault>, StepError> {
-    let mut programs = crio::programs(read).into_values();
-    if crio::reads_hooks(read)
-        || programs.any(|program| toolkit::is_named_in(&program))
-        || has_cdi(files)?
-    {
-        return Ok(None);
-    }
-    let names = files.list(Utf8Path::new(crio::HOOKS))?;
-    let Some(name) = (names.iter()).find(|name| name.contains("nvidia") && name.ends_with(".json"))
-    else {
-        return Ok(None);
-    };
-    Ok(Some(crio::CrioFault {
-        why: format!(
-            "CRI-O does not run the hook `{folder}/{name}`, by which containers get GPUs: `hooks_dir` does not name that folder",
-            folder = crio::HOOKS
-        ),
-        remedy: format!(
-            "write `hooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"{folder}\"]` below `[crio.runtime]` into a file of \
-             `{drop_ins}`, then run `systemctl restart crio`; or set `cdi.enabled=true` in the operator's ClusterPolicy",
-            folder = crio::HOOKS,
-            drop_ins = crio::DROP_INS
-        ),
-    }))
-}
-
-async fn crio_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
-    let found = subject.state.crio_files()?;
-    let files = subject.host.files();
-    let folder = Utf8Path::new(crio::UNREAD);
-    let mut unread = Vec::new();
-    for name in files.list(folder)? {
-        let path = folder.join(name);
-        let is_file = files
-            .stat(&path)?
-            .is_some_and(|stat| stat.kind == FileKind::File);
-        if let Some(text) = files.read(&path)?.filter(|_| is_file) {
-            let text = String::from_utf8_lossy(&text).into_owned();
-            unread.push(crio::CrioFile { path, text });
-        }
-    }
-    let runtimes = subject.state.found_runtimes().await;
-    let is_there = runtimes.iter().any(|runtime| runtime.name == "crio");
-    let hook = match is_there {
-        true => unread_hook(files, &found)?,
-        false => None,
-    };
-    if found.is_empty() && unread.is_empty() && hook.is_none() {
-        return Ok(say(&CRIO, Verdict::Skip, "CRI-O has none"));
-    }
-    // What cannot be looked for is not said to be missing.
-    let in_path = |name: &str| !is_missing(files, name).unwrap_or(false);
-    let mut faults = crio::faults(&found, in_path);
-    faults.extend(crio::astray(&found, &unread));
-    if faults.is_empty() {
-        for (name, program) in crio::programs(&found) {
-            let counts = toolkit::comes_with(&program, toolkit::RUNTIME);
-            if counts && is_missing(files, &program)? {
-                faults.push(crio::CrioFault {
-                    why: format!(
-                        "runtime `{name}` of CRI-O names `{program}`, which is not there: no container of it starts"
-                    ),
-                    remedy: program_remedy(&program, "crio"),
-                });
             }
         }
     }
-    if faults.is_empty() {
-        faults.extend(hook);
-    }
-    // Files that wait for CRI-O, as NVIDIA's toolkit writes them, break nothing yet.
-    let status = match is_there {
-        true => Verdict::Fail,
-        false => Verdict::Warn,
-    };
-    let Some(first) = faults.first() else {
-        return Ok(say(
-            &CRIO,
-            Verdict::Pass,
-            "they can be read, and their runtimes are whole",
-        ));
-    };
-    let whys: Vec<&str> = faults.iter().map(|fault| fault.why.as_str()).collect();
-    Ok(Finding {
-        remedy: Some(first.remedy.clone()),
-        ..say(&CRIO, status, whys.join("; "))
-    })
 }
 
 /// The first toolkit that takes devices into containers by CDI where it is not told otherwise, and for which nobody has
@@ -551,9 +119,12 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
             ));
         }
     }
-    let found = subject.state.found_runtimes().await;
-    let daemon = (found.iter())
-        .find(|runtime| ["docker", "containerd", "crio"].contains(&runtime.name.as_str()));
+    let mut daemon = None;
+    for kind in RuntimeKind::ALL {
+        if daemon.is_none() && kind.daemon().is_some() && subject.state.has_runtime(kind).await {
+            daemon = Some(kind);
+        }
+    }
     // NVIDIA/nvidia-container-toolkit issues 381 and 580.
     if let (true, Some(daemon)) = (config.no_cgroups, daemon) {
         let is_legacy = match config.mode.as_deref() {
@@ -572,7 +143,7 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
             format!(
                 "`no-cgroups = true` in `{path}` is for daemons without root: containers of {} do not get access to the devices \
                  (`Failed to initialize NVML: Unknown Error`)",
-                daemon.name
+                daemon.name()
             ),
             format!(
                 "set `no-cgroups = false` in `{path}`, unless all containers are those of users; then start the \
@@ -613,78 +184,77 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     ))
 }
 
-/// What Podman says of specifications that are too new for it. It has no other way to a GPU than CDI. NVIDIA/nvidia-container-toolkit
-/// issues 1860, 1865 and 1940; the flag is in `pkg/nvcdi/api.go`, and its variable in `cmd/nvidia-ctk/cdi/generate/generate.go`.
-async fn podman_reads_none(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> {
-    let Some(version) = subject.state.podman_version().await else {
-        return Ok(None);
-    };
-    if !(podman::READS_CDI..podman::READS_GROUPS).contains(&version) {
-        return Ok(None);
-    }
-    let files = subject.host.files();
-    let mut unread = Vec::new();
-    for folder in cdi::FOLDERS {
-        for name in files.list(Utf8Path::new(folder))? {
-            let path = Utf8Path::new(folder).join(name);
-            if !cdi::is_read(&path) {
-                continue;
-            }
-            let spec = files.read_text(&path)?.map(|text| cdi::parse(&text));
-            match spec {
-                Some(Ok(spec)) if spec.kind == cdi::KIND && spec.has_groups() => {
-                    unread.push(format!("`{path}` (version {})", spec.cdi_version));
-                }
-                // One that it reads is enough.
-                Some(Ok(spec)) if spec.kind == cdi::KIND => return Ok(None),
-                _ => {}
-            }
-        }
-    }
-    if unread.is_empty() {
-        return Ok(None);
-    }
-    let found = subject.state.found_runtimes().await;
-    Ok(Some(Finding {
-        remedy: Some(format!(
-            "install Podman {} or newer; or have the groups left out: write \
-             `NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS=no-additional-gids-for-device-nodes` into \
-             `/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env`, then run `systemctl restart nvidia-cdi-refresh`",
-            podman::READS_GROUPS
-        )),
-        ..say(
-            &TOOLKIT,
-            // Beside a daemon, Podman may not be what containers with a GPU are started with.
-            match found.iter().all(|runtime| runtime.name == "podman") {
-                true => Verdict::Fail,
-                false => Verdict::Warn,
-            },
-            format!(
-                "Podman {version} cannot read {}, so none of its containers with a GPU starts (`unresolvable CDI devices`): \
-                 the container toolkit has named groups of device nodes there, which Podman knows from {} on",
-                unread.join(" and "),
-                podman::READS_GROUPS
-            ),
-        )
-    }))
-}
-
 #[async_trait]
 impl Check for RuntimeFilesCheck {
     fn ids(&self) -> &[Id] {
-        const { &[CONTAINERD, DOCKER, CRIO, TOOLKIT] }
+        &IDS
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let mut toolkit = toolkit_files(subject).await?;
-        if matches!(toolkit.status, Verdict::Pass | Verdict::Skip) {
-            toolkit = podman_reads_none(subject).await?.unwrap_or(toolkit);
+        let mut found = Vec::new();
+        for kind in RuntimeKind::ALL {
+            let Some(report) = subject.state.report(kind).await? else {
+                continue;
+            };
+            if kind.daemon().is_some() {
+                found.push(finding(&id(kind), &report));
+            } else if matches!(toolkit.status, Verdict::Pass | Verdict::Skip)
+                && matches!(report, Report::Faulty(_))
+            {
+                toolkit = finding(&TOOLKIT, &report);
+            }
         }
-        Ok(vec![
-            containerd(subject).await?,
-            docker(subject).await?,
-            crio_files(subject).await?,
-            toolkit,
-        ])
+        found.push(toolkit);
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_fault_decides_the_verdict() {
+        let fault = |why: &str, harm| Fault {
+            why: why.to_owned(),
+            remedy: format!("correct {why}"),
+            harm,
+        };
+        let faulty = |harms: &[Harm]| {
+            let whys = ["a", "b"].into_iter().zip(harms);
+            Report::Faulty(whys.map(|(why, harm)| fault(why, *harm)).collect())
+        };
+        let fix = Some("correct a");
+        for (report, verdict, why, remedy) in rows! {
+            Report::Nothing("it has none".to_owned()), Verdict::Skip, "it has none", None;
+            Report::Whole("it can be read"), Verdict::Pass, "it can be read", None;
+            Report::of(Vec::new(), "it can be read"), Verdict::Pass, "it can be read", None;
+            faulty(&[Harm::Perhaps]), Verdict::Warn, "a", fix;
+            faulty(&[Harm::Containers]), Verdict::Fail, "a", fix;
+            faulty(&[Harm::All]), Verdict::Fail, "a", fix;
+            faulty(&[Harm::Perhaps, Harm::Perhaps]), Verdict::Warn, "a; b", fix;
+            faulty(&[Harm::Perhaps, Harm::Containers]), Verdict::Fail, "a; b", fix;
+        } {
+            let found = finding(&TOOLKIT, &report);
+            assert_eq!(found.status, verdict, "{report:?}");
+            assert_eq!((&*found.why, found.remedy.as_deref()), (why, remedy));
+        }
+    }
+
+    #[test]
+    fn only_a_fault_of_all_containers_keeps_the_daemon_from_starting() {
+        for (harm, refuses) in [
+            (Harm::Perhaps, false),
+            (Harm::Containers, false),
+            (Harm::All, true),
+        ] {
+            let fault = Fault {
+                why: String::new(),
+                remedy: String::new(),
+                harm,
+            };
+            assert_eq!(Report::of(vec![fault], "").refuses(), refuses, "{harm:?}");
+        }
     }
 }

@@ -63,7 +63,8 @@ pub enum Command {
     Completions(CompletionsArgs),
     /// Put the runtime back into a file of containerd's that others have written anew, before containerd starts
     #[command(hide = true)]
-    ContainerdRuntime,
+    #[command(name = "containerd-runtime")]
+    PutBack,
     /// Print the view of NVML, for the process that started this one with a deadline
     #[command(hide = true)]
     NvmlView,

@@ -11,8 +11,8 @@ use super::{
     Failure,
     args::{self, CheckFormat, FailOn},
     condition::{self, Telling},
-    install, machine, prepare, print, prove,
-    world::World,
+    machine, prepare, print, prove, viewers,
+    world::{Console, Env},
 };
 use crate::{
     change::NoVerbs,
@@ -36,17 +36,22 @@ use crate::{
         error, formats,
         human::{self, Examined},
     },
+    runtimes::PROGRAMS,
     state::owner,
     steps,
-    tools::kubelet,
 };
 
 /// Exists where a kernel runs, and in the recording of a machine.
 const RUNNING_KERNEL: &str = "/proc/sys/kernel/osrelease";
 
-pub(super) async fn run(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Failure> {
-    match look(world, args).await {
-        Err(failure) => told_to_plugin(world, args.format, failure),
+pub(super) async fn run(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::CheckArgs,
+) -> Result<Exit, Failure> {
+    match look(host, env, console, args).await {
+        Err(failure) => told_to_plugin(console, args.format, failure),
         answer => answer,
     }
 }
@@ -54,7 +59,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::CheckArgs) -> Result
 /// A monitoring system reads standard output and its own statuses alone: an error is an unknown state there. Standard error
 /// has the hint, for a person who tries the command.
 fn told_to_plugin(
-    world: &mut World<'_>,
+    console: &mut Console<'_>,
     format: CheckFormat,
     failure: Failure,
 ) -> Result<Exit, Failure> {
@@ -64,23 +69,28 @@ fn told_to_plugin(
         _ => return Err(failure),
     };
     let why = error::in_one_line(failure.report());
-    let exit = print::shown(&mut world.out, |to| answer(to, &why))?;
-    let style = world.err_style();
+    let exit = print::shown(&mut console.out, |to| answer(to, &why))?;
+    let style = console.err_style();
     // Where standard error is closed, the answer is on standard output.
-    let _ = error::styled(&mut world.err, failure.report(), style);
+    let _ = error::styled(&mut console.err, failure.report(), style);
     Ok(exit)
 }
 
-async fn look(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Failure> {
+async fn look(
+    here: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::CheckArgs,
+) -> Result<Exit, Failure> {
     let mut host = match &args.lspci {
-        Some(file) => machine::from_lspci(world, file)?,
-        None => machine::host(world, args.root.as_deref())?,
+        Some(file) => machine::from_lspci(here, file)?,
+        None => machine::host(here, args.root.as_deref())?,
     };
     let text_only = args.lspci.is_some();
     let mut recording: Option<Recording> = None;
     if let Some(folder) = &args.record {
-        let (recorded, begun) = record::record(&host, folder, &world.secrets, &kubelet::PROGRAMS)
-            .map_err(not_recorded)?;
+        let (recorded, begun) =
+            record::record(&host, folder, &env.secrets, &PROGRAMS).map_err(not_recorded)?;
         (host, recording) = (recorded, Some(begun));
     }
     let output = match &args.output {
@@ -91,7 +101,7 @@ async fn look(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Fai
         true => engine::request(&host)?.unwrap_or_default(),
         false => prepare::request(&args.target, &args::ImageArgs::default(), false, None)?,
     };
-    let mut named = world.host.clone();
+    let mut named = here.clone();
     let mut warnings = Vec::new();
     // A journal or a file that cannot be read is no reason to say nothing.
     let mut told = |error: &dyn std::error::Error| {
@@ -135,12 +145,13 @@ async fn look(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Fai
     } else {
         machine::scope(args.root.as_deref())
     };
-    let mut ground = prepare::ground(world, host, request, scope).await?;
+    let mut ground = prepare::ground(host, here, env, request, scope).await?;
+    let question = ground.question(env, &named);
     // A node of a pool may have no GPU, as what it was prepared with says, or the settings of now.
     let prepared = built.is_some_and(|built| {
         ![&built, &ground.request].into_iter().any(|request| {
             ground
-                .is_gpu_optional(world, &*named.files, request)
+                .is_gpu_optional(&question, request)
                 // A file that was named then may be gone; what is wrong with the settings of now is said below.
                 .unwrap_or(false)
         })
@@ -148,7 +159,7 @@ async fn look(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Fai
     let mut back = None;
     let resolved = match text_only {
         true => None,
-        false => Some(ground.resolve(world, &*named.files)),
+        false => Some(ground.resolve(env, &question)),
     };
     let desired = match resolved {
         None => Err(Unresolvable {
@@ -166,7 +177,7 @@ async fn look(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Fai
                 let way = engine::rollback(&ground.host, &resolution.desired).await;
                 Ok(match way.ok().flatten() {
                     None => resolution.desired,
-                    Some(way) => match ground.resolve_back(world, &*named.files, &way) {
+                    Some(way) => match way.resolve(&question) {
                         Ok(before) => {
                             warnings.extend(way.note);
                             back = Some(way.back);
@@ -198,7 +209,7 @@ async fn look(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Fai
         }
         _ => desired,
     };
-    let (events, reporter) = prepare::events(&ground.host, &world.secrets, Vec::new())?;
+    let (events, reporter) = prepare::events(&ground.host, &env.secrets, Vec::new())?;
     let names = |ids: &[Id]| ids.iter().map(ToString::to_string).collect();
     let wanted_node =
         (desired.as_ref().ok()).and_then(|desired| desired.cluster.as_ref()?.node.name.clone());
@@ -208,7 +219,7 @@ async fn look(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Fai
         events,
         // A signal ends any other audit at once: nothing must be cleared away.
         cancel: match args.prove {
-            true => install::cancel()?,
+            true => viewers::cancel()?,
             false => Cancel::new(),
         },
         options: Options {
@@ -217,12 +228,12 @@ async fn look(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Fai
             ignore: names(&args.ignore),
             fail_on_warnings: args.fail_on == FailOn::Warn,
             fail_on_unknown: args.strict,
-            ..prepare::options(world, &ground.facts, Request::default())
+            ..prepare::options(env, &ground.facts, Request::default())
         },
     };
     let cancel = tools.cancel.clone();
     let proven = if args.prove {
-        prove::prove(world, &ground, &tools, desired.as_ref().ok()).await?
+        prove::prove(here, env, &ground, &tools, desired.as_ref().ok()).await?
     } else {
         Vec::new()
     };
@@ -249,18 +260,18 @@ async fn look(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Fai
         .collect();
     // The timer would write them into the journal of systemd each minute. A `check` by hand has them.
     if !args.as_installed {
-        prepare::warn(world, &unsaid);
+        console.warn(&unsaid);
     }
     let style = match output {
         Some(_) => Style::default(),
-        None => world.out_style(),
+        None => console.out_style(),
     };
     let examined = Examined {
         whole: args.only.is_empty() && args.skip.is_empty(),
         here: args.root.is_none() && !text_only,
     };
     // Root alone may read the journal, and a machine may have none.
-    let timing = (examined.here).then(|| engine::last_timing(&world.host).ok().flatten());
+    let timing = (examined.here).then(|| engine::last_timing(here).ok().flatten());
     let to_ready = timing.flatten().and_then(|timing| timing.to_ready());
     let mut text = Vec::new();
     let style = style.verbose(args.detail.verbose);
@@ -289,14 +300,14 @@ async fn look(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Fai
         }
     };
     // A full disk keeps no sick node from telling its cluster.
-    let delivered = deliver(world, output.as_deref(), &text);
+    let delivered = deliver(here, env, console, output.as_deref(), &text);
     if args.node_condition {
         let said = Telling {
-            wish: ground.node_condition(world)?,
+            wish: ground.node_condition(&question, here)?,
             node: wanted_node,
             warnings_fail: args.fail_on == FailOn::Warn,
         };
-        condition::tell(world, &ground.host, &session.state(), &said, &report).await?;
+        condition::tell(env, console, &ground.host, &session.state(), &said, &report).await?;
     }
     delivered?;
     Ok(plugin.unwrap_or(report.exit))
@@ -304,16 +315,22 @@ async fn look(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Fai
 
 /// Puts a document where it was asked for. Root writes only where nobody else decides what is written: others could put a link
 /// into the file's place.
-fn deliver(world: &mut World<'_>, output: Option<&Utf8Path>, text: &[u8]) -> Result<(), Failure> {
+fn deliver(
+    here: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    output: Option<&Utf8Path>,
+    text: &[u8],
+) -> Result<(), Failure> {
     let Some(path) = output else {
-        return print::show(&mut world.out, |to| to.write_all(text));
+        return print::show(&mut console.out, |to| to.write_all(text));
     };
     let text = String::from_utf8_lossy(text);
-    let hidden = world.secrets.hide(&text);
+    let hidden = env.secrets.hide(&text);
     let clean = without_controls(&hidden);
     let text = clean.as_deref().unwrap_or(&hidden);
-    let files = &*world.host.files;
-    let trusted = match world.root {
+    let files = &*here.files;
+    let trusted = match env.root {
         true => refuse_foreign(files, path),
         false => Ok(()),
     };

@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, fmt::Write as _};
 use super::{
     Failure,
     args::{CompatArgs, OutputFormat},
-    machine, matrix, prepare, print,
-    world::World,
+    machine, print,
+    world::{Console, Env},
 };
 use crate::{
     compat::{
@@ -19,6 +19,7 @@ use crate::{
     config::profile::{DriverRow, Profile},
     exit::Exit,
     facts::{GpuFact, Os},
+    host::Host,
     model::{
         gpu::SupportedFlavours,
         pci::{NVIDIA, PciId},
@@ -26,11 +27,16 @@ use crate::{
     },
 };
 
-pub(super) fn run(world: &mut World<'_>, args: &CompatArgs) -> Result<Exit, Failure> {
-    let matrix = matrix(world)?;
+pub(super) fn run(
+    here: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &CompatArgs,
+) -> Result<Exit, Failure> {
+    let matrix = machine::matrix(here, env)?;
     let machine = match &args.lspci {
         Some(file) => {
-            let host = machine::from_lspci(world, file)?;
+            let host = machine::from_lspci(here, file)?;
             let facts = machine::facts(&host, &matrix, machine::TEXT_ONLY);
             Some(MachineGpus {
                 gpus: facts.gpus.iter().map(GpuFact::identity).collect(),
@@ -53,7 +59,7 @@ pub(super) fn run(world: &mut World<'_>, args: &CompatArgs) -> Result<Exit, Fail
         ));
     }
     let system = match &args.os {
-        Some(name) => match system(world, name) {
+        Some(name) => match system(here, console, name) {
             Ok(rows) => Some((name, rows)),
             // A driver and a GPU go together or not wherever they are; only its packages are not known there.
             Err(failure) if args.driver.is_some() && failure.report().exit() == Exit::Blocked => {
@@ -61,7 +67,7 @@ pub(super) fn run(world: &mut World<'_>, args: &CompatArgs) -> Result<Exit, Fail
                     "`install` does not support {name}, and which drivers its packages have is not known: the answer is about \
                      the driver alone"
                 );
-                prepare::warn(world, &[why]);
+                console.warn(&[why]);
                 None
             }
             Err(failure) => return Err(failure),
@@ -91,11 +97,11 @@ pub(super) fn run(world: &mut World<'_>, args: &CompatArgs) -> Result<Exit, Fail
             .map(DriverVersion::branch);
         let branch = asked.or(recommended);
         let lacks = branch.and_then(|branch| not_offered(name, rows, branch));
-        prepare::warn(world, &lacks.into_iter().collect::<Vec<_>>());
+        console.warn(&lacks.into_iter().collect::<Vec<_>>());
     }
     match args.output.format {
-        OutputFormat::Json => print::json(&mut world.out, &answer)?,
-        OutputFormat::Human => print::text(&mut world.out, &human(&answer, args.verbose))?,
+        OutputFormat::Json => print::json(&mut console.out, &answer)?,
+        OutputFormat::Human => print::text(&mut console.out, &human(&answer, args.verbose))?,
     }
     Ok(if answer.is_compatible() {
         Exit::Ok
@@ -124,11 +130,11 @@ pub(super) fn os_named(name: &str) -> Result<Os, Failure> {
 }
 
 /// The sets of driver packages of a system.
-fn system(world: &mut World<'_>, name: &str) -> Result<Vec<DriverRow>, Failure> {
+fn system(host: &Host, console: &mut Console<'_>, name: &str) -> Result<Vec<DriverRow>, Failure> {
     let os = os_named(name)?;
     let version = os.version_id.as_deref().unwrap_or_default();
-    let choice = Profile::choose(None, Some(&os), &*world.host.files)?;
-    prepare::warn(world, &choice.warnings);
+    let choice = Profile::choose(None, Some(&os), &*host.files)?;
+    console.warn(&choice.warnings);
     let profile = choice.profile;
     let Some(release) = profile.release_for(version) else {
         return Err(Failure::new(

@@ -1,6 +1,9 @@
 //! `check --node-condition`: the cluster learns from the node itself whether its GPUs can be used.
 
-use super::{Failure, World, prepare};
+use super::{
+    Failure,
+    world::{Console, Env},
+};
 use crate::{
     config::desired::ConditionWish,
     engine::RunReport,
@@ -29,7 +32,8 @@ pub(super) struct Telling {
 
 /// Writes the condition, if the cluster does not know it yet. A machine that is no node yet has nobody to tell.
 pub(super) async fn tell(
-    world: &mut World<'_>,
+    env: &Env,
+    console: &mut Console<'_>,
     host: &Host,
     state: &State,
     telling: &Telling,
@@ -47,7 +51,7 @@ pub(super) async fn tell(
     let Some(membership) = state.membership().map_err(unread)? else {
         let why =
             format!("the condition {kind} is not written: the machine is a node of no cluster");
-        prepare::warn(world, &[why]);
+        console.warn(&[why]);
         return Ok(());
     };
     let name = match &telling.node {
@@ -68,7 +72,7 @@ pub(super) async fn tell(
     };
     let gpus = state.facts().gpus.len();
     let mut said = formats::condition(report, telling.wish.meaning, telling.warnings_fail, gpus);
-    said.message = formats::cut(&world.secrets.hide(&said.message));
+    said.message = formats::cut(&env.secrets.hide(&said.message));
     let unwritten = |error: ExecError| {
         let message = format!("failed to write the condition {kind} of node `{name}`");
         let hint = "a kubelet may change the status of its own node alone: `kubectl auth whoami` with its kubeconfig tells \

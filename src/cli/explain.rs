@@ -1,6 +1,6 @@
 //! `explain`: what is known of a finding, from the registry.
 
-use super::{Failure, args, print, world::World};
+use super::{Failure, args, print, world::Console};
 use crate::{
     engine::no_finding,
     exit::Exit,
@@ -17,7 +17,7 @@ fn is_of(id: &Id, row: &FindingRow) -> bool {
     stands_for(id.as_str(), row.id.as_str())
 }
 
-pub(super) fn run(world: &mut World<'_>, args: &args::ExplainArgs) -> Result<Exit, Failure> {
+pub(super) fn run(console: &mut Console<'_>, args: &args::ExplainArgs) -> Result<Exit, Failure> {
     let asked = |row: &FindingRow| args.ids.is_empty() || args.ids.iter().any(|id| is_of(id, row));
     for id in &args.ids {
         if !findings::rows().iter().any(|row| is_of(id, row)) {
@@ -27,16 +27,16 @@ pub(super) fn run(world: &mut World<'_>, args: &args::ExplainArgs) -> Result<Exi
         }
     }
     let rows: Vec<&FindingRow> = findings::rows().iter().filter(|row| asked(row)).collect();
-    let style = world.out_style();
+    let style = console.out_style();
     match args.output.format {
-        args::OutputFormat::Json => print::json(&mut world.out, &rows)?,
+        args::OutputFormat::Json => print::json(&mut console.out, &rows)?,
         args::OutputFormat::Human if args.ids.is_empty() => {
-            print::show(&mut world.out, |to| {
+            print::show(&mut console.out, |to| {
                 report::human::findings(to, &rows, style)
             })?;
         }
         args::OutputFormat::Human => {
-            print::show(&mut world.out, |to| {
+            print::show(&mut console.out, |to| {
                 report::human::explain(to, &rows, style)
             })?;
         }

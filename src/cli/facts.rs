@@ -2,31 +2,39 @@
 
 use std::{collections::BTreeSet, fmt::Write as _, sync::Arc};
 
-use super::{Failure, args, machine, matrix, print, world::World};
+use super::{
+    Failure, args, machine, print,
+    world::{Console, Env},
+};
 use crate::{
     exit::Exit,
     facts::SecureBoot,
-    host::Nvml,
+    host::{Host, Nvml},
     model::gpu::ArchitectureEvidence,
     report::document::{self, FactsDocument, GpuDocument},
     state::State,
 };
 
-pub(super) async fn run(world: &mut World<'_>, args: &args::FactsArgs) -> Result<Exit, Failure> {
-    let matrix = matrix(world)?;
+pub(super) async fn run(
+    here: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::FactsArgs,
+) -> Result<Exit, Failure> {
+    let matrix = machine::matrix(here, env)?;
     let (host, scope) = match &args.lspci {
-        Some(file) => (machine::from_lspci(world, file)?, machine::TEXT_ONLY),
+        Some(file) => (machine::from_lspci(here, file)?, machine::TEXT_ONLY),
         None => {
             let root = args.root.as_deref();
-            (machine::host(world, root)?, machine::scope(root))
+            (machine::host(here, root)?, machine::scope(root))
         }
     };
     let facts = Arc::new(machine::all_facts(&host, &matrix, scope).await);
     let state = State::new(host, scope, Arc::clone(&facts));
     let document = document::facts(&facts, state.snapshot().await);
     match args.output.format {
-        args::OutputFormat::Json => print::json(&mut world.out, &document)?,
-        args::OutputFormat::Human => print::text(&mut world.out, &human(&document))?,
+        args::OutputFormat::Json => print::json(&mut console.out, &document)?,
+        args::OutputFormat::Human => print::text(&mut console.out, &human(&document))?,
     }
     Ok(Exit::Ok)
 }

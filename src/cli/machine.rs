@@ -4,12 +4,12 @@ use std::io::{self, Read as _};
 
 use camino::Utf8Path;
 
-use super::{Failure, world::World};
+use super::{Failure, world::Env};
 use crate::{
-    compat::matrix::Matrix,
+    compat::{load::MatrixError, matrix::Matrix},
     exit::Exit,
     facts::{Facts, Scope, complete, gather},
-    host::{Host, rooted},
+    host::{Host, ReadFiles as _, rooted, trusted::Trusted},
     tools::lspci,
 };
 
@@ -24,9 +24,9 @@ const NO_TEXT: Option<&str> =
 const OF_SYSTEMS: [&str; 4] = ["/etc", "/usr", "/proc", "/sys"];
 
 /// The machine, or the tree that `--root` names.
-pub(super) fn host(world: &World<'_>, root: Option<&Utf8Path>) -> Result<Host, Failure> {
+pub(super) fn host(here: &Host, root: Option<&Utf8Path>) -> Result<Host, Failure> {
     match root {
-        None => Ok(world.host.clone()),
+        None => Ok(here.clone()),
         Some(folder) => {
             let failed = |error| {
                 Failure::caused(
@@ -59,7 +59,7 @@ pub(super) fn host(world: &World<'_>, root: Option<&Utf8Path>) -> Result<Host, F
 }
 
 /// A machine with the bus that the text of `--lspci` tells, and nothing else.
-pub(super) fn from_lspci(world: &World<'_>, file: &Utf8Path) -> Result<Host, Failure> {
+pub(super) fn from_lspci(here: &Host, file: &Utf8Path) -> Result<Host, Failure> {
     let failed = |message: &str, error: io::Error| {
         Failure::caused(Exit::Usage, "lspci-unreadable", message, error, NO_TEXT)
     };
@@ -75,7 +75,7 @@ pub(super) fn from_lspci(world: &World<'_>, file: &Utf8Path) -> Result<Host, Fai
     } else {
         let message = format!("failed to read `{file}`, the file of `--lspci`");
         let path = camino::absolute_utf8(file).map_err(|error| failed(&message, error))?;
-        let read = world.host.files.read(&path).map_err(|error| {
+        let read = here.files.read(&path).map_err(|error| {
             Failure::caused(Exit::Usage, "lspci-unreadable", &message, error, NO_TEXT)
         })?;
         read.ok_or_else(|| failed(&message, io::ErrorKind::NotFound.into()))?
@@ -95,6 +95,52 @@ pub(super) fn from_lspci(world: &World<'_>, file: &Utf8Path) -> Result<Host, Fai
         )
     })?;
     Ok(lspci::host(&functions))
+}
+
+/// The matrix of the administrator, which replaces the built-in one.
+pub const MATRIX: &str = "/etc/gpu-bootstrap/cuda-driver-matrix.toml";
+
+/// The matrix: an administrator's, else the built-in one.
+pub(super) fn matrix(host: &Host, env: &Env) -> Result<Matrix, Failure> {
+    let failed = |error: MatrixError| {
+        Failure::caused(
+            Exit::Config,
+            "matrix-invalid",
+            "failed to read the compatibility matrix",
+            error,
+            Some("correct the lines named above, or remove the file to use the built-in matrix"),
+        )
+    };
+    let own = Trusted::new(&*host.files, env.root)
+        .read_text(Utf8Path::new(MATRIX))
+        .map_err(|error| {
+            let (reason, hint) = (error.reason(), error.hint());
+            Failure::caused(
+                Exit::Config,
+                reason.unwrap_or("matrix-unreadable"),
+                "failed to read the compatibility matrix",
+                error,
+                hint.as_deref(),
+            )
+        })?;
+    match own {
+        Some(text) => Matrix::parse(&text, MATRIX).map_err(failed),
+        None => Matrix::builtin().map_err(failed),
+    }
+}
+
+/// What is known about a machine, and the matrix of the machine `here`.
+///
+/// # Errors
+/// A matrix that cannot be read.
+pub(super) async fn known(
+    host: &Host,
+    here: &Host,
+    env: &Env,
+    scope: Scope,
+) -> Result<(Facts, Matrix), Failure> {
+    let matrix = matrix(here, env)?;
+    Ok((all_facts(host, &matrix, scope).await, matrix))
 }
 
 /// The facts, also those that only the cloud's metadata service knows.

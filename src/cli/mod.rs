@@ -4,7 +4,6 @@ pub mod args;
 mod check;
 mod compat;
 mod condition;
-mod containerd_runtime;
 mod explain;
 mod facts;
 mod failure;
@@ -16,87 +15,93 @@ mod prepare;
 mod print;
 mod probe;
 mod prove;
-mod registry;
+mod put_back;
 mod status;
 mod trial;
+mod unattended;
 mod uninstall;
 mod user_data;
+mod viewers;
 pub mod world;
 
 use std::{ffi::OsString, io::Write as _};
 
-use camino::Utf8Path;
 use clap::{CommandFactory as _, Parser};
 
 pub use failure::Failure;
-pub use world::{Sink, World};
+pub use machine::MATRIX;
+pub use world::{Console, Env, Sink};
 
 use self::args::{Cli, Command};
 use crate::{
-    compat::{load::MatrixError, matrix::Matrix},
     config::{layers, network},
     exit::Exit,
-    host::{ReadFiles as _, real, trusted::Trusted},
+    host::{Host, real},
 };
 
-/// The matrix of the administrator, which replaces the built-in one.
-pub const MATRIX: &str = "/etc/gpu-bootstrap/cuda-driver-matrix.toml";
-
-/// Runs a command line.
-pub async fn run(args: Vec<OsString>, world: &mut World<'_>) -> Exit {
+/// Runs a command line on this machine.
+pub async fn run(args: Vec<OsString>, host: &Host, env: &Env, console: &mut Console<'_>) -> Exit {
     // Before anything can be said, also about a command line that makes no sense.
     let words = args.iter().filter_map(|word| word.to_str());
     let words = words.map(|word| word.strip_prefix("--set=").unwrap_or(word).to_owned());
     words
-        .chain(layers::assignments(world.vars.clone()))
-        .chain(network::assignments(world.vars.clone()))
+        .chain(layers::assignments(env.vars.clone()))
+        .chain(network::assignments(env.vars.clone()))
         .flat_map(|assignment| layers::secrets(&assignment))
-        .for_each(|secret| world.secrets.learn(&secret));
+        .for_each(|secret| env.secrets.learn(&secret));
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
-        Err(error) => return usage(&error, world),
+        Err(error) => return usage(&error, console),
     };
-    match dispatch(cli.command, world).await {
+    match dispatch(cli.command, host, env, console).await {
         Ok(exit) => exit,
         Err(failure) => {
             let report = failure.report();
             // Where standard error is closed, too, the error cannot be reported anywhere.
-            let style = world.err_style();
-            let _ = crate::report::error::styled(&mut world.err, report, style);
+            let style = console.err_style();
+            let _ = crate::report::error::styled(&mut console.err, report, style);
             report.exit()
         }
     }
 }
 
 /// Help and version go to standard output; all other output of clap goes to standard error.
-fn usage(error: &clap::Error, world: &mut World<'_>) -> Exit {
+fn usage(error: &clap::Error, console: &mut Console<'_>) -> Exit {
     let (sink, exit) = if error.use_stderr() {
-        (&mut world.err, Exit::Usage)
+        (&mut console.err, Exit::Usage)
     } else {
-        (&mut world.out, Exit::Ok)
+        (&mut console.out, Exit::Ok)
     };
     let _ = write!(sink, "{}", error.render());
     exit
 }
 
-async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failure> {
+async fn dispatch(
+    command: Command,
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+) -> Result<Exit, Failure> {
     match command {
-        Command::ContainerdRuntime => containerd_runtime::run(world).await,
-        Command::Check(args) => check::run(world, &args).await,
-        Command::Plan(args) => plan::run(world, &args).await,
-        Command::Install(args) => install::run(world, &args).await,
-        Command::Uninstall(args) => uninstall::run(world, &args).await,
-        Command::Status(args) => status::run(world, &args).await,
-        Command::Facts(args) => facts::run(world, &args).await,
-        Command::Explain(args) => explain::run(world, &args),
-        Command::Compat(args) => compat::run(world, &args),
+        Command::PutBack => put_back::run(host, env).await,
+        Command::Check(args) => check::run(host, env, console, &args).await,
+        Command::Plan(args) => plan::run(host, env, console, &args).await,
+        Command::Install(args) if args.unattended => {
+            unattended::run(host, env, console, &args).await
+        }
+        Command::Install(args) => install::run(host, env, console, &args).await,
+        Command::Uninstall(args) => uninstall::run(host, env, console, &args).await,
+        Command::Status(args) => status::run(host, console, &args).await,
+        Command::Facts(args) => facts::run(host, env, console, &args).await,
+        Command::Explain(args) => explain::run(console, &args),
+        Command::Compat(args) => compat::run(host, env, console, &args),
         Command::Config(_) => {
             let text = crate::report::settings::commented();
-            print::show(&mut world.out, |to| to.write_all(text.as_bytes())).map(|()| Exit::Ok)
+            print::show(&mut console.out, |to| to.write_all(text.as_bytes())).map(|()| Exit::Ok)
         }
-        Command::Probe(args) => probe::run(world, args).await,
-        Command::UserData(args) => user_data::run(world, &args),
-        Command::Modules(args) => modules::run(world, &args).await,
+        Command::Probe(args) => probe::run(host, env, console, args).await,
+        Command::UserData(args) => user_data::run(host, env, console, &args),
+        Command::Modules(args) => modules::run(host, env, console, &args).await,
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(
@@ -105,42 +110,13 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
                 "gpu-bootstrap",
                 &mut script,
             );
-            print::show(&mut world.out, |to| to.write_all(&script)).map(|()| Exit::Ok)
+            print::show(&mut console.out, |to| to.write_all(&script)).map(|()| Exit::Ok)
         }
-        Command::NvmlView => print::json(&mut world.out, &real::nvml_view()).map(|()| Exit::Ok),
-        Command::CudaWork { uuid } => real::cuda_work(uuid.as_deref(), &mut world.out)
+        Command::NvmlView => print::json(&mut console.out, &real::nvml_view()).map(|()| Exit::Ok),
+        Command::CudaWork { uuid } => real::cuda_work(uuid.as_deref(), &mut console.out)
             .map_err(print::failed)
             .map(|()| Exit::Ok),
-        Command::ContainerProbe => probe::in_container(world).await,
-    }
-}
-
-/// The matrix: an administrator's, else the built-in one.
-pub(crate) fn matrix(world: &World<'_>) -> Result<Matrix, Failure> {
-    let failed = |error: MatrixError| {
-        Failure::caused(
-            Exit::Config,
-            "matrix-invalid",
-            "failed to read the compatibility matrix",
-            error,
-            Some("correct the lines named above, or remove the file to use the built-in matrix"),
-        )
-    };
-    let own = Trusted::new(&*world.host.files, world.root)
-        .read_text(Utf8Path::new(MATRIX))
-        .map_err(|error| {
-            let (reason, hint) = (error.reason(), error.hint());
-            Failure::caused(
-                Exit::Config,
-                reason.unwrap_or("matrix-unreadable"),
-                "failed to read the compatibility matrix",
-                error,
-                hint.as_deref(),
-            )
-        })?;
-    match own {
-        Some(text) => Matrix::parse(&text, MATRIX).map_err(failed),
-        None => Matrix::builtin().map_err(failed),
+        Command::ContainerProbe => probe::in_container(host, env, console).await,
     }
 }
 
@@ -150,8 +126,8 @@ mod tests {
 
     /// Who may name standard output or standard error, and why no secret gets out that way.
     const WAYS_OUT: [(&str, &str); 3] = rows! {
-        "main.rs", "each goes into a `Hiding`, or serves `World::talk`";
-        "cli/install.rs", "takes events, which hide secrets";
+        "main.rs", "each goes into a `Hiding`, or serves `Console::talk`";
+        "cli/viewers.rs", "takes events, which hide secrets";
         "report/screen.rs", "is drawn by a view that takes events";
     };
 

@@ -10,188 +10,45 @@ use std::{
     time::Duration,
 };
 
-use camino::{Utf8Path, Utf8PathBuf};
-use serde::Serialize;
+use camino::Utf8PathBuf;
 
 use super::{
     Failure,
     args::{self, ExportTo},
     machine, prepare, print,
-    registry::Registry,
-    world::World,
+    world::{Console, Env},
 };
 use crate::{
-    config::desired::{DriverWish, Prebuilt, Publish},
     error::one_line,
     exit::Exit,
-    facts::{Facts, gather},
-    host::{
-        Files, FilesError, Host, ReadFiles,
-        digest::sha256,
-        trusted::{refuse_foreign, unusable_secret},
+    facts::gather,
+    host::{Files, FilesError, Host, digest::sha256, trusted::refuse_foreign},
+    modules::{
+        Built, Packed, Registry, SIGNATURE_LIMIT, Source, built, compiler, in_folder, pack,
+        private_key,
     },
-    model::{
-        paths,
-        version::{DriverVersion, KernelVersion},
-    },
-    state::loaded_driver,
     tools::{
-        dkms, kmod,
-        module_file::{flavour_of_license, modinfo},
+        kmod,
+        module_file::modinfo,
         oci::{self, Address},
-        prebuilt::{
-            self, BuildTarget, KernelInterface, LIMIT, Modules, PrivateKey, SAYS, SIGNATURE, TOOK,
-            Trust, Unfit,
-        },
+        prebuilt::{self, BuildTarget, KernelInterface, LIMIT, Modules, SAYS, SIGNATURE, Trust},
     },
 };
-
-/// The time limit of one source. Compiling takes 80 to 275 s.
-const SOURCE_TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// The time limit of an upload by `export`, for which somebody waits.
 const UPLOAD_TIME_LIMIT: Duration = Duration::from_secs(600);
 
-/// How often a pair of archive and signature is written at most, if other machines write the same names.
-const WRITES: usize = 4;
-
-/// The largest signature that is read, in bytes: one of minisign has some 300.
-const SIGNATURE_LIMIT: u64 = 16 << 10;
-
-pub(super) async fn run(world: &mut World<'_>, args: &args::ModulesArgs) -> Result<Exit, Failure> {
+pub(super) async fn run(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::ModulesArgs,
+) -> Result<Exit, Failure> {
     match &args.command {
-        args::ModulesCommand::List(output) => list(world, output),
-        args::ModulesCommand::Export(args) => export(world, args).await,
-        args::ModulesCommand::Take(args) => take(world, args).await,
+        args::ModulesCommand::List(output) => list(host, console, output),
+        args::ModulesCommand::Export(args) => export(host.clone(), env, console, args).await,
+        args::ModulesCommand::Take(args) => take(host.clone(), env, console, args).await,
     }
-}
-
-/// What DKMS has built for one kernel.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct Built {
-    /// The name by which DKMS knows the modules.
-    name: String,
-    driver: DriverVersion,
-    kernel: KernelVersion,
-    architecture: String,
-    /// Where they come from, as `take` wrote it into DKMS' log; `None` if DKMS compiled them without `take`.
-    origin: Option<String>,
-    #[serde(skip)]
-    folder: Utf8PathBuf,
-}
-
-/// Returns what DKMS has built of NVIDIA's driver.
-fn built(files: &dyn ReadFiles) -> Result<Vec<Built>, FilesError> {
-    let mut found = Vec::new();
-    for build in dkms::builds(files)? {
-        let folder = build.modules();
-        let (Ok(driver), Ok(kernel)) = (build.version.parse(), build.kernel.parse()) else {
-            continue;
-        };
-        if !(files.list(&folder)?.iter()).any(|file| kmod::is_nvidia_module(file)) {
-            continue;
-        }
-        let log = files.read_lossy(&build.log())?.unwrap_or_default();
-        found.push(Built {
-            name: build.module,
-            driver,
-            kernel,
-            architecture: build.architecture,
-            origin: prebuilt::said(&log).last().map(str::to_owned),
-            folder,
-        });
-    }
-    Ok(found)
-}
-
-/// An archive that is ready for other machines.
-struct Packed {
-    name: String,
-    content: Vec<u8>,
-    /// In minisign's format.
-    signature: Option<String>,
-}
-
-impl Packed {
-    /// Signs it, if there is a key.
-    fn new((name, content): (String, Vec<u8>), key: Option<&PrivateKey>, host: &Host) -> Self {
-        let signature = key.map(|key| key.sign(&content, &name, host.clock.now()));
-        Self {
-            name,
-            content,
-            signature,
-        }
-    }
-
-    /// Writes it into a folder. The signature is written first, so that nobody finds the archive without it. If another
-    /// machine writes the same names at the same time, the last one to finish sees a mixed pair and writes its own again.
-    fn write(&self, files: &dyn Files, folder: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
-        let path = folder.join(&self.name);
-        let Some(signature) = &self.signature else {
-            files.write(&path, &self.content, 0o644)?;
-            return Ok(path);
-        };
-        let beside = signature_of(&path);
-        for _ in 0..WRITES {
-            files.write(&beside, signature.as_bytes(), 0o644)?;
-            files.write(&path, &self.content, 0o644)?;
-            let has_own = |path: &Utf8Path, own: &[u8]| {
-                let found = files.read(path)?;
-                Ok::<_, FilesError>(found.as_deref() == Some(own))
-            };
-            if has_own(&beside, signature.as_bytes())? == has_own(&path, &self.content)? {
-                break;
-            }
-        }
-        Ok(path)
-    }
-
-    /// Uploads it to a registry.
-    async fn push(&self, registry: &mut Registry<'_>) -> Result<(), String> {
-        let name = format!("{}{SIGNATURE}", self.name);
-        let mut files = vec![oci::File {
-            name: &self.name,
-            media_type: "application/gzip",
-            content: &self.content,
-        }];
-        files.extend(self.signature.as_ref().map(|signature| oci::File {
-            name: &name,
-            media_type: "text/plain",
-            content: signature.as_bytes(),
-        }));
-        registry.push(&oci::tag(&self.name), &files).await
-    }
-}
-
-/// Returns the path of an archive's signature.
-fn signature_of(archive: &Utf8Path) -> Utf8PathBuf {
-    format!("{archive}{SIGNATURE}").into()
-}
-
-/// Reads an archive in a folder with its signature, as far as both exist and have a plausible size.
-fn pair_in(
-    files: &dyn ReadFiles,
-    archive: &Utf8Path,
-) -> Result<(Option<Vec<u8>>, Option<Vec<u8>>), FilesError> {
-    let read = |path: &Utf8Path, limit: u64| match files.stat(path)? {
-        Some(stat) if stat.size <= limit => files.read(path),
-        _ => Ok(None),
-    };
-    Ok((
-        read(archive, LIMIT)?,
-        read(&signature_of(archive), SIGNATURE_LIMIT)?,
-    ))
-}
-
-/// Reads the private key that signs archives.
-fn private_key(files: &dyn ReadFiles, path: &Utf8Path) -> Result<PrivateKey, String> {
-    let plain = |error: FilesError| one_line(&error);
-    if let Some(why) = unusable_secret(files, path).map_err(plain)? {
-        return Err(format!("the private key `{path}` is not used: {why}"));
-    }
-    let text = files.read_lossy(path).map_err(plain)?.unwrap_or_default();
-    PrivateKey::read(&text).map_err(|why| format!("the private key `{path}` is not used: {why}"))
 }
 
 fn unreadable(error: FilesError) -> Failure {
@@ -205,11 +62,15 @@ fn unreadable(error: FilesError) -> Failure {
     )
 }
 
-fn list(world: &mut World<'_>, output: &args::OutputArgs) -> Result<Exit, Failure> {
-    let found = built(&*world.host.files).map_err(unreadable)?;
+fn list(
+    host: &Host,
+    console: &mut Console<'_>,
+    output: &args::OutputArgs,
+) -> Result<Exit, Failure> {
+    let found = built(&*host.files).map_err(unreadable)?;
     match output.format {
-        args::OutputFormat::Json => print::json(&mut world.out, &found)?,
-        args::OutputFormat::Human => print::show(&mut world.out, |to| {
+        args::OutputFormat::Json => print::json(&mut console.out, &found)?,
+        args::OutputFormat::Human => print::show(&mut console.out, |to| {
             if found.is_empty() {
                 writeln!(
                     to,
@@ -235,8 +96,13 @@ fn list(world: &mut World<'_>, output: &args::OutputArgs) -> Result<Exit, Failur
     Ok(Exit::Ok)
 }
 
-async fn export(world: &mut World<'_>, args: &args::ExportArgs) -> Result<Exit, Failure> {
-    prepare::root(world, "export modules")?;
+async fn export(
+    mut host: Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::ExportArgs,
+) -> Result<Exit, Failure> {
+    env.only_root(&host, "export modules")?;
     let failed = |message: String, error: FilesError| {
         let (reason, hint) = (
             error.reason().unwrap_or("modules-not-exported"),
@@ -251,24 +117,24 @@ async fn export(world: &mut World<'_>, args: &args::ExportArgs) -> Result<Exit, 
         registry @ ExportTo::Registry(_) => registry.clone(),
     };
     match &to {
-        ExportTo::Folder(folder) => refuse_foreign(&*world.host.files, folder)
+        ExportTo::Folder(folder) => refuse_foreign(&*host.files, folder)
             .map_err(|error| failed(format!("failed to write to `{folder}`"), error))?,
-        ExportTo::Registry(_) => through_proxy(world),
+        ExportTo::Registry(_) => through_proxy(&mut host, env, console),
     }
     let key = match &args.sign_key {
         Some(path) => {
-            let key = private_key(&*world.host.files, &prepare::absolute(path)?);
+            let key = private_key(&*host.files, &prepare::absolute(path)?);
             Some(key.map_err(|why| not_exported(&format!("failed to export modules: {why}")))?)
         }
         None => None,
     };
-    let facts = gather(world.host.reader(), None, machine::scope(None));
+    let facts = gather(host.reader(), None, machine::scope(None));
     let distribution = facts.os.map(|os| os.id).ok_or_else(|| {
         not_exported(
             "failed to export modules: `/etc/os-release` does not tell which system this is",
         )
     })?;
-    let mut found = built(&*world.host.files).map_err(unreadable)?;
+    let mut found = built(&*host.files).map_err(unreadable)?;
     found.retain(|one| {
         args.kernel
             .as_ref()
@@ -294,33 +160,33 @@ async fn export(world: &mut World<'_>, args: &args::ExportArgs) -> Result<Exit, 
             "failed to export the modules of {} for {}",
             one.driver, one.kernel
         );
-        let packed = pack(&world.host, &one, &distribution).await;
+        let packed = pack(&host, &one, &distribution).await;
         let packed = packed.map_err(|why| not_exported(&format!("{what}: {why}")))?;
-        let packed = Packed::new(packed, key.as_ref(), &world.host);
+        let packed = Packed::new(packed, key.as_ref(), &host);
         let place = match &to {
             ExportTo::Folder(folder) => packed
-                .write(&*world.host.files, folder)
+                .write(&*host.files, folder)
                 .map_err(|error| failed(what, error))?
                 .into_string(),
             ExportTo::Registry(address) => {
-                let mut registry = Registry::new(&world.host, address.clone(), UPLOAD_TIME_LIMIT);
+                let mut registry = Registry::new(&host, address.clone(), UPLOAD_TIME_LIMIT);
                 let pushed = packed.push(&mut registry).await;
                 pushed.map_err(|why| not_exported(&format!("{what}: {why}")))?;
                 format!("{address}:{}", oci::tag(&packed.name))
             }
         };
-        print::show(&mut world.out, |out| writeln!(out, "{place}"))?;
+        print::show(&mut console.out, |out| writeln!(out, "{place}"))?;
         match &to {
             _ if packed.signature.is_some() => {}
             ExportTo::Folder(_) => tell(
-                world,
+                console,
                 &format!(
                     "sign it where your private key is: minisign -S -m {}",
                     packed.name
                 ),
             ),
             ExportTo::Registry(_) => tell(
-                world,
+                console,
                 "it has no signature: only machines with `driver.prebuilt.unsigned = true` take it",
             ),
         }
@@ -329,206 +195,26 @@ async fn export(world: &mut World<'_>, args: &args::ExportArgs) -> Result<Exit, 
 }
 
 /// Makes all later requests go through the proxy of the settings.
-fn through_proxy(world: &mut World<'_>) {
-    if let (Some(proxy), direct) = prepare::proxy(world) {
-        world.host.http = (world.proxied)(&proxy, direct.as_deref());
+fn through_proxy(host: &mut Host, env: &Env, console: &mut Console<'_>) {
+    if let (Some(proxy), direct) = prepare::proxy(host, env, console) {
+        host.http = (env.proxied)(&proxy, direct.as_deref());
     }
-}
-
-/// Publishes the loaded modules if DKMS has compiled them here. Returns where they are now; `None` if
-/// there is nothing to publish, or if it is published already.
-pub(super) async fn publish(
-    host: &Host,
-    facts: &Facts,
-    driver: &DriverWish,
-    wish: &Publish,
-) -> Result<Option<String>, String> {
-    let (Some(module), Some(kernel), Some(os)) = (&driver.dkms, &facts.kernel.running, &facts.os)
-    else {
-        return Ok(None);
-    };
-    let all = built(&*host.files).map_err(|error| one_line(&error))?;
-    // DKMS may still have another version, which this machine has not validated.
-    let loaded = loaded_driver(&*host.files).map_err(|error| one_line(&error))?;
-    let compiled = |one: &Built| {
-        let taken = one
-            .origin
-            .as_ref()
-            .is_some_and(|said| said.starts_with(TOOK));
-        one.name == *module
-            && one.kernel == *kernel
-            && loaded.as_ref() == Some(&one.driver)
-            && !taken
-    };
-    let Some(one) = all.into_iter().find(compiled) else {
-        return Ok(None);
-    };
-    let purpose = BuildTarget {
-        distribution: os.id.clone(),
-        kernel: kernel.clone(),
-        architecture: one.architecture.clone(),
-        driver: one.driver.clone(),
-        flavour: driver.flavour,
-    };
-    let name = purpose.archive();
-    let folder = Utf8PathBuf::from(&wish.to);
-    let registry = || {
-        Address::parse(&wish.to).map(|to| Registry::new(host, to, SOURCE_TIME_LIMIT).for_writing())
-    };
-    let key = match &wish.key {
-        Some(path) => Some(private_key(&*host.files, path)?),
-        None => None,
-    };
-    let trust = (driver.prebuilt.as_ref()).map_or_else(Trust::default, Prebuilt::trust);
-    let is_there = match registry() {
-        Some(mut registry) => {
-            let signature = format!("{name}{SIGNATURE}");
-            match registry.layers(&oci::tag(&name)).await? {
-                None => false,
-                // One manifest has both, so they match.
-                Some(_) if trust.not_before.is_none() => true,
-                Some(layers) if !layers.iter().any(|layer| layer.is(&signature)) => false,
-                Some(layers) => {
-                    let mut source = Source::Tag(registry, layers);
-                    let archive = source.bring(&name, LIMIT, false).await?;
-                    let signature = source.bring(&signature, SIGNATURE_LIMIT, false).await?;
-                    prebuilt::verify(&archive, &name, &signature, &trust).is_ok()
-                }
-            }
-        }
-        None => {
-            let (folder, path) = (folder.clone(), folder.join(&name));
-            let look = move |files: &dyn Files| {
-                refuse_foreign(files, &folder).and_then(|()| pair_in(files, &path))
-            };
-            let own = key.iter().map(PrivateKey::public);
-            let trust = Trust {
-                keys: trust.keys.iter().cloned().chain(own).collect(),
-                ..trust.clone()
-            };
-            match in_folder(host, look).await? {
-                (None, _) => false,
-                // A pair of two machines, or what a killed one has left, is replaced.
-                (Some(archive), Some(signature)) if key.is_some() => {
-                    prebuilt::verify(&archive, &name, &signature, &trust).is_ok()
-                }
-                (Some(_), _) => key.is_none(),
-            }
-        }
-    };
-    if is_there {
-        return Ok(None);
-    }
-    let packed = Packed::new(pack(host, &one, &os.id).await?, key.as_ref(), host);
-    if packed.name != name {
-        return Err(format!(
-            "the settings want `{name}`, and DKMS has compiled `{}`",
-            packed.name
-        ));
-    }
-    if let (Some(signature), false) = (&packed.signature, trust.keys.is_empty()) {
-        let verified = prebuilt::verify(&packed.content, &name, signature.as_bytes(), &trust);
-        verified.map_err(|why| match why {
-            Unfit::Signer => {
-                "`driver.prebuilt.sign-key` belongs to none of `driver.prebuilt.public-keys`"
-                    .to_owned()
-            }
-            why => why.to_string(),
-        })?;
-    }
-    match registry() {
-        Some(mut registry) => packed.push(&mut registry).await?,
-        None => {
-            in_folder(host, move |files| packed.write(files, &folder)).await?;
-        }
-    }
-    Ok(Some(format!("`{name}` to {}", wish.to)))
 }
 
 /// Writes a line for people. An error is ignored: if standard error is closed, nobody reads it.
-fn tell(world: &mut World<'_>, line: &str) {
-    let _ = writeln!(world.err, "{line}");
+fn tell(console: &mut Console<'_>, line: &str) {
+    let _ = writeln!(console.err, "{line}");
 }
 
-/// Packs what DKMS has built. Returns the name of the archive and its content.
-async fn pack(host: &Host, one: &Built, distribution: &str) -> Result<(String, Vec<u8>), String> {
-    let unpacked = Utf8Path::new(paths::RUN).join(format!("export-{}", std::process::id()));
-    let modules = read(host, one, &unpacked).await;
-    let removed = host.files.remove_empty_folder(&unpacked);
-    let modules = modules?;
-    removed.map_err(|error| one_line(&error))?;
-    let flavour = (modules.iter())
-        .find(|(name, _)| kmod::is_nvidia_module(&format!("{name}.ko")))
-        .and_then(|(_, content)| modinfo(content, "license"))
-        .and_then(flavour_of_license);
-    let purpose = BuildTarget {
-        distribution: distribution.to_owned(),
-        kernel: one.kernel.clone(),
-        architecture: one.architecture.clone(),
-        driver: one.driver.clone(),
-        flavour: flavour.ok_or("their license does not tell which flavour they are of")?,
-    };
-    let compiler = compiler(&*host.files, one.kernel.as_str()).map_err(|error| one_line(&error))?;
-    let archive = prebuilt::pack(&purpose, compiler, &modules).map_err(|error| one_line(&error))?;
-    Ok((purpose.archive(), archive))
-}
-
-/// Reads the modules of a build, decompressed.
-async fn read(host: &Host, one: &Built, unpacked: &Utf8Path) -> Result<Modules, String> {
-    let files = &*host.files;
-    let plain = |error: FilesError| one_line(&error);
-    let mut modules = Modules::new();
-    for name in files.list(&one.folder).map_err(plain)? {
-        let Some(module) = kmod::name_of(&name) else {
-            continue;
-        };
-        let path = one.folder.join(&name);
-        let missing = |path: &Utf8Path| format!("`{path}` is not there any more");
-        let mut content = files
-            .read(&path)
-            .map_err(plain)?
-            .ok_or_else(|| missing(&path))?;
-        let copy = unpacked.join(&name);
-        if let Some(cmd) = prebuilt::decompress(&copy) {
-            files.create_folder(unpacked, 0o700).map_err(plain)?;
-            files.write(&copy, &content, 0o600).map_err(plain)?;
-            let ran = host
-                .exec
-                .run(&cmd, &mut |_, _| {})
-                .await
-                .and_then(|output| output.success(&cmd));
-            let result = copy.with_extension("");
-            let read = files.read(&result).map_err(plain)?;
-            for left in [&copy, &result] {
-                files.remove(left).map_err(plain)?;
-            }
-            ran.map_err(|error| one_line(&error))?;
-            content = read.ok_or_else(|| missing(&result))?;
-        }
-        modules.insert(module.to_owned(), content);
-    }
-    Ok(modules)
-}
-
-/// Returns the compiler that built a kernel, by the configuration in its headers or beside its image.
-fn compiler(files: &dyn ReadFiles, kernel: &str) -> Result<Option<String>, FilesError> {
-    for path in [
-        format!("/lib/modules/{kernel}/build/.config"),
-        format!("/boot/config-{kernel}"),
-    ] {
-        if let Some(config) = files.read_lossy(Utf8Path::new(&path))?
-            && let Some(compiler) = prebuilt::compiler(&config)
-        {
-            return Ok(Some(compiler));
-        }
-    }
-    Ok(None)
-}
-
-async fn take(world: &mut World<'_>, args: &args::TakeArgs) -> Result<Exit, Failure> {
-    prepare::root(world, "take modules")?;
-    through_proxy(world);
-    let facts = gather(world.host.reader(), None, machine::scope(None));
+async fn take(
+    mut host: Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::TakeArgs,
+) -> Result<Exit, Failure> {
+    env.only_root(&host, "take modules")?;
+    through_proxy(&mut host, env, console);
+    let facts = gather(host.reader(), None, machine::scope(None));
     let (took, said) = match facts.os.zip(facts.kernel.arch) {
         Some((os, architecture)) => {
             let purpose = BuildTarget {
@@ -538,7 +224,7 @@ async fn take(world: &mut World<'_>, args: &args::TakeArgs) -> Result<Exit, Fail
                 driver: args.driver.clone(),
                 flavour: args.flavour,
             };
-            taken(&world.host, args, purpose, SOURCE_TIME_LIMIT).await
+            taken(&host, args, purpose, SOURCE_TIME_LIMIT).await
         }
         None => (
             false,
@@ -546,7 +232,7 @@ async fn take(world: &mut World<'_>, args: &args::TakeArgs) -> Result<Exit, Fail
         ),
     };
     // DKMS copies this line into its log of the build.
-    print::text(&mut world.out, &format!("{SAYS}{said}\n"))?;
+    print::text(&mut console.out, &format!("{SAYS}{said}\n"))?;
     Ok(if took { Exit::Ok } else { Exit::StepFailed })
 }
 
@@ -675,73 +361,6 @@ impl Requirements {
     }
 }
 
-/// Where archives are fetched from.
-enum Source<'h> {
-    /// A folder or a web server.
-    Place(&'h Host, String),
-    /// A tag of a registry, with its files.
-    Tag(Registry<'h>, Vec<oci::ArtifactLayer>),
-}
-
-impl<'h> Source<'h> {
-    async fn of(host: &'h Host, source: &str, archive: &str) -> Result<Self, String> {
-        let Some(address) = Address::parse(source) else {
-            let place = source.trim_end_matches('/').to_owned();
-            return Ok(Self::Place(host, place));
-        };
-        let mut registry = Registry::new(host, address, SOURCE_TIME_LIMIT);
-        let tag = oci::tag(archive);
-        match registry.layers(&tag).await? {
-            Some(layers) => Ok(Self::Tag(registry, layers)),
-            None => Err(format!("it has no `{tag}`")),
-        }
-    }
-
-    async fn bring(&mut self, name: &str, limit: u64, unsigned: bool) -> Result<Vec<u8>, String> {
-        match self {
-            Self::Place(host, place) => {
-                fetch(host, &format!("{place}/{name}"), limit, unsigned).await
-            }
-            Self::Tag(registry, layers) => match layers.iter().find(|layer| layer.is(name)) {
-                Some(layer) => registry.blob(layer, limit).await,
-                None => Err(format!("the artifact has no `{name}`")),
-            },
-        }
-    }
-}
-
-/// Runs `work` for [`SOURCE_TIME_LIMIT`] at most: it blocks for ever in a network folder whose server does not answer.
-async fn in_folder<T: Send + 'static>(
-    host: &Host,
-    work: impl FnOnce(&dyn Files) -> Result<T, FilesError> + Send + 'static,
-) -> Result<T, String> {
-    let files = host.files.clone();
-    let work = tokio::task::spawn_blocking(move || work(&*files));
-    let ended = (tokio::time::timeout(SOURCE_TIME_LIMIT, work).await).map_err(|_| {
-        format!(
-            "the folder did not answer in {} s",
-            SOURCE_TIME_LIMIT.as_secs()
-        )
-    })?;
-    ended
-        .map_err(|error| one_line(&error))?
-        .map_err(|error| one_line(&error))
-}
-
-/// Reads a file from a folder or a web server. If archives need no signature, it refuses a folder in which others
-/// than root may write.
-async fn fetch(host: &Host, place: &str, limit: u64, unsigned: bool) -> Result<Vec<u8>, String> {
-    let mut address = place.to_owned();
-    if place.starts_with('/') {
-        if unsigned {
-            let path = Utf8PathBuf::from(place);
-            in_folder(host, move |files| refuse_foreign(files, &path)).await?;
-        }
-        address = format!("file://{}", place.replace('%', "%25"));
-    }
-    (host.http.get(&address, limit).await).map_err(|error| one_line(&error))
-}
-
 /// Writes the modules where a build would have made them.
 fn put(files: &dyn Files, places: &[args::TakenModule], modules: &Modules) -> Result<(), String> {
     for place in places {
@@ -808,19 +427,28 @@ async fn magic(host: &Host, release: &str) -> Result<Option<String>, FilesError>
 mod tests {
     use std::sync::Arc;
 
+    use camino::Utf8Path;
+
     use super::*;
     use crate::{
-        cli::registry::{
-            self,
-            fake::{FakeRegistry, SOURCE as OF_REGISTRY},
-        },
-        facts::Os,
+        config::desired::{DriverWish, Prebuilt, Publish},
+        facts::{Facts, Os},
         host::{HttpError, fake},
         model::gpu::Flavour,
+        modules::{
+            publish,
+            registry::{
+                self,
+                fake::{FakeRegistry, SOURCE as OF_REGISTRY},
+            },
+        },
         steps::fixtures,
         tools::{
             module_file::{versions, with_sections},
-            prebuilt::keys::{ITS_PUBLIC, OTHER_KEY, PRIVATE},
+            prebuilt::{
+                PrivateKey,
+                keys::{ITS_PUBLIC, OTHER_KEY, PRIVATE},
+            },
         },
     };
 

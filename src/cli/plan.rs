@@ -6,46 +6,52 @@ use super::{
     Failure,
     args::{self, OutputFormat},
     prepare, print,
-    world::World,
+    world::{Console, Env},
 };
 use crate::{
-    engine::{self, Cancel, EngineError},
+    engine::{Cancel, Planned},
     exit::Exit,
+    host::Host,
     report::{document, human},
 };
 
-pub(super) async fn run(world: &mut World<'_>, args: &args::PlanArgs) -> Result<Exit, Failure> {
+pub(super) async fn run(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::PlanArgs,
+) -> Result<Exit, Failure> {
     if let Some(system) = &args.trial.os {
-        return super::trial::run(world, args, system);
+        return super::trial::run(host, env, console, args, system);
     }
     let request = prepare::request(&args.target, &args.image, false, None)?;
-    let mut target = prepare::target(world, request).await?;
-    prepare::warn(world, &target.resolution.warnings);
-    match engine::rollback(target.host(), &target.resolution.desired).await {
-        Ok(Some(back)) => target.go_back(world, &back)?,
-        // The plan notes that the journal cannot be read.
-        Ok(None) | Err(EngineError::Journal(_)) => {}
-        Err(error) => return Err(error.into()),
-    }
-    let (events, reporter) = prepare::events(target.host(), &world.secrets, Vec::new())?;
-    let tools = target.tools(world, events, Cancel::new());
-    let session = target.session(tools)?;
-    let report = session.plan().await;
+    let target = prepare::target(host, env, request).await?;
+    console.warn(&target.resolution.warnings);
+    let (session, reporter) = target.session(env, Vec::new(), Cancel::new())?;
+    let planned = session.plan().await;
     reporter.finish();
-    let driver = session.driver().await;
-    let driver = driver.as_ref();
-    let reasons = &target.resolution.reasons;
-    let style = world.out_style().verbose(args.detail.verbose);
+    let Planned {
+        report,
+        driver,
+        reasons,
+        warning,
+    } = planned?;
+    let mut warnings = target.resolution.warnings.clone();
+    if let Some(warning) = warning {
+        console.warn(std::slice::from_ref(&warning));
+        warnings.push(warning);
+    }
+    let style = console.out_style().verbose(args.detail.verbose);
     match args.output.format {
         OutputFormat::Json => {
             let mut document = json!(document::run(&report, Some(target.facts())));
             document["driver"] = json!(driver);
             document["reasons"] = json!(reasons);
-            document["warnings"] = json!(target.resolution.warnings);
-            print::json(&mut world.out, &document)?;
+            document["warnings"] = json!(warnings);
+            print::json(&mut console.out, &document)?;
         }
-        OutputFormat::Human => print::show(&mut world.out, |to| {
-            human::plan(to, &report, (driver, reasons), style)
+        OutputFormat::Human => print::show(&mut console.out, |to| {
+            human::plan(to, &report, (driver.as_ref(), &reasons), style)
         })?,
     }
     Ok(report.exit)

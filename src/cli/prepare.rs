@@ -1,33 +1,33 @@
 //! From a command line to something that can run: configuration resolved for this machine, steps
 //! in order, events with somewhere to go.
 
-use std::{collections::BTreeMap, io::Write as _, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Failure, World, args, machine, matrix};
+use super::{
+    Failure, args, machine,
+    world::{Console, Env},
+};
 use crate::{
-    change::{Applier, packages::WantedPackages},
+    change::Applier,
     compat::matrix::Matrix,
     config::{
         desired::{ConditionWish, Guard, PackagePolicy},
         error::{ConfigError, ResolveError},
         layers::{self, Layers, Provenance},
-        load::{self, Ask},
+        load::{self, Ask, Question},
         network,
         place::Place,
         profile::{Profile, built_in_names},
         resolve::{Flags, Resolution},
     },
-    engine::{self, Cancel, Events, Options, Rollback, Session, Tools, events::Reporter},
-    error::{Report as _, one_line},
+    engine::{self, Cancel, Events, Options, Session, Tools, events::Reporter},
+    error::one_line,
     event::Subscriber,
     exit::Exit,
     facts::{Facts, Scope},
-    host::{
-        Host, ReadFiles,
-        trusted::{Trusted, refuse_foreign},
-    },
+    host::{Host, ReadFiles, trusted::Trusted},
     journal::{Policy, Request},
     model::{
         paths,
@@ -52,10 +52,39 @@ pub(super) struct Ground {
     pub(super) request: Request,
 }
 
+/// What an `install` is asked for, and whether the resume unit asks.
+pub(super) struct Asked {
+    /// The options.
+    pub(super) request: Request,
+    /// The resume unit started this run.
+    pub(super) resumed: bool,
+}
+
+impl From<Request> for Asked {
+    fn from(request: Request) -> Self {
+        Self {
+            request,
+            resumed: false,
+        }
+    }
+}
+
+impl Asked {
+    /// How long the run tries again what may pass: as asked, else some time where nobody watches.
+    fn deadline(&self) -> Option<Duration> {
+        let unattended = self.request.reboot || self.resumed;
+        let asked = self.request.deadline_seconds.map(Duration::from_secs);
+        asked.or(unattended.then_some(engine::UNATTENDED_DEADLINE))
+    }
+}
+
 /// What a command looks at, and what it wants there.
 pub(super) struct Target {
     /// What it looks at.
     ground: Ground,
+    question: Question,
+    deadline: Option<Duration>,
+    resumed: bool,
     /// What is wanted, and why.
     pub(super) resolution: Resolution,
 }
@@ -148,17 +177,17 @@ pub(super) fn absolute(path: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
 /// # Errors
 /// A compatibility matrix that cannot be read.
 pub(super) async fn ground(
-    world: &World<'_>,
     host: Host,
+    here: &Host,
+    env: &Env,
     request: Request,
     scope: Scope,
 ) -> Result<Ground, Failure> {
-    let matrix = matrix(world)?;
-    let facts = Arc::new(machine::all_facts(&host, &matrix, scope).await);
+    let (facts, matrix) = machine::known(&host, here, env, scope).await?;
     Ok(Ground {
         host,
         scope,
-        facts,
+        facts: Arc::new(facts),
         matrix: Arc::new(matrix),
         request,
     })
@@ -168,13 +197,27 @@ pub(super) async fn ground(
 ///
 /// # Errors
 /// Configuration that is wrong, or a machine that cannot be what is wanted.
-pub(super) async fn target(world: &World<'_>, request: Request) -> Result<Target, Failure> {
-    let mut ground = ground(world, world.host.clone(), request, machine::scope(None)).await?;
+pub(super) async fn target(
+    host: &Host,
+    env: &Env,
+    asked: impl Into<Asked>,
+) -> Result<Target, Failure> {
+    let asked = asked.into();
+    let (deadline, resumed) = (asked.deadline(), asked.resumed);
+    let scope = machine::scope(None);
+    let mut ground = ground(host.clone(), host, env, asked.request, scope).await?;
     if !ground.request.image {
         on_a_system(&ground)?;
     }
-    let resolution = ground.resolve(world, &*world.host.files)?;
-    Ok(Target { ground, resolution })
+    let question = ground.question(env, host);
+    let resolution = ground.resolve(env, &question)?;
+    Ok(Target {
+        ground,
+        question,
+        deadline,
+        resumed,
+        resolution,
+    })
 }
 
 /// Refuses the container of an application, in which no system runs that could be prepared. The build of an image may
@@ -200,62 +243,48 @@ fn on_a_system(ground: &Ground) -> Result<(), Failure> {
 }
 
 impl Ground {
-    /// Reads the configuration, and resolves it for the machine; the files that the request names are
-    /// in `named`.
+    /// What the request asks of the settings; the files that it names are on the machine `named`.
+    pub(super) fn question(&self, env: &Env, named: &Host) -> Question {
+        let request = &self.request;
+        Question {
+            ask: Ask {
+                profile: request.profile.clone(),
+                config: request.config.clone(),
+                env: env.pairs(),
+                set: settings(request),
+                driver: Vec::new(),
+                lock_timeout_seconds: request.lock_timeout_seconds,
+                flags: Flags {
+                    image: request.image,
+                    assume_gpus: request.assume_gpus.clone(),
+                    trial: false,
+                },
+                our_runtimes: engine::our_runtimes(&self.host),
+                secrets: env.secrets.clone(),
+                by_root: env.root && self.scope.executes,
+            },
+            files: self.host.files.clone(),
+            named: named.files.clone(),
+            facts: Arc::clone(&self.facts),
+            matrix: Arc::clone(&self.matrix),
+        }
+    }
+
+    /// What is wanted; from now on the network is reached as the settings say.
     ///
     /// # Errors
     /// Configuration that is wrong, or a machine that cannot be what is wanted.
     pub(super) fn resolve(
         &mut self,
-        world: &World<'_>,
-        named: &dyn ReadFiles,
+        env: &Env,
+        question: &Question,
     ) -> Result<Resolution, ResolveError> {
-        let ask = self.ask(world, &self.request);
-        let resolution = load::load(&*self.host.files, named, &ask, &self.facts, &self.matrix)?;
+        let resolution = question.resolve()?;
         if let (Some(proxy), true) = (&resolution.desired.packages.proxy, self.scope.executes) {
             let direct = resolution.desired.packages.no_proxy.as_deref();
-            self.host.http = (world.proxied)(proxy, direct);
+            self.host.http = (env.proxied)(proxy, direct);
         }
         Ok(resolution)
-    }
-
-    /// The same during a rollback.
-    ///
-    /// # Errors
-    /// A driver that the machine cannot have any more.
-    pub(super) fn resolve_back(
-        &self,
-        world: &World<'_>,
-        named: &dyn ReadFiles,
-        back: &Rollback,
-    ) -> Result<Resolution, ResolveError> {
-        let ask = Ask {
-            driver: back.settings.clone(),
-            ..self.ask(world, &self.request)
-        };
-        let mut resolution = load::load(&*self.host.files, named, &ask, &self.facts, &self.matrix)?;
-        back.pin(&mut resolution.desired);
-        resolution.warnings.extend(back.note.clone());
-        Ok(resolution)
-    }
-
-    fn ask(&self, world: &World<'_>, request: &Request) -> Ask {
-        Ask {
-            profile: request.profile.clone(),
-            config: request.config.clone(),
-            env: env(&world.vars),
-            set: settings(request),
-            driver: Vec::new(),
-            lock_timeout_seconds: request.lock_timeout_seconds,
-            flags: Flags {
-                image: request.image,
-                assume_gpus: request.assume_gpus.clone(),
-                trial: false,
-            },
-            our_runtimes: engine::our_runtimes(&self.host),
-            secrets: world.secrets.clone(),
-            by_root: world.root && self.scope.executes,
-        }
     }
 
     /// Whether the settings of a request say that the machine may have no GPU.
@@ -264,33 +293,34 @@ impl Ground {
     /// Configuration that is wrong.
     pub(super) fn is_gpu_optional(
         &self,
-        world: &World<'_>,
-        named: &dyn ReadFiles,
+        question: &Question,
         request: &Request,
     ) -> Result<bool, ConfigError> {
-        let ask = self.ask(world, request);
-        load::is_gpu_optional(&*self.host.files, named, &ask)
+        let ask = Ask {
+            profile: request.profile.clone(),
+            config: request.config.clone(),
+            set: settings(request),
+            ..question.ask.clone()
+        };
+        load::is_gpu_optional(&*question.files, &*question.named, &ask)
     }
 
-    /// The condition of the node that the settings name.
+    /// The condition of the node that the settings of the machine `here` name.
     ///
     /// # Errors
     /// Configuration that is wrong.
-    pub(super) fn node_condition(&self, world: &World<'_>) -> Result<ConditionWish, ConfigError> {
-        let files = &*world.host.files;
-        load::node_condition(files, files, &self.ask(world, &self.request))
+    pub(super) fn node_condition(
+        &self,
+        question: &Question,
+        here: &Host,
+    ) -> Result<ConditionWish, ConfigError> {
+        load::node_condition(&*here.files, &*here.files, &question.ask)
     }
 
     /// The state of the machine, to be read when somebody asks for it.
     pub(super) fn state(&self) -> State {
         State::new(self.host.clone(), self.scope, Arc::clone(&self.facts))
     }
-}
-
-fn env(vars: &BTreeMap<String, String>) -> Vec<(String, String)> {
-    vars.iter()
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect()
 }
 
 /// Events with subscribers. The run's id names it everywhere.
@@ -316,38 +346,18 @@ pub(super) fn events(
 
 /// What the engine works with where nothing is wanted: to undo.
 pub(super) fn tools(
-    world: &World<'_>,
     host: &Host,
+    env: &Env,
     policy: PackagePolicy,
     facts: &Facts,
-    request: Request,
-    running: (Events, Cancel),
-) -> Tools {
-    let options = Options {
-        policy: Some(kept(&policy)),
-        ..options(world, facts, request)
-    };
-    let applier =
-        Applier::new(host.clone(), policy, paths::STATE.into()).hiding(world.secrets.clone());
-    tools_of(applier, host, options, running)
-}
-
-/// What undoing needs to know of a policy, as the journal keeps it.
-fn kept(policy: &PackagePolicy) -> Policy {
-    Policy {
-        manager: policy.manager,
-        lock_timeout_seconds: policy.lock_timeout_seconds,
-        pause_units: policy.pause_units.clone(),
-        kernels: policy.guard.kernels.clone(),
-    }
-}
-
-fn tools_of(
-    applier: Applier,
-    host: &Host,
-    options: Options,
     (events, cancel): (Events, Cancel),
 ) -> Tools {
+    let options = Options {
+        policy: Some(Policy::of(&policy)),
+        ..options(env, facts, Request::default())
+    };
+    let applier = Applier::new(host.clone(), policy, paths::STATE.into());
+    let applier = applier.hiding(env.secrets.clone());
     Tools {
         verbs: Arc::new(applier.stopped_by(cancel.token())),
         host: host.clone(),
@@ -358,10 +368,10 @@ fn tools_of(
 }
 
 /// What was asked for, and who asks.
-pub(super) fn options(world: &World<'_>, facts: &Facts, request: Request) -> Options {
+pub(super) fn options(env: &Env, facts: &Facts, request: Request) -> Options {
     Options {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        exe: world.exe.clone(),
+        exe: env.exe.clone(),
         request,
         instance_id: facts.instance_id.clone(),
         boot_id: facts.boot_id.clone(),
@@ -376,7 +386,9 @@ pub(super) fn options(world: &World<'_>, facts: &Facts, request: Request) -> Opt
 /// When the journal cannot be read. If it has no policy, because an older version wrote it: when no
 /// profile serves the machine, and it has no database of a known package manager.
 pub(super) fn policy_to_undo(
-    world: &mut World<'_>,
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
     facts: &Facts,
     (proxy, no_proxy): (Option<Secret>, Option<String>),
 ) -> Result<PackagePolicy, Failure> {
@@ -385,9 +397,9 @@ pub(super) fn policy_to_undo(
         lock_timeout_seconds,
         pause_units,
         kernels,
-    } = match engine::policy(&world.host)? {
+    } = match engine::policy(host)? {
         Some(policy) => policy,
-        None => policy_of_profile(world, facts)?,
+        None => policy_of_profile(host, env, console, facts)?,
     };
     Ok(PackagePolicy {
         guard: Guard {
@@ -406,23 +418,26 @@ pub(super) fn policy_to_undo(
 
 /// The policy of the profile that the last `install` had, or else of the built-in profile whose
 /// package manager the machine has.
-fn policy_of_profile(world: &mut World<'_>, facts: &Facts) -> Result<Policy, Failure> {
-    let files = &Trusted::new(&*world.host.files, world.root);
+fn policy_of_profile(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    facts: &Facts,
+) -> Result<Policy, Failure> {
+    let files = &Trusted::new(&*host.files, env.root);
     // Then no package manager is asked for anything.
-    let nothing_stands = engine::status(&world.host, None)?.changes_standing == 0;
-    let asked = engine::asked(&world.host)?.and_then(|request| request.profile);
+    let nothing_stands = engine::status(host, None)?.changes_standing == 0;
+    let asked = engine::asked(host)?.and_then(|request| request.profile);
     let chosen = match Profile::choose(asked.as_deref(), facts.os.as_ref(), files) {
         Ok(choice) => choice.profile,
         Err(error) => match built_in_for(files, nothing_stands)? {
             Some(profile) if nothing_stands => profile,
             Some(profile) => {
-                // Standard error may be closed.
-                let _ = writeln!(
-                    world.err,
-                    "warning: the defaults of the built-in profile `{}` are used: failed to {}",
+                console.warn(&[format!(
+                    "the defaults of the built-in profile `{}` are used: failed to {}",
                     profile.name,
                     one_line(&error)
-                );
+                )]);
                 profile
             }
             None => return Err(error.into()),
@@ -448,16 +463,19 @@ fn built_in_for(files: &dyn ReadFiles, any: bool) -> Result<Option<Profile>, Con
 
 /// The proxy that `install` would use now: from the files, the environment, and the last request. An
 /// error here must not stop undoing, so it is only reported.
-pub(super) fn proxy(world: &mut World<'_>) -> (Option<Secret>, Option<String>) {
-    let request = engine::request(&world.host).map(Option::unwrap_or_default);
-    let files = &*world.host.files;
-    let files = &Trusted::new(files, world.root);
+pub(super) fn proxy(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+) -> (Option<Secret>, Option<String>) {
+    let request = engine::request(host).map(Option::unwrap_or_default);
+    let files = &Trusted::new(&*host.files, env.root);
     let read = |request: Request| {
-        let (env, set) = (env(&world.vars), settings(&request));
-        let layers = Layers::read(files, files, &request.config, env, &set)?;
+        let set = settings(&request);
+        let layers = Layers::read(files, files, &request.config, env.pairs(), &set)?;
         layers
             .secrets()
-            .for_each(|secret| world.secrets.learn(&secret));
+            .for_each(|secret| env.secrets.learn(&secret));
         layers.merged()
     };
     let why = match request {
@@ -473,11 +491,10 @@ pub(super) fn proxy(world: &mut World<'_>) -> (Option<Secret>, Option<String>) {
         },
         Err(error) => one_line(&error),
     };
-    // Standard error may be closed. Undoing mostly works without a proxy.
-    let _ = writeln!(
-        world.err,
-        "warning: the configuration cannot be read, so that no proxy is used: {why}"
-    );
+    // Undoing mostly works without a proxy.
+    console.warn(&[format!(
+        "the configuration cannot be read, so that no proxy is used: {why}"
+    )]);
     (None, None)
 }
 
@@ -496,48 +513,30 @@ fn used_network(env: &[(String, String)], provenance: &[Provenance]) -> Vec<Stri
 }
 
 impl Target {
-    /// What the engine works with.
-    pub(super) fn tools(&self, world: &World<'_>, events: Events, cancel: Cancel) -> Tools {
-        let desired = &self.resolution.desired;
-        let policy = desired.packages.clone();
-        let options = Options {
-            policy: Some(kept(&policy)),
-            ..options(world, &self.ground.facts, self.kept(world))
-        };
-        let applier = Applier::new(self.ground.host.clone(), policy, paths::STATE.into())
-            .hiding(world.secrets.clone());
-        let applier = applier.holding(engine::holds(&self.ground.host));
-        tools_of(
-            applier.wanting(WantedPackages::of(desired)),
-            &self.ground.host,
-            options,
-            (events, cancel),
-        )
-    }
-
-    /// Wants the driver before.
+    /// The steps for this machine, with those who listen to their run.
     ///
     /// # Errors
-    /// A driver that the machine cannot have any more.
-    pub(super) fn go_back(
-        &mut self,
-        world: &mut World<'_>,
-        back: &Rollback,
-    ) -> Result<(), Failure> {
-        let resolved = self.ground.resolve_back(world, &*world.host.files, back);
-        self.resolution = resolved.map_err(|error| {
-            let message = format!("failed to go back to driver {}", back.back.to);
-            let (exit, reason) = (error.exit(), error.reason());
-            let hint = "`driver.rollback = false` gives this rollback up";
-            Failure::caused(exit, reason, &message, error, Some(hint))
-        })?;
-        warn(world, back.note.as_slice());
-        Ok(())
-    }
-
-    /// The machine.
-    pub(super) const fn host(&self) -> &Host {
-        &self.ground.host
+    /// When the operating system cannot start a thread.
+    pub(super) fn session(
+        &self,
+        env: &Env,
+        subscribers: Vec<Box<dyn Subscriber>>,
+        cancel: Cancel,
+    ) -> Result<(Session, Reporter), Failure> {
+        let Ground { host, facts, .. } = &self.ground;
+        let desired = self.resolution.desired.clone();
+        let (events, reporter) = events(host, &env.secrets, subscribers)?;
+        let mut tools = tools(host, env, desired.packages.clone(), facts, (events, cancel));
+        tools.verbs = tools.verbs.anew(&desired, engine::holds(host));
+        tools.options = Options {
+            request: self.kept(env),
+            deadline: self.deadline,
+            resumed: self.resumed,
+            ..tools.options
+        };
+        let session = Session::new(tools, steps::all(), self.ground.state(), desired)?;
+        let reasons = self.resolution.reasons.clone();
+        Ok((session.asking(self.question.clone(), reasons), reporter))
     }
 
     /// What cannot change.
@@ -547,52 +546,17 @@ impl Target {
 
     /// The request as the journal keeps it. After a reboot the environment is another one, so settings
     /// from the environment are kept, too, with lower priority than the others, as now.
-    fn kept(&self, world: &World<'_>) -> Request {
-        let mut set = used_network(&env(&world.vars), &self.resolution.provenance);
-        set.extend(layers::assignments(env(&world.vars)));
+    fn kept(&self, env: &Env) -> Request {
+        let mut set = used_network(&env.pairs(), &self.resolution.provenance);
+        set.extend(layers::assignments(env.pairs()));
         set.extend(settings(&self.ground.request));
-        let (set, credentials) = parted(set, &world.secrets);
+        let (set, credentials) = parted(set, &env.secrets);
         Request {
             set,
             credentials,
             ..self.ground.request.clone()
         }
     }
-
-    /// The steps for this machine.
-    pub(super) fn session(&self, tools: Tools) -> Result<Session, Failure> {
-        let desired = self.resolution.desired.clone();
-        let session = Session::new(tools, steps::all(), self.ground.state(), desired)?;
-        Ok(session.judging_by(Arc::clone(&self.ground.matrix)))
-    }
-}
-
-/// Prints warnings to standard error, so that standard output holds only the document.
-pub(super) fn warn(world: &mut World<'_>, warnings: &[String]) {
-    for warning in warnings {
-        // Standard error may be closed. The documents of `check` and `plan` have the warnings, too.
-        let _ = writeln!(world.err, "warning: {warning}");
-    }
-}
-
-/// Refuses a command that needs root, for other users, and a state folder that others than root may
-/// change: undoing restores what is in it.
-pub(super) fn root(world: &World<'_>, what: &str) -> Result<(), Failure> {
-    if world.root {
-        let journal = crate::journal::path();
-        return refuse_foreign(&*world.host.files, &journal).map_err(|error| {
-            let reason = error.reason().unwrap_or("state-unreadable");
-            let hint = error.hint();
-            let message = format!("failed to {what}");
-            Failure::caused(Exit::Blocked, reason, &message, error, hint.as_deref())
-        });
-    }
-    Err(Failure::new(
-        Exit::NotPermitted,
-        "not-root",
-        &format!("failed to {what}: only root may change the machine"),
-        Some("run it again with `sudo`"),
-    ))
 }
 
 #[cfg(test)]

@@ -9,15 +9,15 @@ use camino::Utf8Path;
 use super::{
     Failure,
     args::{OutputArgs, OutputFormat},
-    machine, matrix, print,
-    world::World,
+    machine, print,
+    world::{Console, Env},
 };
 use crate::{
     change::probe::host,
     compat::matrix::Matrix,
     exit::Exit,
     facts::Facts,
-    host::Nvml,
+    host::{Host, Nvml},
     report::human,
     state::State,
     steps::{
@@ -31,13 +31,18 @@ use crate::{
     },
 };
 
-pub(super) async fn run(world: &mut World<'_>, output: OutputArgs) -> Result<Exit, Failure> {
-    let document = document(world).await?;
+pub(super) async fn run(
+    here: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    output: OutputArgs,
+) -> Result<Exit, Failure> {
+    let document = document(here, env).await?;
     match output.format {
-        OutputFormat::Json => print::json(&mut world.out, &document)?,
+        OutputFormat::Json => print::json(&mut console.out, &document)?,
         OutputFormat::Human => {
-            let style = world.out_style();
-            print::show(&mut world.out, |to| human::probe(to, &document, style))?;
+            let style = console.out_style();
+            print::show(&mut console.out, |to| human::probe(to, &document, style))?;
         }
     }
     Ok(if document.passed {
@@ -48,28 +53,32 @@ pub(super) async fn run(world: &mut World<'_>, output: OutputArgs) -> Result<Exi
 }
 
 /// The hidden subcommand of the container probe: what this container sees, and how far it works.
-pub(super) async fn in_container(world: &mut World<'_>) -> Result<Exit, Failure> {
-    let mut view = container_view::look(&*world.host.files).map_err(unreadable)?;
-    view.probe = Some(document(world).await?);
-    print::json(&mut world.out, &view)?;
+pub(super) async fn in_container(
+    here: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+) -> Result<Exit, Failure> {
+    let mut view = container_view::look(&*here.files).map_err(unreadable)?;
+    view.probe = Some(document(here, env).await?);
+    print::json(&mut console.out, &view)?;
     Ok(Exit::Ok)
 }
 
-pub(super) async fn document(world: &World<'_>) -> Result<ProbeDocument, Failure> {
-    let begin = world.host.clock.monotonic();
-    let matrix = matrix(world)?;
+pub(super) async fn document(here: &Host, env: &Env) -> Result<ProbeDocument, Failure> {
+    let begin = here.clock.monotonic();
+    let matrix = machine::matrix(here, env)?;
     let scope = machine::scope(None);
-    let files = &*world.host.files;
+    let files = &*here.files;
     // A container of an application, and no machine.
     let in_container = !files
         .exists(Utf8Path::new(systemctl::BOOTED))
         .map_err(unreadable)?;
     // A container is judged by its device nodes, and the service is none of its business.
     let facts = Arc::new(match in_container {
-        true => machine::facts(&world.host, &matrix, scope),
-        false => machine::all_facts(&world.host, &matrix, scope).await,
+        true => machine::facts(here, &matrix, scope),
+        false => machine::all_facts(here, &matrix, scope).await,
     });
-    let state = State::new(world.host.clone(), scope, Arc::clone(&facts));
+    let state = State::new(here.clone(), scope, Arc::clone(&facts));
     let seen = match in_container {
         true => DevicesState::of_container(files, &state).await,
         false => DevicesState::read(files, &state, true).await,
@@ -88,12 +97,12 @@ pub(super) async fn document(world: &World<'_>) -> Result<ProbeDocument, Failure
         Nvml::Ready(view) => Some(view),
         _ => None,
     };
-    let spent = world.host.clock.monotonic().saturating_sub(begin);
+    let spent = here.clock.monotonic().saturating_sub(begin);
     let within = host::WHOLE.saturating_sub(spent);
-    let mut document = host::compute(&*world.host.gpu, layers, view, within).await;
+    let mut document = host::compute(&*here.gpu, layers, view, within).await;
     let loaded = || seen.loaded().map(ToString::to_string);
     document.driver_version = document.driver_version.or_else(loaded);
-    document.seconds = (world.host.clock.monotonic() - begin).as_secs_f64();
+    document.seconds = (here.clock.monotonic() - begin).as_secs_f64();
     Ok(document)
 }
 

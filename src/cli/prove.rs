@@ -5,7 +5,7 @@
 
 use camino::Utf8Path;
 
-use super::{Failure, prepare, probe, world::World};
+use super::{Failure, prepare, probe, world::Env};
 use crate::{
     change::{Applier, Change, Probe, Sink},
     check::{Finding, Verdict},
@@ -23,18 +23,19 @@ use crate::{
 
 /// The findings that proving gave. Proofs that passed are recorded, and the audit reads the records.
 pub(super) async fn prove(
-    world: &World<'_>,
+    host: &Host,
+    env: &Env,
     ground: &prepare::Ground,
     tools: &Tools,
     desired: Option<&Desired>,
 ) -> Result<Vec<Finding>, Failure> {
     let cancel = &tools.cancel;
-    prepare::root(world, "validate")?;
+    env.only_root(host, "validate")?;
     // Two probes would remove each other's container.
     let _lock = tools.lock()?;
     let finding = |status, why: &str| Finding::new(VALIDATION_COMPUTE, status, why);
     if ground.facts.gpus.is_empty() {
-        let none_is_right = desired.is_some_and(|desired| desired.preflight.gpu_optional);
+        let none_is_right = desired.is_some_and(|desired| desired.settings.is_gpu_optional());
         let verdict = match none_is_right {
             true => Verdict::Skip,
             false => Verdict::Fail,
@@ -44,7 +45,7 @@ pub(super) async fn prove(
             "no NVIDIA GPU is on the PCI bus, so nothing can be validated",
         )]);
     }
-    let document = unless_stopped(cancel, probe::document(world)).await??;
+    let document = unless_stopped(cancel, probe::document(host, env)).await??;
     let Some(layer) = document.failed_layer else {
         if let Some(desired) = desired {
             record(ground, desired, &document).await?;
@@ -60,7 +61,7 @@ pub(super) async fn prove(
         return Ok(found);
     };
     // What containers have proven before counts no more.
-    forget(&world.host).map_err(|error| {
+    forget(host).map_err(|error| {
         Failure::caused(
             Exit::Internal,
             "state",

@@ -8,8 +8,8 @@ use serde::Serialize;
 use super::{
     Failure,
     args::{self, OutputFormat},
-    compat, machine, matrix, prepare, print,
-    world::World,
+    compat, machine, prepare, print,
+    world::{Console, Env},
 };
 use crate::{
     compat::{
@@ -42,11 +42,13 @@ const USUAL_ARCH: &str = "x86_64";
 const NO_MACHINE: &str = "no machine was looked at";
 
 pub(super) fn run(
-    world: &mut World<'_>,
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
     args: &args::PlanArgs,
     system: &str,
 ) -> Result<Exit, Failure> {
-    let matrix = matrix(world)?;
+    let matrix = machine::matrix(host, env)?;
     let os = compat::os_named(system)?;
     let machines = machines(&matrix, &args.trial, &os)?;
     let ask = Ask {
@@ -57,22 +59,22 @@ pub(super) fn run(
             trial: true,
             ..Flags::default()
         },
-        secrets: world.secrets.clone(),
+        secrets: env.secrets.clone(),
         ..Ask::default()
     };
     let nothing = nothing();
     let mut tried = Vec::new();
     for machine in machines {
-        let named = &*world.host.files;
+        let named = &*host.files;
         let found = load::load(&*nothing.files, named, &ask, &machine.facts, &matrix);
         tried.push((machine, found));
     }
     let (machine, resolution) = alike(tried, &args.trial)?;
-    prepare::warn(world, &resolution.warnings);
+    console.warn(&resolution.warnings);
     let document = TrialDocument::of(&machine, &resolution, &args.trial);
     match args.output.format {
-        OutputFormat::Json => print::json(&mut world.out, &document)?,
-        OutputFormat::Human => print::text(&mut world.out, &document.human())?,
+        OutputFormat::Json => print::json(&mut console.out, &document)?,
+        OutputFormat::Human => print::text(&mut console.out, &document.human())?,
     }
     Ok(Exit::Ok)
 }

@@ -1,34 +1,31 @@
 //! `uninstall`: puts back what was there. It reads the journal, and of the configuration only the
 //! proxy, so that a configuration, a profile or a matrix that was broken since cannot stop it.
 
-use super::{Failure, args, install, machine, prepare, world::World};
+use super::{
+    Failure, args, machine, prepare, viewers,
+    world::{Console, Env},
+};
 use crate::{
-    engine, event::StepTitle, exit::Exit, facts::gather, journal::Request, model::findings, steps,
+    engine, event::StepTitle, exit::Exit, facts::gather, host::Host, model::findings, steps,
 };
 
 pub(super) async fn run(
-    world: &mut World<'_>,
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
     args: &args::UninstallArgs,
 ) -> Result<Exit, Failure> {
-    prepare::root(world, "uninstall")?;
-    let facts = gather(world.host.reader(), None, machine::scope(None));
-    let cancel = install::cancel()?;
-    let proxy = prepare::proxy(world);
-    let policy = prepare::policy_to_undo(world, &facts, proxy)?;
+    env.only_root(host, "uninstall")?;
+    let facts = gather(host.reader(), None, machine::scope(None));
+    let cancel = viewers::cancel()?;
+    let proxy = prepare::proxy(host, env, console);
+    let policy = prepare::policy_to_undo(host, env, console, &facts, proxy)?;
     let (events, reporter) = prepare::events(
-        &world.host,
-        &world.secrets,
-        install::subscribers(world, None, args.detail)?,
+        host,
+        &env.secrets,
+        viewers::open(host, env, console, None, args.detail)?,
     )?;
-    let request = Request::default();
-    let tools = prepare::tools(
-        world,
-        &world.host,
-        policy,
-        &facts,
-        request,
-        (events, cancel),
-    );
+    let tools = prepare::tools(host, env, policy, &facts, (events, cancel));
     let titles: Vec<StepTitle> = steps::all()
         .iter()
         .map(|step| StepTitle {
@@ -39,6 +36,6 @@ pub(super) async fn run(
     let ended = engine::uninstall(&tools, &titles).await;
     reporter.finish();
     let report = ended?;
-    install::tell(world, args.output.format, args.detail, &report);
+    console.tell(&report, Some(args.output.format), args.detail);
     Ok(report.exit)
 }

@@ -8,8 +8,8 @@ use camino::Utf8Path;
 use super::{
     Failure,
     args::{self, UserDataForm},
-    compat, matrix, prepare, print, trial,
-    world::World,
+    compat, machine, prepare, print, trial,
+    world::{Console, Env},
 };
 use crate::{
     config::{
@@ -19,6 +19,7 @@ use crate::{
         resolve::{Flags, Resolution},
     },
     exit::Exit,
+    host::Host,
     model::cluster::JoinMethod,
     tools::kubernetes::wrong_token,
 };
@@ -145,7 +146,12 @@ fn without_node_config(text: &str) -> String {
     parts.join(PART)
 }
 
-pub(super) fn run(world: &mut World<'_>, args: &args::UserDataArgs) -> Result<Exit, Failure> {
+pub(super) fn run(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::UserDataArgs,
+) -> Result<Exit, Failure> {
     let form = form(args.form);
     let mut text = match args.form {
         UserDataForm::EksNodeGroup => without_node_config(form.text),
@@ -172,13 +178,14 @@ pub(super) fn run(world: &mut World<'_>, args: &args::UserDataArgs) -> Result<Ex
         }
     }
     let resolution = check(
-        world,
+        host,
+        env,
         args.os.as_deref().unwrap_or(form.os),
         &filled(&Block::of(&text).settings(&text), &marks),
     )?;
     if let Some(file) = &args.token_file {
         let cluster = resolution.desired.cluster.as_ref();
-        text = with_token(world, file, &text, cluster.map(|wish| &wish.method))?;
+        text = with_token(host, file, &text, cluster.map(|wish| &wish.method))?;
     }
     let left = left(&form, &marks, &text);
     if is_applied(args.form) {
@@ -198,10 +205,10 @@ pub(super) fn run(world: &mut World<'_>, args: &args::UserDataArgs) -> Result<Ex
             format!("the value in place of `{mark}` is still to be filled in: {how}")
         })
         .collect();
-    prepare::warn(world, &resolution.warnings);
-    prepare::warn(world, &left);
+    console.warn(&resolution.warnings);
+    console.warn(&left);
     // It is the user's own text, with the token that was asked for, and marks that look like logins.
-    print::text(world.out.openly(), &text)?;
+    print::text(console.out.openly(), &text)?;
     Ok(Exit::Ok)
 }
 
@@ -370,7 +377,7 @@ fn is_digest(text: &str) -> bool {
 
 /// The form with the token in a file, if it is one for this way to join.
 fn with_token(
-    world: &World<'_>,
+    host: &Host,
     file: &Utf8Path,
     text: &str,
     method: Option<&JoinMethod>,
@@ -382,7 +389,7 @@ fn with_token(
         ));
     }
     let path = prepare::absolute(file)?;
-    let read = world.host.files.read_text(&path).map_err(ConfigError::from);
+    let read = host.files.read_text(&path).map_err(ConfigError::from);
     let token = read.map_err(ResolveError::from)?;
     let token =
         token.ok_or_else(|| ResolveError::from(ConfigError::MissingFile { path: path.clone() }))?;
@@ -506,8 +513,8 @@ fn put(settings: &str, key: &str, value: &str) -> String {
 
 /// What a machine with this system would make of the settings. Nobody has named a GPU, so what depends on one is not
 /// checked.
-fn check(world: &World<'_>, system: &str, settings: &str) -> Result<Resolution, Failure> {
-    let matrix = matrix(world)?;
+fn check(host: &Host, env: &Env, system: &str, settings: &str) -> Result<Resolution, Failure> {
+    let matrix = machine::matrix(host, env)?;
     let os = compat::os_named(system)?;
     let facts = trial::without_gpu(&matrix, &os);
     let ask = Ask {
@@ -517,7 +524,7 @@ fn check(world: &World<'_>, system: &str, settings: &str) -> Result<Resolution, 
             trial: true,
             ..Flags::default()
         },
-        secrets: world.secrets.clone(),
+        secrets: env.secrets.clone(),
         ..Ask::default()
     };
     let nothing = trial::nothing();

@@ -25,7 +25,6 @@ use crate::{
         text::built_in,
         token::TokenSource,
     },
-    tools::{crio, kubelet},
 };
 
 /// The name of their repository.
@@ -264,10 +263,12 @@ impl ClusterInputs<'_> {
                 "use a cluster of 1.32 or newer, or `cluster.join = \"command\"`",
             );
         }
-        let socket = match self.runtimes {
-            runtimes if runtimes.contains(&RuntimeKind::Containerd) => Some(kubelet::DEFAULT),
-            runtimes if runtimes.contains(&RuntimeKind::Crio) => Some(crio::SOCKET),
-            _ => self.wrong(
+        let mut wanted = RuntimeKind::ALL
+            .into_iter()
+            .filter(|kind| self.runtimes.contains(kind));
+        let socket = match wanted.find_map(|kind| kind.runtime().facts().cri) {
+            Some(socket) => Some(socket),
+            None => self.wrong(
                 "runtime.use",
                 "the kubelet needs containerd or CRI-O",
                 "add \"containerd\" to `runtime.use`",

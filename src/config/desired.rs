@@ -1,10 +1,10 @@
 //! The resolved target: nothing in it says "auto".
 
 use camino::Utf8PathBuf;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::compat::matrix::Fabric;
+use crate::config::file::Config;
 use crate::model::{
     gpu::Flavour,
     pci::PciId,
@@ -15,9 +15,11 @@ use crate::model::{
 use crate::tools::prebuilt::Trust;
 
 pub use crate::{
+    config::choices::{ConditionMeaning, Existing, Restart},
     config::kernel::{KernelWish, ModuleWay},
     model::cluster::{ClusterWish, Discovery, JoinKind, JoinMethod, NodeWish},
     model::packages::{PackageWish, Pin, Repository},
+    runtimes::{Daemon, RuntimeKind},
     tools::packages::Manager,
 };
 
@@ -31,8 +33,10 @@ pub struct Desired {
     pub image: bool,
     /// GPUs that the instances of the image will have.
     pub assume_gpus: Vec<PciId>,
-    /// What must hold before anything is changed.
-    pub preflight: PreflightLimits,
+    /// The settings, for the keys whose default is the same on every machine: others are resolved, and only this room sees
+    /// them.
+    #[serde(skip)]
+    pub settings: Config,
     /// How packages are installed.
     pub packages: PackagePolicy,
     /// Repositories to add: other vendors', and further components of the distribution's own archive.
@@ -85,17 +89,6 @@ pub struct ReportsWish {
     pub node_condition: bool,
 }
 
-/// What it means that the condition of a node is true.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ConditionMeaning {
-    /// All is well, as with the kubelet's `Ready`.
-    #[default]
-    Ready,
-    /// Something is wrong, as with `MemoryPressure` and the conditions of the node problem detector.
-    Problem,
-}
-
 /// A condition of the node in its cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConditionWish {
@@ -139,7 +132,7 @@ impl Desired {
             profile: _,
             image: _,
             assume_gpus: _,
-            preflight: _,
+            settings: _,
             packages: _,
             repositories: _,
             pins: _,
@@ -165,20 +158,6 @@ impl Desired {
         }
         groups
     }
-}
-
-/// Preconditions.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct PreflightLimits {
-    /// Free bytes wanted on `/`.
-    pub min_free_root_bytes: u64,
-    /// Free bytes wanted on `/boot`.
-    pub min_free_boot_bytes: u64,
-    /// Memory wanted.
-    pub min_memory_bytes: u64,
-    /// Whether the machine may be without an NVIDIA GPU.
-    pub gpu_optional: bool,
 }
 
 /// How packages are handled.
@@ -277,19 +256,6 @@ pub struct DriverWish {
     pub options: Vec<ModuleOption>,
     /// How that service is set up; `None` where nothing is needed, or the source does not have it.
     pub fabric_service: Option<FabricService>,
-}
-
-/// What becomes of a driver that somebody else has installed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Existing {
-    /// The run is refused.
-    #[default]
-    Refuse,
-    /// It stays, if it is of the wanted branch.
-    Keep,
-    /// It is removed, and the wanted one is installed.
-    Replace,
 }
 
 /// Another source of the driver for this machine.
@@ -406,96 +372,6 @@ pub struct RuntimeWish {
     pub unit: Option<String>,
     /// Make the nvidia runtime the default one.
     pub nvidia_default: bool,
-}
-
-/// When a daemon may be restarted whose restart stops its containers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Restart {
-    /// While no container runs.
-    #[default]
-    WhenIdle,
-    /// At any time.
-    Always,
-}
-
-/// Container runtimes known.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum RuntimeKind {
-    /// Docker Engine.
-    Docker,
-    /// containerd, as the kubelet uses it.
-    Containerd,
-    /// CRI-O, as the kubelet uses it.
-    Crio,
-    /// Podman, which has no daemon and reads the CDI specification itself.
-    Podman,
-}
-
-impl RuntimeKind {
-    /// Whether a container can be run in it for a test. CRI-O runs pods, which need a network.
-    #[must_use]
-    pub const fn runs_single_containers(self) -> bool {
-        !matches!(self, Self::Crio)
-    }
-
-    /// Its name, which is that of its client, too.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Docker => "docker",
-            Self::Containerd => "containerd",
-            Self::Crio => "crio",
-            Self::Podman => "podman",
-        }
-    }
-
-    /// The daemon that runs its containers and has to be configured; `None` if there is none.
-    #[must_use]
-    pub const fn daemon(self) -> Option<Daemon> {
-        match self {
-            Self::Docker => Some(Daemon::Docker),
-            Self::Containerd => Some(Daemon::Containerd),
-            Self::Crio => Some(Daemon::Crio),
-            Self::Podman => None,
-        }
-    }
-}
-
-/// A container runtime that runs as a daemon, with a configuration of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Daemon {
-    /// Docker Engine.
-    Docker,
-    /// containerd, as the kubelet uses it.
-    Containerd,
-    /// CRI-O, as the kubelet uses it.
-    Crio,
-}
-
-impl Daemon {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Docker, Self::Containerd, Self::Crio];
-
-    /// Its name, which is that of its client, too.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        self.kind().name()
-    }
-
-    /// The runtime.
-    #[must_use]
-    pub const fn kind(self) -> RuntimeKind {
-        match self {
-            Self::Docker => RuntimeKind::Docker,
-            Self::Containerd => RuntimeKind::Containerd,
-            Self::Crio => RuntimeKind::Crio,
-        }
-    }
 }
 
 /// NVIDIA Container Toolkit.

@@ -6,7 +6,6 @@ use crate::{
         pick::{NoDriver, Pick, Wish, pick},
         ruling::Rule,
         security,
-        switches::switches,
     },
     config::{
         desired::{
@@ -21,7 +20,7 @@ use crate::{
         template::Placeholders,
         values::{Build, Moment},
     },
-    facts::{Facts, Os},
+    facts::{Facts, Os, switches::switches},
     model::{
         gpu::{Flavour, GpuIdentity},
         text::nearest,
@@ -439,7 +438,7 @@ impl<'a> DriverInputs<'a> {
 
     pub(super) fn wish(&self) -> Wish {
         let kernel = &self.placeholders.kernels;
-        let facts = Wish::of(self.facts);
+        let facts = Wish::from(self.facts);
         let switches = switches(self.matrix, self.facts);
         let shown = |kind| {
             switches

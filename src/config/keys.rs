@@ -47,13 +47,15 @@ pub enum Secrecy {
 pub const ANY: &str = "NAME";
 
 /// The tree of all keys: that of the schema of the configuration.
-pub static TREE: LazyLock<KeyNode> = LazyLock::new(|| {
+pub static TREE: LazyLock<KeyNode> = LazyLock::new(|| node(&inlined()));
+
+/// The schema of the configuration, each type where it is used.
+pub(super) fn inlined() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| {
         settings.inline_subschemas = true;
     });
-    let schema = settings.into_generator().into_root_schema_for::<Config>();
-    node(schema.as_value())
-});
+    (settings.into_generator().into_root_schema_for::<Config>()).to_value()
+}
 
 fn node(schema: &Value) -> KeyNode {
     if let Some(properties) = schema.get("properties").and_then(Value::as_object) {

@@ -1,5 +1,7 @@
 //! From the command line to the desired state: reads profile and configuration, then resolves.
 
+use std::sync::Arc;
+
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
@@ -11,17 +13,16 @@ use crate::{
         place::Place,
         profile::Profile,
         resolve::{self, Flags, Inputs, Resolution},
-        runtimes,
-        values::GpuNeed,
     },
     facts::Facts,
-    host::{ReadFiles, trusted::Trusted},
+    host::{Files, ReadFiles, trusted::Trusted},
     model::{
         cluster::SecretKind,
         environment,
         secret::{Secret, Secrets},
         token::TokenSource,
     },
+    runtimes::choice,
     state::bus,
     tools::kubernetes::kubeconfig,
 };
@@ -47,6 +48,42 @@ pub struct Ask {
     pub secrets: Secrets,
     /// Root obeys the files: those that others may write are refused.
     pub by_root: bool,
+}
+
+/// What is asked, and of which machine. The engine asks again with the driver before.
+#[derive(Clone)]
+pub struct Question {
+    /// What was asked.
+    pub ask: Ask,
+    /// The files of the machine that is looked at.
+    pub files: Arc<dyn Files>,
+    /// The files of the machine that runs the command.
+    pub named: Arc<dyn Files>,
+    /// What cannot change.
+    pub facts: Arc<Facts>,
+    /// What is known about GPUs and drivers.
+    pub matrix: Arc<Matrix>,
+}
+
+impl Question {
+    /// What is wanted.
+    ///
+    /// # Errors
+    /// See [`load`].
+    pub fn resolve(&self) -> Result<Resolution, ResolveError> {
+        let (files, named) = (&*self.files, &*self.named);
+        load(files, named, &self.ask, &self.facts, &self.matrix)
+    }
+
+    /// What is wanted with the driver that these settings name, above all others.
+    ///
+    /// # Errors
+    /// A driver that the machine cannot have any more.
+    pub fn with_driver(&self, settings: &[String]) -> Result<Resolution, ResolveError> {
+        let mut other = self.clone();
+        other.ask.driver = settings.to_vec();
+        other.resolve()
+    }
 }
 
 /// The condition of a node whose settings name none. Source: NVIDIA/gpu-operator PR 2573, which reads one of this name.
@@ -103,7 +140,7 @@ pub fn load(
         matrix,
         sources: &sources,
         reserved: &reserved,
-        present: &runtimes::present(files, ask.our_runtimes.clone()).map_err(ConfigError::Files)?,
+        present: &choice::present(files, ask.our_runtimes.clone()).map_err(ConfigError::Files)?,
         flags: &ask.flags,
     })?;
     if let Some(cluster) = &mut resolution.desired.cluster {
@@ -140,7 +177,7 @@ pub fn is_gpu_optional(
     ask: &Ask,
 ) -> Result<bool, ConfigError> {
     let config = layers(files, named, ask)?.merged()?;
-    Ok(config.gpu == Some(GpuNeed::Optional))
+    Ok(config.is_gpu_optional())
 }
 
 /// The condition with which the node tells what `check` finds, as the settings name it: also where nothing can be resolved

@@ -4,6 +4,7 @@
 //! [`resolve`] joins both with the facts and the matrix; [`load`] reads all files and resolves.
 
 mod alternatives;
+pub mod choices;
 pub mod cluster;
 mod cuda;
 pub mod desired;
@@ -22,7 +23,6 @@ pub mod reference;
 mod repositories;
 pub mod resolve;
 mod rows;
-mod runtimes;
 mod template;
 mod validation;
 pub mod values;

@@ -11,11 +11,14 @@ use crate::{
         desired::Manager,
         error::ConfigError,
         kernel::KernelRow,
-        values::{Build, Fingerprint, Size, TimeLimit},
+        values::{Build, Fingerprint, TimeLimit},
     },
     facts::Os,
     host::ReadFiles,
-    model::{packages::Signed, text::table},
+    model::{
+        packages::Signed,
+        text::{folder, table},
+    },
 };
 
 pub use crate::config::rows::{
@@ -27,9 +30,6 @@ pub const SCHEMA: u32 = 1;
 
 /// The folder for files that replace the built-in profile of their name.
 pub const FOLDER: &str = "/etc/gpu-bootstrap/profiles";
-
-/// The files in `profiles/`; a test compares the list with the folder.
-const BUILT_IN: [&str; 4] = ["debian", "ubuntu", "almalinux", "amzn"];
 
 /// A profile as it is written.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -48,8 +48,6 @@ pub struct Profile {
     pub manager: Manager,
     /// Architectures, by the kernel's name for them.
     pub architecture: BTreeMap<String, ArchitectureNames>,
-    /// Preconditions.
-    pub preflight: PreflightDefaults,
     /// The package manager's surroundings.
     pub packages: PackageDefaults,
     /// Kernel modules.
@@ -89,18 +87,6 @@ pub struct ArchitectureNames {
     pub package: String,
     /// In NVIDIA's CUDA repositories.
     pub cuda: String,
-}
-
-/// Defaults of the preconditions.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct PreflightDefaults {
-    /// Free space on `/`.
-    pub min_free_root: Size,
-    /// Free space on `/boot`.
-    pub min_free_boot: Size,
-    /// Memory.
-    pub min_memory: Size,
 }
 
 /// Defaults of package handling.
@@ -262,14 +248,14 @@ impl Profile {
     /// # Errors
     /// When there is none of this name.
     pub fn built_in(name: &str) -> Result<Self, ConfigError> {
-        if !BUILT_IN.contains(&name) {
+        if !built_in_names().any(|known| known == name) {
             return Err(ConfigError::NoSuchProfile {
                 name: name.to_owned(),
                 known: built_in_names().map(str::to_owned).collect(),
             });
         }
         let file = format!("profiles/{name}.toml (built in)");
-        let text = table(name).map_err(|why| ConfigError::Profile {
+        let text = table(&format!("profiles/{name}")).map_err(|why| ConfigError::Profile {
             file: file.clone(),
             why: format!("{why}; this program is damaged: install it again"),
         })?;
@@ -479,9 +465,10 @@ impl Profile {
 /// source of packages.
 pub const DISTRIBUTION: &str = "distribution";
 
-/// The names of the built-in profiles.
+/// The names of the built-in profiles: the files of `profiles/`.
 pub fn built_in_names() -> impl Iterator<Item = &'static str> {
-    BUILT_IN.into_iter()
+    let files = folder("profiles").into_iter().flatten();
+    files.map(|(name, _)| name)
 }
 
 /// An operating system, for people.

@@ -1,13 +1,17 @@
 //! The settings for people: one row for each key. docs/configuration.md, `config --defaults` and the manual page of the
-//! settings file are made from it.
+//! settings file are made from it. The rows themselves are the types of `file.rs`.
 
 use std::sync::LazyLock;
 
-use serde::Deserialize;
+use serde_json::Value;
+
+use super::keys::{ANY, inlined, join};
+
+/// The keyword by which a key's schema says what counts without it, where that is no value.
+const WORDS: &str = "x-default";
 
 /// What people are told of a key.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyRow {
     /// Tables and key with dots between them; `NAME` stands for a name that the administrator chooses.
     pub name: String,
@@ -17,17 +21,30 @@ pub struct KeyRow {
     pub about: String,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct KeyTable {
-    key: Vec<KeyRow>,
-}
-
 static ROWS: LazyLock<Vec<KeyRow>> = LazyLock::new(|| {
-    let table: KeyTable =
-        toml::from_str(include_str!("reference.toml")).expect("a test reads the table");
-    table.key
+    let mut rows = Vec::new();
+    collect(&inlined(), "", &mut rows);
+    rows
 });
+
+fn collect(schema: &Value, name: &str, rows: &mut Vec<KeyRow>) {
+    if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
+        for (key, child) in properties {
+            collect(child, &join(name, key), rows);
+        }
+    } else if let Some(child @ Value::Object(_)) = schema.get("additionalProperties") {
+        collect(child, &join(name, ANY), rows);
+    } else {
+        let text = |keyword: &str| schema.get(keyword).and_then(Value::as_str);
+        let value = schema.get("default").filter(|value| !value.is_null());
+        let value = value.and_then(|value| toml::Value::try_from(value).ok());
+        rows.push(KeyRow {
+            name: name.to_owned(),
+            default: (text(WORDS).map(str::to_owned)).or(value.map(|value| format!("`{value}`"))),
+            about: text("description").unwrap_or_default().replace('\n', " "),
+        });
+    }
+}
 
 /// All rows, in the order in which people read them.
 #[must_use]

@@ -11,8 +11,7 @@ use crate::{
         cluster::{self, ClusterInputs},
         desired::{
             Cdi, Desired, Guard, Hold, JoinMethod, KernelWish, ModuleWay, PackagePolicy,
-            PackageWish, Persistence, PreflightLimits, Purpose, ReportsWish, RuntimeKind,
-            RuntimeWish, ToolkitWish,
+            PackageWish, Persistence, Purpose, ReportsWish, RuntimeKind, RuntimeWish, ToolkitWish,
         },
         driver::DriverInputs,
         error::{Refusal, ResolveError, or_noted},
@@ -21,10 +20,9 @@ use crate::{
         layers::{Layers, Provenance},
         profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
         repositories::{Needed, RepositoryInputs},
-        runtimes::{self, Present},
         template::Placeholders,
         validation::validation,
-        values::{AbsolutePath, GpuNeed, Holding, PackagePattern},
+        values::{AbsolutePath, Holding, PackagePattern},
     },
     facts::{Facts, GpuFact, Os},
     model::{
@@ -34,7 +32,11 @@ use crate::{
         secret::Secret,
         text::nearest,
     },
-    tools::{cdi, packages::SourceEntry},
+    runtimes::{
+        cdi,
+        choice::{self, Present},
+    },
+    tools::packages::SourceEntry,
 };
 
 /// The file for node_exporter, in the folder of its textfile collector.
@@ -107,7 +109,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             };
             let mut present = inputs.present.clone();
             present.installed.retain(is_served);
-            let (kinds, why) = runtimes::choose(join, &present);
+            let (kinds, why) = choice::choose(join, &present);
             (kinds, Some(why))
         }
     };
@@ -157,8 +159,9 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let cdi = (with_toolkit && config.cdi.enabled.unwrap_or(true)).then(|| Cdi {
         path: cdi::FILE.into(),
     });
-    if driver.is_some() && runtimes.iter().any(|row| row.kind == RuntimeKind::Podman) {
-        podman_reads(inputs, with_toolkit, cdi.is_some())?;
+    let by_cdi = runtimes.iter().find(|row| row.kind.daemon().is_none());
+    if let (Some(_), Some(row)) = (&driver, by_cdi) {
+        cdi_reaches(inputs, row.kind, with_toolkit, cdi.is_some())?;
     }
 
     let mut needed: Vec<Needed<'_>> = Vec::new();
@@ -208,7 +211,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         .map(|driver| placeholders.for_kernels(&driver.ways[0].headers))
         .unwrap_or_default();
     // Podman needs no such modules, and a node of EKS or of a provider has those of its kernel.
-    let runs_containers = (kinds.iter()).any(|kind| *kind != RuntimeKind::Podman)
+    let runs_containers = (kinds.iter()).any(|kind| kind.daemon().is_some())
         || cluster.as_ref().is_some_and(|cluster| {
             !matches!(cluster.method, JoinMethod::Eks | JoinMethod::Managed)
         });
@@ -235,7 +238,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         profile: profile.name.clone(),
         image: inputs.flags.image,
         assume_gpus: inputs.flags.assume_gpus.clone(),
-        preflight: preflight(profile, &config),
+        settings: config.clone(),
         packages: packages(profile, &config),
         repositories,
         pins: pin.into_iter().collect(),
@@ -390,7 +393,7 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
     if !usable.is_empty() {
         return Ok(Some(usable.into_iter().map(GpuFact::identity).collect()));
     }
-    if config.gpu == Some(GpuNeed::Optional) {
+    if config.is_gpu_optional() {
         return Ok(None);
     }
     if !facts.gpus.is_empty() {
@@ -439,12 +442,11 @@ fn runtime_rows<'a>(
             .iter()
             .filter(served)
             .filter(|row| row.kind == kind);
-        // Docker's repository has Docker and containerd alone, so `runtime.source` does not count for other
-        // runtimes.
-        let is_dockers = matches!(kind, RuntimeKind::Docker | RuntimeKind::Containerd);
+        // `runtime.source` does not count for those that come from one place alone.
+        let has_sources = kind.runtime().facts().has_sources;
         let row = of_kind
             .clone()
-            .find(|row| row.source == source || !is_dockers)
+            .find(|row| row.source == source || !has_sources)
             .ok_or_else(|| {
                 let known: Vec<&str> = of_kind.map(|row| row.source.as_str()).collect();
                 if known.is_empty() {
@@ -473,9 +475,10 @@ fn runtime_rows<'a>(
     Ok(rows)
 }
 
-/// Refuses podman without CDI, which is its only way to give GPUs to containers.
-fn podman_reads(
+/// Refuses a runtime without CDI, if that is its only way to give GPUs to containers.
+fn cdi_reaches(
     inputs: Inputs<'_>,
+    kind: RuntimeKind,
     with_toolkit: bool,
     with_cdi: bool,
 ) -> Result<(), ResolveError> {
@@ -486,9 +489,10 @@ fn podman_reads(
         true => "cdi.enabled",
         false => "toolkit.enabled",
     };
-    let why = "podman gives GPUs to containers by CDI alone, which the toolkit describes";
-    let hint = format!("set `{key} = true`, or take podman out of `runtime.use`");
-    let error = inputs.layers.wrong(key, why.to_owned(), Some(hint));
+    let name = kind.name();
+    let why = format!("{name} gives GPUs to containers by CDI alone, which the toolkit describes");
+    let hint = format!("set `{key} = true`, or take {name} out of `runtime.use`");
+    let error = inputs.layers.wrong(key, why, Some(hint));
     Err(error.into())
 }
 
@@ -510,16 +514,6 @@ fn kernel(
         container_modules: Vec::new(),
         refused: row.map(|row| row.refused.clone()).unwrap_or_default(),
         ways: ways.to_vec(),
-    }
-}
-
-fn preflight(profile: &Profile, config: &Config) -> PreflightLimits {
-    let (own, default) = (&config.preflight, &profile.preflight);
-    PreflightLimits {
-        min_free_root_bytes: own.min_free_root.unwrap_or(default.min_free_root).bytes(),
-        min_free_boot_bytes: own.min_free_boot.unwrap_or(default.min_free_boot).bytes(),
-        min_memory_bytes: own.min_memory.unwrap_or(default.min_memory).bytes(),
-        gpu_optional: config.gpu == Some(GpuNeed::Optional),
     }
 }
 

@@ -271,6 +271,10 @@ as_text!(
 pub struct Size(u64);
 
 impl Size {
+    pub(super) const fn megabytes(count: u64) -> Self {
+        Self(count * 1_000_000)
+    }
+
     /// In bytes.
     #[must_use]
     pub fn bytes(self) -> u64 {
@@ -289,7 +293,12 @@ impl FromStr for Size {
 
 impl fmt::Display for Size {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(to, "{}B", self.0)
+        let units = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1, "B")];
+        let whole = units
+            .into_iter()
+            .find(|(unit, _)| self.0.is_multiple_of(*unit));
+        let (unit, name) = whole.unwrap_or((1, "B"));
+        write!(to, "{}{name}", self.0 / unit)
     }
 }
 
@@ -480,11 +489,10 @@ impl JsonSchema for BranchKey {
 }
 
 /// Whether a machine must have an NVIDIA GPU.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GpuNeed {
     /// A machine without one is refused.
-    #[default]
     Required,
     /// A machine without one gets all but the driver and what needs it.
     Optional,

@@ -35,6 +35,12 @@ struct EventsState {
     secrets: Secrets,
     clock: Arc<dyn Clock>,
     began: Duration,
+    stream: Arc<Stream>,
+}
+
+/// What waits for the subscribers.
+#[derive(Default)]
+struct Stream {
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -53,7 +59,7 @@ struct Queue {
 
 /// The thread that hands events to subscribers.
 pub struct Reporter {
-    shared: Arc<EventsState>,
+    stream: Arc<Stream>,
     thread: JoinHandle<()>,
 }
 
@@ -67,17 +73,17 @@ pub fn start(
     secrets: &Secrets,
     subscribers: Vec<Box<dyn Subscriber>>,
 ) -> std::io::Result<(Events, Reporter)> {
-    let events = Events::new(run, clock, secrets.clone());
+    let stream = Arc::<Stream>::default();
+    let events = Events::new(run, clock, secrets.clone(), Arc::clone(&stream));
     let shared = Arc::clone(&events.shared);
-    let theirs = Arc::clone(&shared);
     let thread = std::thread::Builder::new()
         .name("events".to_owned())
-        .spawn(move || hand_out(&theirs, subscribers))?;
-    Ok((events, Reporter { shared, thread }))
+        .spawn(move || hand_out(&shared, subscribers))?;
+    Ok((events, Reporter { stream, thread }))
 }
 
 impl Events {
-    fn new(run: &str, clock: Arc<dyn Clock>, secrets: Secrets) -> Self {
+    fn new(run: &str, clock: Arc<dyn Clock>, secrets: Secrets, stream: Arc<Stream>) -> Self {
         let began = clock.monotonic();
         Self {
             shared: Arc::new(EventsState {
@@ -85,10 +91,22 @@ impl Events {
                 secrets,
                 clock,
                 began,
-                queue: Mutex::default(),
-                changed: Condvar::new(),
+                stream,
             }),
         }
+    }
+
+    /// The events of another run, for the same subscribers; they count from 0 again.
+    #[must_use]
+    pub fn of_next(&self, run: &str) -> Self {
+        let EventsState {
+            clock,
+            secrets,
+            stream,
+            ..
+        } = &*self.shared;
+        stream.queue().next = 0;
+        Self::new(run, clock.clone(), secrets.clone(), Arc::clone(stream))
     }
 
     /// The run's id.
@@ -111,12 +129,12 @@ impl Events {
 
     /// Takes what changes have noted for the report since the last call.
     pub(super) fn take_notes(&self) -> Vec<String> {
-        std::mem::take(&mut self.shared.queue().notes)
+        std::mem::take(&mut self.shared.stream.queue().notes)
     }
 
     /// Adds an event to the queue. Never waits.
     pub fn emit(&self, event: Event) {
-        self.shared.put(event);
+        self.shared.put(&self.shared.run, event);
     }
 }
 
@@ -124,9 +142,9 @@ impl Reporter {
     /// Ends the stream. All events are delivered first, unless a subscriber hangs.
     pub fn finish(self) {
         let deadline = Instant::now() + LAST_WAIT;
-        let mut queue = self.shared.queue();
+        let mut queue = self.stream.queue();
         queue.closed = true;
-        self.shared.changed.notify_all();
+        self.stream.changed.notify_all();
         while !queue.done {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -134,7 +152,7 @@ impl Reporter {
                 return;
             }
             queue = self
-                .shared
+                .stream
                 .changed
                 .wait_timeout(queue, left)
                 .unwrap_or_else(PoisonError::into_inner)
@@ -148,18 +166,13 @@ impl Reporter {
 }
 
 impl EventsState {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        // The queue is consistent between statements, so a panic while it is locked does no harm.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn elapsed(&self) -> Duration {
         self.clock.monotonic().saturating_sub(self.began)
     }
 
-    fn put(&self, event: Event) {
+    fn put(&self, run: &str, event: Event) {
         let event = without_secrets(event, &self.secrets);
-        let mut queue = self.queue();
+        let mut queue = self.stream.queue();
         if queue.closed && queue.done {
             return;
         }
@@ -170,7 +183,7 @@ impl EventsState {
             seq,
             at: self.clock.now(),
             elapsed_ms: u64::try_from(self.elapsed().as_millis()).unwrap_or(u64::MAX),
-            run: self.run.clone(),
+            run: run.to_owned(),
             event,
         };
         match &envelope.event {
@@ -202,7 +215,14 @@ impl EventsState {
             _ => {}
         }
         queue.waiting.push_back(envelope);
-        self.changed.notify_all();
+        self.stream.changed.notify_all();
+    }
+}
+
+impl Stream {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        // The queue is consistent between statements, so a panic while it is locked does no harm.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The next event, or `None` at the end of the stream.
@@ -237,7 +257,7 @@ fn without_secrets(mut event: Event, secrets: &Secrets) -> Event {
 }
 
 fn hand_out(shared: &EventsState, mut subscribers: Vec<Box<dyn Subscriber>>) {
-    while let Some(envelope) = shared.take() {
+    while let Some(envelope) = shared.stream.take() {
         let mut kept = Vec::with_capacity(subscribers.len());
         for mut subscriber in subscribers {
             let name = subscriber.name();
@@ -250,15 +270,15 @@ fn hand_out(shared: &EventsState, mut subscribers: Vec<Box<dyn Subscriber>>) {
                 Err(_) => "it panicked".to_owned(),
             };
             tracing::warn!(subscriber = name, %broken, "a subscriber of events was dropped");
-            shared.put(Event::Note {
-                message: format!("no more events are written to {name}: {broken}"),
-            });
+            // The thread outlives a run that is followed by another one.
+            let message = format!("no more events are written to {name}: {broken}");
+            shared.put(&envelope.run, Event::Note { message });
         }
         subscribers = kept;
     }
     drop(subscribers);
-    shared.queue().done = true;
-    shared.changed.notify_all();
+    shared.stream.queue().done = true;
+    shared.stream.changed.notify_all();
 }
 
 /// Passes on what a change says while it is applied.
@@ -294,7 +314,7 @@ impl Sink for EventSink<'_> {
 
     fn note(&self, message: &str) {
         {
-            let notes = &mut self.events.shared.queue().notes;
+            let notes = &mut self.events.shared.stream.queue().notes;
             // A build and the package transaction beside it can see the same.
             if notes.iter().any(|note| note == message) {
                 return;

@@ -15,20 +15,40 @@ use crate::{
     change::Undo,
     event::{Event, Outcome, Summary},
     exit::Exit,
-    journal::{GoingBack, History, Journal, JournalError, Record, Standing},
+    journal::{Awaited, GoingBack, History, Journal, JournalError, Record, Standing},
 };
 
 impl Session {
     /// Brings the machine to the desired state, or says why it cannot. Each change is recorded
     /// before and after. A change that was interrupted earlier is completed.
     ///
-    /// After a report whose [`RunReport::reboot`] is automatic, the caller calls
-    /// [`super::reboot`] once it has told what there is to tell; that takes the run lock again.
+    /// A driver that fails validation is replaced by the one before, by the same call; so is one that an earlier run has
+    /// begun to replace.
+    ///
+    /// The caller tells the report, and then calls [`Session::follow`].
     ///
     /// # Errors
     /// When the run cannot begin (another one is under way, a reboot comes first) or cannot be
     /// recorded. What goes wrong within steps is in the report.
     pub async fn install(&self) -> Result<RunReport, EngineError> {
+        if let Some(back) = self.driver_before().await? {
+            return self.roll_back(back).await;
+        }
+        let report = self.attempt().await?;
+        match self.driver_before().await? {
+            Some(back) => self.roll_back(back).await,
+            None => Ok(report),
+        }
+    }
+
+    /// Runs the session of a rollback, and keeps it for [`Session::follow`].
+    pub(super) async fn roll_back(&self, session: Self) -> Result<RunReport, EngineError> {
+        let session = self.inner.rollback.get_or_init(|| Box::new(session));
+        session.attempt().await
+    }
+
+    /// One run.
+    async fn attempt(&self) -> Result<RunReport, EngineError> {
         let lock = self.tools.lock()?;
         self.tools.resume_paused().await;
         let (journal, history) = Journal::open(
@@ -36,7 +56,9 @@ impl Session {
             self.tools.events.run(),
             self.tools.events.secrets(),
         )?;
-        self.reboot_first(&journal)?;
+        if let Some(report) = self.reboot_first(&journal)? {
+            return Ok(report);
+        }
         self.announce(Mode::Install);
         let mut notes = Vec::new();
         self.look_back(&journal, &history, &mut notes);
@@ -67,6 +89,9 @@ impl Session {
             let note =
                 format!("driver {from} has failed validation ({why}): this run goes back to {to}");
             self.tools.note(&mut notes, note);
+        }
+        if let Some(note) = self.inner.note.get() {
+            self.tools.note(&mut notes, note.clone());
         }
         let reboots = Reboots {
             since: before.reboots,
@@ -208,18 +233,25 @@ impl Session {
         }
     }
 
-    fn reboot_first(&self, journal: &Journal) -> Result<(), EngineError> {
+    /// A reboot that was recorded, and has not happened. It is asked for again where nobody has to do it.
+    fn reboot_first(&self, journal: &Journal) -> Result<Option<RunReport>, EngineError> {
         let receipt = journal.receipt();
-        match awaited(&receipt) {
-            Some(awaited)
-                if awaited.boot_id.is_some() && awaited.boot_id == self.tools.options.boot_id =>
+        let now = &self.tools.options.boot_id;
+        match awaited(&receipt).filter(|one| one.boot_id.is_some() && one.boot_id == *now) {
+            None => Ok(None),
+            Some(Awaited { why, automatic, .. })
+                if automatic && self.tools.options.request.reboot =>
             {
-                Err(EngineError::RebootFirst {
-                    awaited,
-                    reboots: receipt.reboots,
-                })
+                let mut notes = Vec::new();
+                let note = "the reboot that the last run asked for has not happened";
+                self.tools.note(&mut notes, note.to_owned());
+                let reboot = Some(Reboot { why, automatic });
+                Ok(Some(self.report(Exit::RebootRequired, &[], notes, reboot)))
             }
-            _ => Ok(()),
+            Some(awaited) => Err(EngineError::RebootFirst {
+                awaited,
+                reboots: receipt.reboots,
+            }),
         }
     }
 

@@ -10,9 +10,8 @@ use super::{
     EngineError, Session,
     job::Job,
     ledger::Ledger,
-    ours::DAEMONS,
+    ours::daemons,
     result::ChangeReport,
-    running,
     uninstall::{Fate, group, undo_groups},
 };
 use crate::{
@@ -196,7 +195,7 @@ impl Session {
             return Vec::new();
         }
         let mut kept = Vec::new();
-        for (step, daemon) in DAEMONS {
+        for (step, daemon) in daemons() {
             let all: Vec<Standing> = (jobs.iter().filter(|job| job.id == step))
                 .flat_map(|job| job.left_over.clone())
                 .collect();
@@ -204,7 +203,8 @@ impl Session {
                 continue;
             }
             let (name, unit) = (daemon.name(), format!("{}.service", daemon.name()));
-            let why = match running::containers(self.inner.host.reader(), daemon).await {
+            let running = daemon.configured().running(self.inner.host.reader()).await;
+            let why = match running.map_err(|error| one_line(&error)) {
                 Ok(containers) if containers.is_empty() => continue,
                 Ok(containers) => format!("{name} runs the containers {}", containers.join(", ")),
                 // A daemon that does not run tells nothing, and stops with nothing.

@@ -10,6 +10,7 @@ mod cancel;
 mod check;
 mod errors;
 pub mod events;
+mod follow;
 mod gate;
 mod graph;
 mod guard;
@@ -28,7 +29,6 @@ mod retry;
 mod rollback;
 mod rollback_words;
 mod runfile;
-mod running;
 mod status;
 mod statusfile;
 mod survey;
@@ -51,12 +51,12 @@ use tokio::sync::OnceCell;
 pub use cancel::Cancel;
 pub use errors::{EngineError, no_finding};
 pub use events::Events;
+pub use follow::Message;
 pub use graph::GraphError;
 pub use guard::release_lost;
 pub use ours::{holds, our_runtimes};
-pub use reboot::{REBOOT_STOPPED, reboot};
 pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
-pub use resume::{UNIT, applied_changes as applied, asked, hand_over, request};
+pub use resume::{UNIT, applied_changes as applied, asked, request};
 pub use retry::UNATTENDED_DEADLINE;
 pub use rollback::{Rollback, rollback};
 pub use runfile::{Progress, RunFile, StepProgress};
@@ -71,7 +71,10 @@ use crate::{
     change::{Problem, Verbs},
     check::{Check, Finding},
     compat::matrix::Matrix,
-    config::desired::{Desired, DriverWish},
+    config::{
+        desired::{Desired, DriverWish},
+        load::Question,
+    },
     event::{Event, StepTitle},
     exit::Exit,
     host::{Clock, Host},
@@ -153,6 +156,17 @@ pub struct Audit {
     pub proven: Vec<Finding>,
 }
 
+/// What `install` would do.
+pub struct Planned {
+    pub report: RunReport,
+    /// The driver that is wanted, as far as the package lists decide on it.
+    pub driver: Option<DriverWish>,
+    /// Why what is wanted is wanted.
+    pub reasons: Vec<String>,
+    /// Why a rollback takes another version than the validated one, if it does.
+    pub warning: Option<String>,
+}
+
 /// Why nothing can be wanted on a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unresolvable {
@@ -193,6 +207,14 @@ struct Inner {
     graph: Graph,
     /// Not known in tests that need none.
     matrix: OnceLock<Arc<Matrix>>,
+    /// What was asked; `None` where nothing is asked again.
+    question: OnceLock<Question>,
+    /// Why the rollback under way takes another version than the proven one, where it does.
+    note: OnceLock<String>,
+    /// Why what is wanted is wanted.
+    reasons: OnceLock<Vec<String>>,
+    /// The session that went back to the driver before, if this one has.
+    rollback: OnceLock<Box<Session>>,
     /// Of this epoch.
     state: Mutex<Arc<State>>,
     /// What is wanted in this epoch.
@@ -291,11 +313,15 @@ impl Session {
         ))
     }
 
-    /// The same session, whose steps judge by this matrix what they learn only during the run.
+    /// The same session, which can ask again, with another driver. Its steps judge by the matrix of the question what they
+    /// learn only during the run.
     #[must_use]
-    pub fn judging_by(self, matrix: Arc<Matrix>) -> Self {
-        // A session for `check` has its matrix already.
-        self.inner.matrix.get_or_init(|| matrix);
+    pub fn asking(self, question: Question, reasons: Vec<String>) -> Self {
+        self.inner.reasons.get_or_init(|| reasons);
+        self.inner
+            .matrix
+            .get_or_init(|| Arc::clone(&question.matrix));
+        self.inner.question.get_or_init(|| question);
         self
     }
 
@@ -383,6 +409,10 @@ impl Session {
                 matrix: audit.as_ref().map_or_else(OnceLock::new, |audit| {
                     OnceLock::from(Arc::clone(&audit.matrix))
                 }),
+                question: OnceLock::new(),
+                note: OnceLock::new(),
+                reasons: OnceLock::new(),
+                rollback: OnceLock::new(),
                 state: Mutex::new(Arc::new(state)),
                 settled: Mutex::default(),
             }),
@@ -402,15 +432,26 @@ impl Session {
         self.look(Mode::Check).await
     }
 
-    /// Looks, and tells what `install` would do; changes nothing and leaves no trace.
-    pub async fn plan(&self) -> RunReport {
-        self.look(Mode::Plan).await
-    }
-
-    /// The driver that is wanted, as far as the package lists decide on it.
-    pub async fn driver(&self) -> Option<DriverWish> {
-        let desired = self.inner.wanted(&self.inner.state()).await?;
-        desired.driver.clone()
+    /// Looks, and tells what `install` would do, and with which driver, as far as the package lists decide on it; changes
+    /// nothing and leaves no trace.
+    ///
+    /// # Errors
+    /// When the journal cannot be read, or the driver of a rollback cannot be had any more.
+    pub async fn plan(&self) -> Result<Planned, EngineError> {
+        let back = match self.driver_before().await {
+            // The plan notes that the journal cannot be read.
+            Err(EngineError::Journal(_)) => None,
+            back => back?,
+        };
+        let session = back.as_ref().unwrap_or(self);
+        let report = session.look(Mode::Plan).await;
+        let desired = session.inner.wanted(&session.inner.state()).await;
+        Ok(Planned {
+            report,
+            driver: desired.and_then(|desired| desired.driver.clone()),
+            reasons: session.inner.reasons.get().cloned().unwrap_or_default(),
+            warning: session.inner.note.get().cloned(),
+        })
     }
 
     async fn look(&self, mode: Mode) -> RunReport {

@@ -10,7 +10,7 @@ use crate::{
     journal::{Journal, Standing, fold},
     model::id::StepId,
     state::Ours,
-    steps::{RUNTIME_CONTAINERD, RUNTIME_CRIO, RUNTIME_DOCKER},
+    steps::package_step,
 };
 
 /// The packages that standing changes, newest first, have installed, the holds that they have set, and the daemons whose
@@ -38,11 +38,9 @@ pub(super) fn ours(standing: &[Standing]) -> Ours {
 }
 
 /// The daemons whose containers may stop when their packages go, by the step that installs them.
-pub(super) const DAEMONS: [(StepId, Daemon); 3] = [
-    (RUNTIME_DOCKER, Daemon::Docker),
-    (RUNTIME_CONTAINERD, Daemon::Containerd),
-    (RUNTIME_CRIO, Daemon::Crio),
-];
+pub(super) fn daemons() -> impl Iterator<Item = (StepId, Daemon)> {
+    (Daemon::ALL.into_iter()).map(|daemon| (package_step(daemon.kind()), daemon))
+}
 
 /// The container runtimes that this program has installed or configured. Without root the journal cannot be read: then
 /// they look like the work of others.
@@ -50,7 +48,7 @@ pub(super) const DAEMONS: [(StepId, Daemon); 3] = [
 pub fn our_runtimes(host: &Host) -> Vec<RuntimeKind> {
     let standing = Journal::read(host).map(|history| fold(&history.lines).standing);
     let standing = standing.unwrap_or_default();
-    let ours = DAEMONS.into_iter().filter(|(step, _)| {
+    let ours = daemons().filter(|(step, _)| {
         let steps = standing.iter().flat_map(|one| &one.steps);
         // `runtime.docker` installs it, and `runtime.docker-nvidia` configures it.
         steps

@@ -41,7 +41,7 @@ const AGAIN: Duration = Duration::from_secs(20);
 const REQUEST_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The reason where somebody asked to stop before the request.
-pub const REBOOT_STOPPED: &str = "reboot-stopped";
+pub(super) const REBOOT_STOPPED: &str = "reboot-stopped";
 
 /// The error of a machine that did not reboot, although it had to.
 fn not_rebooted(reason: &'static str, why: &str) -> Problem {
@@ -66,7 +66,7 @@ fn overtaken(error: EngineError) -> Problem {
 ///
 /// # Errors
 /// When it does not reboot.
-pub async fn reboot(
+pub(super) async fn reboot(
     tools: &Tools,
     locks: &[&str],
     say: &mut (dyn FnMut(&str) + Send),

@@ -8,26 +8,29 @@
 //! for is not there. Each driver that fails begins the count of reboots anew, and their sum has a bound.
 
 use super::{
-    EngineError, Session,
+    EngineError, Options, Session, Tools,
     job::Job,
     ledger::Ledger,
     offered::{Offered, no_longer, none_left, offered, version, version_in_words},
-    ours::ours,
-    resume,
+    ours::{holds, ours},
+    resume, run_id,
 };
 use crate::{
-    change::Undo,
+    change::{Problem, Undo},
     compat::security,
     config::{
         desired::{Desired, DriverWish, Existing, ModuleWay, PackageWish},
+        error::ResolveError,
+        load::Question,
+        resolve::Resolution,
         values::Build,
     },
-    error::one_line,
+    error::{Report as _, one_line},
     event::Outcome,
     exit::Exit,
     facts::detection::{carries_driver, is_driver_part},
     host::Host,
-    journal::{GoingBack, Journal, Proven, Receipt, Record, Standing, fold},
+    journal::{GoingBack, Journal, Policy, Proven, Receipt, Record, Standing, fold},
     model::{id::StepId, version::DriverVersion},
     steps::{self, promise::Promise},
     tools::packages::Fault,
@@ -85,6 +88,16 @@ pub async fn rollback(host: &Host, settings: &Desired) -> Result<Option<Rollback
 }
 
 impl Rollback {
+    /// What is wanted as long as it lasts.
+    ///
+    /// # Errors
+    /// A driver that the machine cannot have any more.
+    pub fn resolve(&self, question: &Question) -> Result<Resolution, ResolveError> {
+        let mut resolution = question.with_driver(&self.settings)?;
+        self.pin(&mut resolution.desired);
+        Ok(resolution)
+    }
+
     /// Wants the packages of the driver in the versions that were proven.
     pub fn pin(&self, desired: &mut Desired) {
         let is_exact = |wish: &PackageWish| self.exact.iter().any(|one| one.name == wish.name);
@@ -210,6 +223,46 @@ fn has_passed(exit: Exit, jobs: &[Job]) -> bool {
 }
 
 impl Session {
+    /// The same steps with the driver before, if the journal says that the machine goes back to it.
+    ///
+    /// # Errors
+    /// When the journal cannot be read, or the machine cannot have that driver any more.
+    pub(super) async fn driver_before(&self) -> Result<Option<Self>, EngineError> {
+        let (Some(question), Some(desired)) = (self.inner.question.get(), &self.inner.desired)
+        else {
+            return Ok(None);
+        };
+        let host = &self.tools.host;
+        let Some(back) = rollback(host, desired).await? else {
+            return Ok(None);
+        };
+        let Resolution {
+            desired, reasons, ..
+        } = match back.resolve(question) {
+            Ok(resolution) => resolution,
+            Err(error) => {
+                let what = format!("failed to go back to driver {}", back.back.to);
+                let problem = Problem::new(error.reason(), what).exiting(error.exit());
+                let hint = "`driver.rollback = false` gives this rollback up";
+                return Err(problem.advice(hint).caused_by(error).into());
+            }
+        };
+        let tools = Tools {
+            verbs: self.tools.verbs.anew(&desired, holds(host)),
+            events: self.tools.events.of_next(&run_id(&*host.clock)),
+            options: Options {
+                policy: Some(Policy::of(&desired.packages)),
+                ..self.tools.options.clone()
+            },
+            ..self.tools.clone()
+        };
+        let session = Self::new(tools, steps::all(), self.inner.state().next(), desired)?;
+        if let Some(note) = back.note {
+            session.inner.note.get_or_init(|| note);
+        }
+        Ok(Some(session.asking(question.clone(), reasons)))
+    }
+
     /// Remembers a driver that has passed validation, if anything has changed since the last one.
     pub(super) async fn remember(
         &self,

@@ -117,6 +117,8 @@ impl Subscriber for RunFile {
     fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
         match &envelope.event {
             Event::RunStarted { mode, steps, .. } => {
+                // A run may follow another one.
+                self.written_ms = 0;
                 self.progress = Some(Progress {
                     schema: SCHEMA,
                     run: envelope.run.clone(),

@@ -8,6 +8,7 @@ use crate::{
     change::Change,
     host::{FileKind, Files, FilesError, Stat},
     journal::Standing,
+    runtimes,
     tools::packages::{HEADER, WRITTEN_FOLDERS},
 };
 
@@ -65,21 +66,21 @@ pub(super) fn release(
 }
 
 /// Folders with files of ours, whose names say whose they are.
-const FOLDERS: [&str; 8] = [
+const FOLDERS: [&str; 7] = [
     "/etc/dkms/framework.conf.d",
     "/etc/modprobe.d",
     "/etc/modules-load.d",
     "/etc/needrestart/conf.d",
     "/etc/sysctl.d",
     "/etc/systemd/system",
-    "/etc/systemd/system/containerd.service.d",
     "/etc/systemd/system/nvidia-persistenced.service.d",
 ];
 
 /// The files by whose names they are ours, in the folders where such files have an effect.
 pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut found = Vec::new();
-    for folder in FOLDERS.into_iter().chain(WRITTEN_FOLDERS) {
+    let drop_ins = runtimes::written_folders();
+    for folder in FOLDERS.into_iter().chain(drop_ins).chain(WRITTEN_FOLDERS) {
         for name in files.list(Utf8Path::new(folder))? {
             let path = Utf8Path::new(folder).join(&name);
             let is_file = |stat: Stat| stat.kind == FileKind::File;

@@ -5,12 +5,11 @@
 use serde_json::Value;
 
 use crate::{
-    facts::{
-        Cloud,
-        detection::{CloudRow, table},
-        reader::FactReader,
+    facts::{Cloud, reader::FactReader},
+    model::{
+        clouds::{self, CloudRow, FirmwareMark, InstanceKey},
+        pattern,
     },
-    model::pattern,
 };
 
 /// Why a key of the cloud is not known, in the first place.
@@ -97,9 +96,9 @@ impl CloudInit {
 
 /// Where the machine runs.
 pub(super) fn gather(reader: &mut FactReader<'_>, dmi: &Dmi, init: &CloudInit) -> Cloud {
-    let row = table().cloud.iter().find(|row| matches(row, dmi));
+    let row = recognised(dmi);
     let provider = row
-        .map(|row| row.provider.clone())
+        .map(|(row, _)| row.name.clone())
         .or_else(|| init.provider.clone());
     let Some(provider) = provider else {
         // The firmware was read and names no cloud, so there is none.
@@ -109,7 +108,7 @@ pub(super) fn gather(reader: &mut FactReader<'_>, dmi: &Dmi, init: &CloudInit) -
         return Cloud::default();
     };
     let from_product = row
-        .filter(|row| row.product_is_type)
+        .filter(|(_, mark)| mark.product_is_type)
         .and(instance_type(&dmi.product_name));
     let instance_type = from_product.or_else(|| init.instance_type.clone());
     let cloud = Cloud {
@@ -129,12 +128,19 @@ pub(super) fn gather(reader: &mut FactReader<'_>, dmi: &Dmi, init: &CloudInit) -
     cloud
 }
 
-fn matches(row: &CloudRow, dmi: &Dmi) -> bool {
+/// The first cloud with a mark that the firmware has.
+fn recognised(dmi: &Dmi) -> Option<(&'static CloudRow, &'static FirmwareMark)> {
+    let marks = |row: &'static CloudRow| row.firmware.iter().map(move |mark| (row, mark));
+    let mut all = clouds::all().iter().flat_map(marks);
+    all.find(|(_, mark)| matches(mark, dmi))
+}
+
+fn matches(mark: &FirmwareMark, dmi: &Dmi) -> bool {
     let pairs = [
-        (&row.sys_vendor, &dmi.sys_vendor),
-        (&row.product_name, &dmi.product_name),
-        (&row.chassis_asset_tag, &dmi.chassis_asset_tag),
-        (&row.hypervisor_uuid, &dmi.hypervisor_uuid),
+        (&mark.sys_vendor, &dmi.sys_vendor),
+        (&mark.product_name, &dmi.product_name),
+        (&mark.chassis_asset_tag, &dmi.chassis_asset_tag),
+        (&mark.hypervisor_uuid, &dmi.hypervisor_uuid),
     ];
     pairs.iter().all(|(wanted, found)| {
         wanted
@@ -158,44 +164,27 @@ fn instance_type(product: &str) -> Option<String> {
 /// `v1` is the stable part of cloud-init's file. `ds` may change, so a key that is missing there is
 /// treated as absent.
 fn parse_cloud_init(root: &Value) -> CloudInit {
-    let text = |path: &[&str]| {
-        path.iter()
-            .try_fold(root, |value, key| value.get(*key))
-            .and_then(Value::as_str)
-            .filter(|text| !text.is_empty() && !text.starts_with("redacted for"))
-            .map(str::to_owned)
+    let text = |pointer: &str| {
+        let text = root.pointer(pointer).and_then(Value::as_str);
+        text.filter(|text| !text.is_empty() && !text.starts_with("redacted for"))
     };
-    let provider = text(&["v1", "cloud_name"]).and_then(|name| {
-        let provider = match name.as_str() {
-            "gce" => "gcp",
-            "aws" | "azure" | "oracle" | "digitalocean" | "hetzner" | "scaleway" | "vultr"
-            | "upcloud" | "exoscale" | "openstack" => name.as_str(),
-            "aliyun" => "alibaba",
-            _ => return None,
-        };
-        Some(provider.to_owned())
-    });
-    let lifecycle = text(&["ds", "meta_data", "instance-life-cycle"])
-        .or_else(|| text(&["ds", "meta_data", "instance_life_cycle"]))
-        .or_else(|| {
-            let priority = text(&["ds", "meta_data", "imds", "compute", "priority"])?;
-            match priority.as_str() {
-                "Spot" | "Low" => Some("spot".to_owned()),
-                "Regular" => Some("on-demand".to_owned()),
-                _ => None,
-            }
-        });
+    let named = text("/v1/cloud_name");
+    let mut all = clouds::all().iter();
+    let row = all.find(|row| row.cloud_init.is_some() && row.cloud_init.as_deref() == named);
+    let of_cloud = |key| {
+        let rules = row.and_then(|row| row.instance_data.get(&key)).into_iter();
+        (rules.flatten()).find_map(|rule| rule.meaning(text(&rule.at)?))
+    };
     CloudInit {
-        provider,
+        provider: row.map(|row| row.name.clone()),
         // cloud-init writes `none` where no data source answered, so it does not identify a
         // machine.
-        instance_id: text(&["v1", "instance_id"]).filter(|id| id != "iid-datasource-none"),
-        instance_type: text(&["ds", "meta_data", "instance-type"])
-            .or_else(|| text(&["ds", "meta_data", "instance_type"]))
-            .or_else(|| text(&["ds", "meta_data", "imds", "compute", "vmSize"])),
-        lifecycle,
-        region: text(&["v1", "region"]),
-        zone: text(&["v1", "availability_zone"]),
+        instance_id: (text("/v1/instance_id").filter(|id| *id != "iid-datasource-none"))
+            .map(str::to_owned),
+        instance_type: of_cloud(InstanceKey::InstanceType),
+        lifecycle: of_cloud(InstanceKey::Lifecycle),
+        region: text("/v1/region").map(str::to_owned),
+        zone: text("/v1/availability_zone").map(str::to_owned),
     }
 }
 
@@ -233,6 +222,8 @@ mod tests {
             "Microsoft Corporation", "Virtual Machine", "other", None, None;
             "QEMU", "Standard PC (Q35 + ICH9, 2009)", "OracleCloud.com", Some("oracle"), None;
             "Hetzner", "vServer", "", Some("hetzner"), None;
+            "OpenStack Foundation", "OpenStack Nova", "OpenTelekomCloud", Some("opentelekom"), None;
+            "OpenStack Foundation", "OpenStack Nova", "", Some("openstack"), None;
             "NVIDIA", "DGXH100", "", None, None;
         } {
             let (cloud, _) = gathered(&dmi(vendor, product, tag), &CloudInit::default());

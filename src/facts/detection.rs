@@ -1,5 +1,5 @@
-//! The table `detection.toml`, built into the program: how to detect clouds, hypervisors, driver
-//! packages and runtimes, and who else may manage the driver of a machine.
+//! The table `detection.toml`, built into the program: how to detect hypervisors, driver packages,
+//! and who else may manage the driver of a machine.
 //!
 //! Its keys `source` and `confidence` are for the people who change it and are not read.
 
@@ -35,13 +35,11 @@ pub(crate) fn is_driver_part(name: &str) -> bool {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Detection {
-    pub cloud: Vec<CloudRow>,
     pub virtualization: Virtualization,
     pub driver_packages: DriverPackagePatterns,
     pub vendor: Vendor,
     pub runfile: Runfile,
     pub image: ImageMarks,
-    pub runtime: Vec<RuntimePatterns>,
     pub owner: Vec<OwnerRow>,
     pub driver_root: Vec<DriverRoot>,
 }
@@ -75,19 +73,6 @@ pub(crate) struct OwnerRow {
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct DriverRoot {
     pub path: String,
-}
-
-/// A cloud. Every key that the row has must match.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) struct CloudRow {
-    pub provider: String,
-    pub sys_vendor: Option<String>,
-    pub product_name: Option<String>,
-    pub chassis_asset_tag: Option<String>,
-    pub hypervisor_uuid: Option<String>,
-    #[serde(default)]
-    pub product_is_type: bool,
 }
 
 /// Beginnings of DMI values, and the hypervisor that they mean.
@@ -125,15 +110,6 @@ pub(crate) struct ImageMarks {
     pub marks: Vec<String>,
 }
 
-/// A container runtime.
-#[derive(Debug, Deserialize)]
-pub(crate) struct RuntimePatterns {
-    pub name: String,
-    pub packages: Vec<String>,
-    pub binaries: Vec<String>,
-    pub config: Option<String>,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,20 +119,6 @@ mod tests {
         for row in &table().owner {
             let marks = [&row.os, &row.files, &row.modules];
             assert!(marks.iter().any(|marks| !marks.is_empty()), "{}", row.name);
-        }
-    }
-
-    #[test]
-    fn the_built_in_table_parses_and_every_cloud_has_a_mark() {
-        for row in &table().cloud {
-            assert!(
-                row.sys_vendor.is_some()
-                    || row.product_name.is_some()
-                    || row.chassis_asset_tag.is_some()
-                    || row.hypervisor_uuid.is_some(),
-                "{}",
-                row.provider
-            );
         }
     }
 }

@@ -11,18 +11,11 @@ use crate::facts::{
 use crate::{
     error::one_line,
     host::system::{MemoryError, System},
+    runtimes,
 };
 
 /// Where the work needs room: the packages and their archives, the kernels, the container images.
-const PATHS: [&str; 7] = [
-    "/",
-    "/boot",
-    "/tmp",
-    "/usr",
-    "/var",
-    "/var/lib/containerd",
-    "/var/lib/docker",
-];
+const PATHS: [&str; 5] = ["/", "/boot", "/tmp", "/usr", "/var"];
 
 /// Files that only containers have. Sources: systemd src/basic/virt.c; the last one is where
 /// Kubernetes mounts the credentials of a pod, whichever runtime starts it.
@@ -186,7 +179,11 @@ pub(super) fn disks(reader: &mut FactReader<'_>) -> Vec<Disk> {
         );
     }
     let mut disks = Vec::new();
-    for path in PATHS.into_iter().filter(|path| own(path)) {
+    let mut paths: Vec<&str> = (PATHS.into_iter())
+        .chain(runtimes::data_folders())
+        .collect();
+    paths.sort_unstable();
+    for path in paths.into_iter().filter(|path| own(path)) {
         match reader.files().room(Utf8Path::new(path)) {
             Ok(room) => disks.push(Disk {
                 mount: path.into(),

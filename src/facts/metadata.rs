@@ -2,18 +2,22 @@
 //! nor cloud-init tells, once per command, within a few seconds and through no proxy. `uninstall` asks
 //! nobody, because it does not need the answers.
 //!
-//! Sources: the clouds' own documents, as in cloud-init's data sources (2026-08-21): AWS IMDSv2 (a token by PUT,
-//! never without one), Google's `computeMetadata/v1`, Azure's `metadata/instance` of 2021-02-01. All three
+//! What to ask is in `clouds/`, from the clouds' own documents, as in cloud-init's data sources (2026-08-21). All
 //! answer at the same link-local address; Google's name for it needs DNS, so the address is used there, too
 //! (googleapis/google-cloud-go, compute/metadata v0.7.0, does the same).
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
+
+use serde_json::Value;
 
 use crate::{
     error::one_line,
     facts::{Cloud, Facts, Unknown, cloud::UNTOLD},
     host::{Clock, Host, Http, HttpError, HttpRequest, Method, RetryLimit, Route, ask_again},
-    model::secret::Secret,
+    model::{
+        clouds::{self, InstanceKey, MetadataRow},
+        secret::Secret,
+    },
 };
 
 /// Where the services answer.
@@ -61,9 +65,6 @@ enum Untold {
         what: &'static str,
     },
 }
-
-/// Azure's document about the instance, without what follows the path.
-const AZURE: &str = "/metadata/instance/compute?api-version=2021-02-01&format=json";
 
 impl<'h> Service<'h> {
     /// The service of this machine, asked within this time; it may say nothing at all so often.
@@ -118,39 +119,31 @@ impl<'h> Service<'h> {
         }
     }
 
-    /// AWS: the header without which nothing is told.
+    /// The header without which nothing is told.
     ///
     /// # Errors
     /// As [`Self::ask`].
-    pub async fn aws_header(&self) -> Result<Header, HttpError> {
-        let seconds = ("X-aws-ec2-metadata-token-ttl-seconds", Secret::new("60"));
-        let token = self.ask(Method::Put, "/latest/api/token", seconds).await?;
-        let token = Secret::new(String::from_utf8_lossy(&token).trim());
-        Ok(("X-aws-ec2-metadata-token", token))
-    }
-
-    /// Google: the same.
-    #[must_use]
-    pub fn gcp_header() -> Header {
-        ("Metadata-Flavor", Secret::new("Google"))
-    }
-
-    /// Azure: the same.
-    #[must_use]
-    pub fn azure_header() -> Header {
-        ("Metadata", Secret::new("true"))
+    pub async fn header(&self, row: &'static MetadataRow) -> Result<Header, HttpError> {
+        let Some(token) = &row.token else {
+            let (name, value) = clouds::header(row.header.as_deref().unwrap_or_default());
+            return Ok((name, Secret::new(value)));
+        };
+        let (name, value) = clouds::header(&token.ask);
+        let told = (self.ask(Method::Put, &token.path, (name, Secret::new(value)))).await?;
+        let told = Secret::new(String::from_utf8_lossy(&told).trim());
+        Ok((&token.header, told))
     }
 
     async fn complete(&self, facts: &mut Facts) {
         let complete = facts.cloud.keys().iter().all(|(_, value)| value.is_some());
-        let told = match facts.cloud.provider.as_deref() {
-            _ if complete => return,
-            Some("aws") => self.aws().await,
-            Some("gcp") => self.gcp().await,
-            Some("azure") => self.azure().await,
-            _ => return,
+        let row = facts.cloud.provider.as_deref().and_then(clouds::named);
+        let Some(row) = row
+            .and_then(|row| row.metadata.as_ref())
+            .filter(|_| !complete)
+        else {
+            return;
         };
-        match told {
+        match self.told(row).await {
             Ok(told) => {
                 let cloud = &mut facts.cloud;
                 for (key, value) in [
@@ -180,68 +173,46 @@ impl<'h> Service<'h> {
         }
     }
 
-    async fn aws(&self) -> Result<Cloud, Untold> {
-        let header = self.aws_header().await?;
-        let value = async |path: &str| {
-            let path = format!("/latest/meta-data/{path}");
-            self.name(&path, header.clone()).await
+    async fn told(&self, row: &'static MetadataRow) -> Result<Cloud, Untold> {
+        let header = self.header(row).await?;
+        let document = match &row.document {
+            Some(path) => self.document(path, header.clone()).await?,
+            None => Value::Null,
+        };
+        let mut told = BTreeMap::new();
+        for (key, rule) in row.keys.iter().filter(|(_, rule)| rule.of.is_none()) {
+            let text = match &row.each {
+                Some(each) => (self.name(&format!("{each}{}", rule.at), header.clone())).await?,
+                None => (document.pointer(&rule.at).and_then(Value::as_str))
+                    .filter(|text| is_name(text))
+                    .map(str::to_owned),
+            };
+            told.extend(text.map(|text| (*key, text)));
+        }
+        let value = |key: InstanceKey| {
+            let rule = row.keys.get(&key)?;
+            rule.meaning(told.get(&rule.of.unwrap_or(key))?)
         };
         Ok(Cloud {
             provider: None,
-            instance_id: value("instance-id").await?,
-            instance_type: value("instance-type").await?,
-            lifecycle: value("instance-life-cycle").await?,
-            region: value("placement/region").await?,
-            zone: value("placement/availability-zone").await?,
+            instance_id: value(InstanceKey::InstanceId),
+            instance_type: value(InstanceKey::InstanceType),
+            lifecycle: value(InstanceKey::Lifecycle),
+            region: value(InstanceKey::Region),
+            zone: value(InstanceKey::Zone),
         })
     }
 
-    async fn gcp(&self) -> Result<Cloud, Untold> {
-        let value = async |path: &str| {
-            let path = format!("/computeMetadata/v1/instance/{path}");
-            self.name(&path, Self::gcp_header()).await
-        };
-        let zone = value("zone").await?;
-        let region = zone.as_deref().and_then(|zone| zone.rsplit_once('-'));
-        Ok(Cloud {
-            provider: None,
-            instance_id: value("id").await?,
-            instance_type: value("machine-type").await?,
-            // Spot instances are preemptible ones, too.
-            lifecycle: (value("scheduling/preemptible").await?).and_then(|text| match &*text {
-                "TRUE" => Some("spot".to_owned()),
-                "FALSE" => Some("on-demand".to_owned()),
-                _ => None,
-            }),
-            region: region.map(|(region, _)| region.to_owned()),
-            zone,
-        })
-    }
-
-    async fn azure(&self) -> Result<Cloud, Untold> {
-        let answer = (self.ask(Method::Get, AZURE, Self::azure_header())).await?;
-        let Ok(serde_json::Value::Object(document)) = serde_json::from_slice(&answer) else {
-            return Err(Untold::Odd {
-                url: self.url(AZURE),
+    /// The one document that has all keys.
+    async fn document(&self, path: &str, header: Header) -> Result<Value, Untold> {
+        let answer = self.ask(Method::Get, path, header).await?;
+        match serde_json::from_slice(&answer) {
+            Ok(document @ Value::Object(_)) => Ok(document),
+            _ => Err(Untold::Odd {
+                url: self.url(path),
                 what: "a document of JSON",
-            });
-        };
-        let text = |key: &str| {
-            let text = document.get(key).and_then(serde_json::Value::as_str);
-            text.filter(|text| is_name(text)).map(str::to_owned)
-        };
-        Ok(Cloud {
-            provider: None,
-            instance_id: text("vmId"),
-            instance_type: text("vmSize"),
-            lifecycle: text("priority").and_then(|priority| match &*priority {
-                "Spot" | "Low" => Some("spot".to_owned()),
-                "Regular" => Some("on-demand".to_owned()),
-                _ => None,
             }),
-            region: text("location"),
-            zone: text("zone"),
-        })
+        }
     }
 
     /// A value that is a name, or a path whose last part is one; `None` if the service has no such key.
@@ -264,7 +235,7 @@ impl<'h> Service<'h> {
 /// Whether a text can be a name of the clouds: anything else came from somebody else.
 fn is_name(text: &str) -> bool {
     let letter = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
-    !text.is_empty() && text.len() <= 64 && text.chars().all(letter)
+    !text.is_empty() && text.len() <= 128 && text.chars().all(letter)
 }
 
 #[cfg(test)]

@@ -2,8 +2,7 @@
 //!
 //! [`gather()`] reads everything, one file of this folder per area; each has pure parsers and as
 //! little I/O as it needs. What cannot be read is null and has a line in [`Facts::unknown`]. Names
-//! and architectures of GPUs come from the matrix, through [`DeviceCatalog`], since it lies a layer
-//! above. What can change while a run goes on is in `state`.
+//! and architectures of GPUs come from the matrix, through [`DeviceCatalog`]. What can change while a run goes on is in `state`.
 
 mod boot;
 mod catalog;
@@ -18,6 +17,7 @@ mod names;
 mod os;
 pub(crate) mod pci;
 pub(crate) mod reader;
+pub mod switches;
 
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};

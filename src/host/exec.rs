@@ -149,7 +149,7 @@ fn with_tail(tail: &str) -> String {
 
 impl Cmd {
     /// A command with [`QUERY_DEADLINE`]; raise it with [`Cmd::deadline`]. No value that others can choose may be taken for an
-    /// option: it stands behind `--`, or behind the `=` of one; `tools/arguments.rs` holds that.
+    /// option: it stands behind `--`, or behind the `=` of one; `tools/tests.rs` holds that.
     #[must_use]
     #[cfg_attr(test, track_caller)]
     pub fn new<A: Into<String>>(program: &str, args: impl IntoIterator<Item = A>) -> Self {

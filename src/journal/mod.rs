@@ -18,7 +18,7 @@ pub use store::Journal;
 
 use crate::{
     change::{Change, Problem, Undo},
-    config::desired::PackageWish,
+    config::desired::{PackagePolicy, PackageWish},
     error::Report,
     event::Summary,
     exit::Exit,
@@ -234,6 +234,19 @@ pub struct Policy {
     /// Shell patterns over names of packages that are a kernel: the running one stays.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kernels: Vec<String>,
+}
+
+impl Policy {
+    /// What undoing needs to know of a policy.
+    #[must_use]
+    pub fn of(policy: &PackagePolicy) -> Self {
+        Self {
+            manager: policy.manager,
+            lock_timeout_seconds: policy.lock_timeout_seconds,
+            pause_units: policy.pause_units.clone(),
+            kernels: policy.guard.kernels.clone(),
+        }
+    }
 }
 
 /// Why the journal cannot be used.

@@ -1,17 +1,15 @@
 //! Types of the whole program: versions, PCI ids, names, secrets. No I/O.
-pub mod capability;
+pub mod clouds;
 pub mod cluster;
 pub mod document;
 pub mod environment;
 pub mod findings;
-pub mod gpu;
 pub mod id;
 pub mod kubernetes;
 pub mod packages;
 pub mod paths;
-pub mod pattern;
-pub mod pci;
 pub mod secret;
 pub mod text;
 pub mod token;
-pub mod version;
+
+pub use gpu_compat::{capability, identity as gpu, pattern, pci, version};

@@ -10,16 +10,7 @@ use std::{
 use flate2::read::DeflateDecoder;
 use serde::de::DeserializeOwned;
 
-/// The name that is nearest to a mistyped one.
-#[must_use]
-pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    known
-        .into_iter()
-        .map(|candidate| (strsim::jaro_winkler(name, candidate), candidate))
-        .filter(|(likeness, _)| *likeness > 0.7)
-        .max_by(|(a, _), (b, _)| a.total_cmp(b))
-        .map(|(_, candidate)| candidate)
-}
+pub use gpu_compat::text::{LONGEST, beginning, excerpt, nearest};
 
 /// The line end of a text: that of its first line.
 #[must_use]
@@ -118,25 +109,6 @@ pub fn without_controls(text: &str) -> Option<String> {
     Some(clean)
 }
 
-/// The longest text that a message quotes, in characters, and the longest version, in bytes.
-pub const LONGEST: usize = 255;
-
-/// The beginning of a text of the machine that a message quotes: a file of a foreign tree may have any size, and many findings
-/// quote the same error.
-#[must_use]
-pub fn excerpt(text: &str) -> String {
-    beginning(text, LONGEST)
-}
-
-/// The first characters of a text, with an ellipsis if there are more.
-#[must_use]
-pub fn beginning(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
 /// A number of bytes for people.
 #[must_use]
 pub fn bytes(n: u64) -> String {
@@ -175,6 +147,20 @@ pub fn table(name: &str) -> Result<&'static str, String> {
         .ok_or_else(|| format!("there is no table `{name}` in this program"))
 }
 
+/// The tables that come from a folder (`build.rs`), each with the name of its file without the ending, in the order of names.
+///
+/// # Errors
+/// When this program is damaged.
+pub fn folder(
+    name: &'static str,
+) -> Result<impl Iterator<Item = (&'static str, &'static str)>, String> {
+    let all = TABLES.as_ref().map_err(Clone::clone)?;
+    Ok(all.split('\0').filter_map(move |table| {
+        let (own, text) = table.split_once('\n')?;
+        Some((own.strip_prefix(name)?.strip_prefix('/')?, text))
+    }))
+}
+
 /// Reads a table that is built into the program.
 ///
 /// # Errors
@@ -186,7 +172,7 @@ pub fn built_in<T: DeserializeOwned>(name: &str) -> Result<T, String> {
 /// Implements serde and the schema, as one string, for a type with `FromStr` and `Display`, so that
 /// files and messages use the same form. The last argument is the pattern for the schema.
 macro_rules! as_text {
-    ($type:ident, $what:literal, $pattern:literal) => {
+    ($type:ident, $what:expr, $pattern:expr) => {
         impl serde::Serialize for $type {
             fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
                 to.collect_str(self)

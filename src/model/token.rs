@@ -6,7 +6,10 @@ use std::str::FromStr;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use crate::model::text::as_text;
+use crate::model::{
+    clouds::{self, PartRow, SecretRow},
+    text::as_text,
+};
 
 /// Where the token is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,37 +18,64 @@ pub enum TokenSource {
     File(Utf8PathBuf),
     /// A credential that systemd gives to this program, or to the machine.
     Credential(String),
-    /// AWS Secrets Manager.
-    Aws {
-        region: String,
-        /// The secret's name, or its whole ARN.
-        name: String,
-    },
-    /// Google Secret Manager.
-    Gcp {
-        project: String,
-        /// The secret's name.
-        name: String,
-        /// Its version, or `latest`.
-        version: String,
-    },
-    /// Azure Key Vault.
-    Azure {
-        /// The vault's name.
-        vault: String,
-        /// The secret's name.
-        name: String,
-        /// Its version; `None` is the newest.
-        version: Option<String>,
-    },
+    /// The secrets of a cloud.
+    Store(SecretPlace),
+}
+
+/// A place in the secrets of a cloud: its scheme, and a text for each of the parts that its row names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SecretPlace {
+    scheme: &'static str,
+    parts: Vec<String>,
+}
+
+impl SecretPlace {
+    /// How settings name the store.
+    #[must_use]
+    pub fn scheme(&self) -> &'static str {
+        self.scheme
+    }
+
+    /// What the cloud's file says of its store.
+    #[must_use]
+    pub fn store(&self) -> Option<&'static SecretRow> {
+        clouds::store(self.scheme)
+    }
+
+    /// A text of the row with each `{part}` filled in; `{/part}` is nothing where the part is empty.
+    #[must_use]
+    pub fn filled(&self, row: &SecretRow, text: &str) -> String {
+        let pairs = row.parts.iter().zip(&self.parts);
+        pairs.fold(text.to_owned(), |text, (part, value)| {
+            let behind_slash = match value.as_str() {
+                "" => String::new(),
+                value => format!("/{value}"),
+            };
+            (text.replace(&format!("{{/{}}}", part.name), &behind_slash))
+                .replace(&format!("{{{}}}", part.name), value)
+        })
+    }
+
+    /// The first part, by which a store may have another address.
+    #[must_use]
+    pub fn first(&self) -> &str {
+        self.parts.first().map_or("", String::as_str)
+    }
+}
+
+/// The forms of all places, for people.
+fn forms() -> String {
+    let stores = clouds::all().iter().filter_map(|row| row.secret.as_ref());
+    let stores = stores.map(|row| format!("`{}:{}`", row.scheme, row.form));
+    let mut all = vec!["`file:/PATH`".to_owned(), "`credential:NAME`".to_owned()];
+    all.extend(stores);
+    let last = all.pop().unwrap_or_default();
+    format!("{} or {last}", all.join(", "))
 }
 
 /// A text names no such place. It is not shown: it may be the token itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "it names no place of a token, which is written as `file:/PATH`, `credential:NAME`, \
-     `aws-secret:REGION/NAME`, `gcp-secret:PROJECT/NAME` or `azure-secret:VAULT/NAME`"
-)]
+#[error("it names no place of a token, which is written as {}", forms())]
 pub struct TokenSourceError;
 
 impl TokenSource {
@@ -65,9 +95,8 @@ fn is_word(text: &str, signs: &str, most: usize) -> bool {
     (1..=most).contains(&text.len()) && text.chars().all(fits)
 }
 
-/// Sources of the letters: AWS, "CreateSecret" (`/_+=.@-`; an ARN has `:`, too); Google, "projects.secrets" (255 letters,
-/// digits, `-`, `_`) and "Creating and managing projects"; Azure, "About keys, secrets, and certificates" (vault and
-/// object names); systemd.exec(5), which takes a credential's name for a file name.
+/// Source of the letters of a credential: systemd.exec(5), which takes its name for a file name. Those of stores are in
+/// `clouds/`.
 fn parse(text: &str) -> Option<TokenSource> {
     let (kind, rest) = text.split_once(':')?;
     match (kind, rest.split_once('/')) {
@@ -78,36 +107,19 @@ fn parse(text: &str) -> Option<TokenSource> {
         }
         ("credential", None) => (is_word(rest, "-_.", 255) && !rest.starts_with('.'))
             .then(|| TokenSource::Credential(rest.to_owned())),
-        ("aws-secret", Some((region, name))) => (is_word(region, "-", 32)
-            && is_word(name, "/_+=.@-:", 2048))
-        .then(|| TokenSource::Aws {
-            region: region.to_owned(),
-            name: name.to_owned(),
-        }),
-        ("gcp-secret", Some((project, rest))) => {
-            let (name, version) = rest.split_once('/').unwrap_or((rest, "latest"));
-            (is_word(project, "-.:", 64) && is_word(name, "-_", 255) && is_word(version, "-_", 63))
-                .then(|| TokenSource::Gcp {
-                    project: project.to_owned(),
-                    name: name.to_owned(),
-                    version: version.to_owned(),
-                })
-        }
-        ("azure-secret", Some((vault, rest))) => {
-            let (name, version) = match rest.split_once('/') {
-                Some((name, version)) => (name, Some(version)),
-                None => (rest, None),
+        (kind, _) => {
+            let row = clouds::store(kind)?;
+            let mut given = rest.splitn(row.parts.len(), '/');
+            let part = |part: &PartRow| match given.next() {
+                Some(text) => is_word(text, &part.signs, part.most).then(|| text.to_owned()),
+                None => part.default.clone(),
             };
-            let fits = is_word(vault, "-", 24)
-                && is_word(name, "-", 127)
-                && version.is_none_or(|version| is_word(version, "", 32));
-            fits.then(|| TokenSource::Azure {
-                vault: vault.to_owned(),
-                name: name.to_owned(),
-                version: version.map(str::to_owned),
-            })
+            let parts = row.parts.iter().map(part).collect::<Option<Vec<_>>>()?;
+            Some(TokenSource::Store(SecretPlace {
+                scheme: &row.scheme,
+                parts,
+            }))
         }
-        _ => None,
     }
 }
 
@@ -124,28 +136,27 @@ impl fmt::Display for TokenSource {
         match self {
             Self::File(path) => write!(to, "file:{path}"),
             Self::Credential(name) => write!(to, "credential:{name}"),
-            Self::Aws { region, name } => write!(to, "aws-secret:{region}/{name}"),
-            Self::Gcp {
-                project,
-                name,
-                version,
-            } => write!(to, "gcp-secret:{project}/{name}/{version}"),
-            Self::Azure {
-                vault,
-                name,
-                version,
-            } => {
-                write!(to, "azure-secret:{vault}/{name}")?;
-                (version.iter()).try_for_each(|version| write!(to, "/{version}"))
+            Self::Store(place) => {
+                let parts: Vec<&str> = (place.parts.iter().map(String::as_str))
+                    .filter(|part| !part.is_empty())
+                    .collect();
+                write!(to, "{}:{}", place.scheme, parts.join("/"))
             }
         }
     }
 }
 
+/// The beginnings of all places, as a pattern.
+fn pattern() -> String {
+    let stores = clouds::all().iter().filter_map(|row| row.secret.as_ref());
+    let schemes: Vec<String> = stores.map(|row| format!("|{}:", row.scheme)).collect();
+    format!("^(file:/|credential:{}).+$", schemes.concat())
+}
+
 as_text!(
     TokenSource,
-    "where the token is: `file:/PATH`, `credential:NAME`, `aws-secret:REGION/NAME`, `gcp-secret:PROJECT/NAME`, `azure-secret:VAULT/NAME`",
-    "^(file:/|credential:|aws-secret:|gcp-secret:|azure-secret:).+$"
+    format!("where the token is: {}", forms()),
+    pattern()
 );
 
 #[cfg(test)]

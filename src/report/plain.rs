@@ -102,6 +102,8 @@ impl<W: Write + Send> crate::event::Subscriber for Plain<W> {
                 steps,
             } => {
                 self.steps.clone_from(steps);
+                // A run may follow another one.
+                self.last_ms = 0;
                 let text = format!("gpu-bootstrap {version}: {mode}, {} steps", steps.len());
                 self.line(envelope, &text)
             }

@@ -8,11 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::{State, StateError};
 use crate::{
     host::system::Process,
-    tools::{
-        containerd::{self, layout::ConfigFile},
-        kubelet::{self, KubernetesDistribution, OWNERS},
-        toolkit,
-    },
+    runtimes::{ConfigFile, KubernetesDistribution, OWNERS, PROGRAMS, RuntimeKind, containerd},
+    tools::{kubelet, toolkit},
 };
 
 /// The kubelet's program.
@@ -52,7 +49,7 @@ impl State {
                 present.push(owner);
             }
         }
-        let processes = self.processes_of(&kubelet::PROGRAMS)?;
+        let processes = self.processes_of(&PROGRAMS)?;
         let named = |names: &[&str]| {
             let one = (processes.iter()).find(|(name, _)| names.contains(&name.as_str()));
             one.map(|(_, process)| process)
@@ -99,7 +96,7 @@ impl State {
                 .map(Some);
         }
         if kubelet.is_some() {
-            return found(kubelet::DEFAULT, "the kubelet's default", true).map(Some);
+            return found(containerd::SOCKET, "the kubelet's default", true).map(Some);
         }
         match present.first() {
             None => Ok(None),
@@ -120,7 +117,7 @@ impl State {
     ) -> Result<KubeletRuntime, StateError> {
         let name = match owner {
             Some(owner) => owner.name,
-            None => kubelet::name_of(socket),
+            None => RuntimeKind::of_socket(socket).map_or(socket, |kind| kind.name()),
         };
         let nvidia = owner.map(|owner| self.has_nvidia(owner)).transpose()?;
         Ok(KubeletRuntime {

@@ -6,11 +6,8 @@
 //! values, so that a hanging GPU costs one deadline per epoch for all readers together. A second
 //! reader waits while a value is being read. There is one file in this folder per area.
 
-#[cfg(test)]
-mod arrangements;
 pub mod bus;
 mod cluster;
-mod daemons;
 mod driver;
 mod error;
 mod kernel_log;
@@ -38,12 +35,13 @@ use tokio::sync::OnceCell;
 
 use crate::{
     facts::{Facts, Scope, Unknown, kernel::bootable},
-    host::{Host, Nvml, Output},
+    host::{Host, Nvml},
     model::{
         gpu::Flavour,
         pci::PciAddress,
         version::{DriverVersion, KernelVersion},
     },
+    runtimes::{RuntimeKind, RuntimeView},
     tools::{
         packages::{Manager, Package},
         systemctl::UnitState,
@@ -52,7 +50,6 @@ use crate::{
 
 pub use bus::{is_nova, is_reserved};
 pub use cluster::{Membership, Registered, Renamed};
-pub use daemons::{CONTAINERD_CONFIG, Effective};
 pub use driver::{FoundDriver, Origin, has_library, library_folders, loaded_driver};
 pub use error::StateError;
 pub use kernel_log::KernelLog;
@@ -93,10 +90,8 @@ struct Memo {
     /// `modules.dep` of each bootable kernel.
     module_lists: OnceLock<Read<Vec<(String, String)>>>,
     runtimes: OnceCell<Noted<Vec<FoundRuntime>>>,
-    docker: OnceCell<Read<Effective>>,
-    containerd: OnceCell<Read<Effective>>,
-    containerd_dump: OnceCell<Read<Option<Output>>>,
-    crio: OnceCell<Read<Effective>>,
+    /// By runtime.
+    runtime_views: [OnceCell<Read<RuntimeView>>; RuntimeKind::ALL.len()],
     kernel_log: OnceCell<KernelLog>,
     units: Mutex<BTreeMap<String, UnitCell>>,
 }

@@ -1,17 +1,25 @@
-//! Container runtimes: found by package or by binary, with the version of their configuration.
+//! Container runtimes: found by package or by binary, with the version of their configuration; and what each has to say for
+//! itself, by its files and by itself, which `runtimes` reads.
 
 use serde::{Deserialize, Serialize};
 
-use super::{Noted, State, packages::KnownPackages};
+use super::{Noted, Read, State, StateError, owner::owner, packages::KnownPackages};
 use crate::{
     error::one_line,
-    facts::{
-        Scope,
-        detection::{RuntimePatterns, table},
-        reader::FactReader,
-    },
+    facts::{Scope, reader::FactReader},
     host::{Query, Reader},
+    runtimes::{Place, ReadError, Report, RuntimeKind, RuntimeView, Said, Surroundings, Version},
+    tools::toolkit,
 };
+
+impl From<ReadError> for StateError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Files(error) => error.into(),
+            ReadError::Exec(error) => error.into(),
+        }
+    }
+}
 
 /// A container runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,9 +52,101 @@ impl State {
         };
         self.memo.runtimes.get_or_init(read).await
     }
+
+    /// Whether the program of a runtime is there.
+    pub async fn has_runtime(&self, kind: RuntimeKind) -> bool {
+        self.found(kind).await.is_some()
+    }
+
+    /// The version of a runtime; `None` if it is not there, or nothing tells it.
+    pub async fn runtime_version(&self, kind: RuntimeKind) -> Option<Version> {
+        Version::parse(self.found(kind).await?.version.as_deref()?)
+    }
+
+    async fn found(&self, kind: RuntimeKind) -> Option<&FoundRuntime> {
+        let found = self.found_runtimes().await.iter();
+        { found }.find(|runtime| runtime.name == kind.name())
+    }
+
+    async fn place(&self, kind: RuntimeKind) -> Place<'_> {
+        Place {
+            host: self.host.reader(),
+            installed: self.has_runtime(kind).await,
+            version: self.runtime_version(kind).await,
+        }
+    }
+
+    /// A runtime as it is on the machine.
+    ///
+    /// # Errors
+    /// When a file of it cannot be read. That it does not answer is no error.
+    pub async fn runtime(&self, kind: RuntimeKind) -> Result<&RuntimeView, StateError> {
+        let read = || async {
+            let place = self.place(kind).await;
+            Ok(kind.runtime().view(place).await?)
+        };
+        let cell = &self.memo.runtime_views[kind.index()];
+        let read: &Read<RuntimeView> = cell.get_or_init(read).await;
+        read.as_ref().map_err(Clone::clone)
+    }
+
+    /// What a runtime says of itself.
+    ///
+    /// # Errors
+    /// As for [`State::runtime`], and when its program cannot be run.
+    pub async fn said(&self, kind: RuntimeKind) -> Result<&Said, StateError> {
+        match &self.runtime(kind).await?.said {
+            Said::Unknown(error) => Err(StateError::Exec(error.clone())),
+            said => Ok(said),
+        }
+    }
+
+    /// What is told of the files of a runtime; `None` if nothing is told of those of this one.
+    ///
+    /// # Errors
+    /// As for [`State::runtime`].
+    pub async fn report(&self, kind: RuntimeKind) -> Result<Option<Report>, StateError> {
+        let owner = owner(&*self.host.files, &self.facts)?;
+        let surroundings = Surroundings {
+            is_this_machine: self.is_of_this_machine(),
+            is_alone: (self.found_runtimes().await.iter())
+                .all(|runtime| runtime.name == kind.name()),
+            needs_runtime: (owner.as_ref())
+                .filter(|owner| owner.container_runtime)
+                .map(|owner| owner.name),
+        };
+        let (place, view) = (self.place(kind).await, self.runtime(kind).await?);
+        Ok(kind.runtime().report(place, view, surroundings).await?)
+    }
+
+    /// The names of the containers that a restart of a daemon would stop.
+    ///
+    /// # Errors
+    /// When its client cannot be run, or the daemon does not answer: what is not known may be stopped.
+    pub async fn stopped_with(&self, kind: RuntimeKind) -> Result<Vec<String>, StateError> {
+        let spares =
+            matches!(self.said(kind).await?, Said::Known(config) if config.spares_containers);
+        match kind.daemon() {
+            Some(daemon) if !spares => Ok(daemon.configured().running(self.host.reader()).await?),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// The version of NVIDIA's container toolkit, as far as it matters; `None` if it is not there, or nothing tells it.
+    pub async fn toolkit_version(&self) -> Option<(u64, u64)> {
+        let found = self.packages_like(&[toolkit::PACKAGES]).await.ok()?;
+        let (_, version) = found.first()?;
+        let version = version
+            .split_once(':')
+            .map_or(version.as_str(), |(_, rest)| rest);
+        let mut numbers = version
+            .split(['.', '-', '~'])
+            .map_while(|part| part.parse().ok());
+        Some((numbers.next()?, numbers.next()?))
+    }
 }
 
-/// Searches for each runtime of the table.
+/// Searches for each runtime.
 async fn find(
     reader: &mut FactReader<'_>,
     host: Reader<'_>,
@@ -54,8 +154,8 @@ async fn find(
     packages: &KnownPackages,
 ) -> Vec<FoundRuntime> {
     let mut found = Vec::new();
-    for row in &table().runtime {
-        found.extend(runtime(reader, host, scope, packages, row).await);
+    for kind in RuntimeKind::ALL {
+        found.extend(runtime(reader, host, scope, packages, kind).await);
     }
     found
 }
@@ -65,12 +165,17 @@ async fn runtime(
     host: Reader<'_>,
     scope: Scope,
     packages: &KnownPackages,
-    row: &RuntimePatterns,
+    kind: RuntimeKind,
 ) -> Option<FoundRuntime> {
-    let fact = format!("runtimes[{}].version", row.name);
-    let binary = row.binaries.iter().find(|path| reader.exists(&fact, path));
+    let (name, known) = (kind.name(), kind.runtime().facts());
+    let fact = format!("runtimes[{name}].version");
+    let binary = known
+        .binaries
+        .iter()
+        .find(|path| reader.exists(&fact, path));
     let from_package = packages.as_deref().ok().and_then(|packages| {
-        row.packages
+        known
+            .packages
             .iter()
             .find_map(|name| packages.iter().find(|package| package.name == *name))
     });
@@ -87,12 +192,9 @@ async fn runtime(
             None
         }
     };
-    let config_version = row
-        .config
-        .as_deref()
-        .and_then(|path| config_version(reader, &row.name, path));
+    let config_version = (known.versioned).and_then(|path| config_version(reader, name, path));
     Some(FoundRuntime {
-        name: row.name.clone(),
+        name: name.to_owned(),
         version,
         config_version,
     })
@@ -172,7 +274,12 @@ fn parse_config_version(text: &str) -> Result<u32, String> {
 mod tests {
     use super::*;
     use crate::model::text::reads_any_text;
-    use crate::{host::fake, state::packages::KnownPackage};
+    use crate::{
+        host::{ExecError, fake},
+        runtimes::containerd,
+        state::packages::KnownPackage,
+        steps::fixtures::{facts, state, state_below_root},
+    };
 
     #[test]
     fn versions() {
@@ -239,6 +346,137 @@ mod tests {
             fake::ok("containerd github.com/containerd/containerd v2.1.4 abc\n")
         });
         assert_eq!(get(true).await.0[1].version.as_deref(), Some("2.1.4"));
+    }
+
+    #[tokio::test]
+    async fn a_daemon_is_absent_silent_or_known() {
+        let (host, fakes) = fake::host();
+        let get = async || {
+            let state = state(&host, facts());
+            state.said(RuntimeKind::Docker).await.unwrap().clone()
+        };
+        assert!(matches!(get().await, Said::Absent));
+        fakes.exec.on("docker", |_, _| {
+            fake::failed(1, "Cannot connect to the Docker daemon\n")
+        });
+        let Said::Silent(words) = get().await else {
+            panic!("it is silent");
+        };
+        assert_eq!(words, "Cannot connect to the Docker daemon");
+        fakes.exec.on("docker", |_, _| {
+            fake::ok(r#"{"Runtimes": {"runc": {}}, "DefaultRuntime": "runc"}"#)
+        });
+        let Said::Known(config) = get().await else {
+            panic!("it answers");
+        };
+        assert!(config.runtimes.contains("runc"));
+        assert_eq!(config.default.as_deref(), Some("runc"));
+    }
+
+    #[tokio::test]
+    async fn an_invalid_answer_of_docker_is_named() {
+        let (host, fakes) = fake::host();
+        for (answer, words) in [
+            ("", "`docker info` prints nothing"),
+            ("[", "the answer of `docker info` is unknown: "),
+        ] {
+            fakes.exec.on("docker", move |_, _| fake::ok(answer));
+            let state = state(&host, facts());
+            let Said::Silent(why) = state.said(RuntimeKind::Docker).await.unwrap() else {
+                panic!("it is silent");
+            };
+            assert!(why.starts_with(words), "{why}");
+        }
+    }
+
+    #[tokio::test]
+    async fn files_are_read_if_a_program_cannot_be_run() {
+        let (host, fakes) = fake::host();
+        fakes.files.put("/etc/crio/crio.conf", "[crio]\n");
+        fakes.exec.on_result("crio", |cmd, _| match &*cmd.args[0] {
+            "status" => Ok(fake::ok("")),
+            _ => Err(ExecError::NotAsked {
+                command: cmd.line(),
+                why: "a recording".to_owned(),
+            }),
+        });
+        let state = state(&host, facts());
+        let view = state.runtime(RuntimeKind::Crio).await.unwrap();
+        assert_eq!((view.files.len(), view.broken.is_some()), (1, false));
+        assert!(state.said(RuntimeKind::Crio).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn below_root_the_files_of_containerd_and_their_imports_tell() {
+        let (host, fakes) = fake::host();
+        fakes.exec.on_result("containerd", |cmd, _| {
+            Err(ExecError::NotAsked {
+                command: cmd.line(),
+                why: "a tree".to_owned(),
+            })
+        });
+        let get = async || {
+            let state = state_below_root(&host, facts());
+            let view = state.runtime(RuntimeKind::Containerd).await.unwrap();
+            view.config().cloned()
+        };
+        assert_eq!(get().await, None);
+        fakes.files.put("/usr/bin/containerd", "");
+        assert!(get().await.is_some_and(|config| config.serves_pods));
+        let runtimes = "plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes";
+        fakes.files.put(
+            containerd::CONFIG,
+            format!(
+                "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n\
+                 [{runtimes}.runc.options]\nSystemdCgroup = true\n"
+            ),
+        );
+        fakes.files.put(
+            "/etc/containerd/conf.d/99-nvidia.toml",
+            format!("[{runtimes}.nvidia.options]\nSystemdCgroup = false\n"),
+        );
+        let config = get().await.expect("it is installed");
+        let cgroups: Vec<(&str, bool)> = (config.systemd_cgroup.iter())
+            .map(|(name, systemd)| (name.as_str(), *systemd))
+            .collect();
+        assert_eq!(cgroups, [("nvidia", false), ("runc", true)]);
+    }
+
+    #[tokio::test]
+    async fn imports_are_read_in_their_order_and_once() {
+        let (host, fakes) = fake::host();
+        let view = async || {
+            let state = state(&host, facts());
+            state
+                .runtime(RuntimeKind::Containerd)
+                .await
+                .unwrap()
+                .clone()
+        };
+        let names = async || -> Vec<String> {
+            let files = view().await.files.into_iter();
+            files.map(|file| file.path.into_string()).collect()
+        };
+        assert_eq!(names().await, [containerd::CONFIG]);
+        fakes.files.put(
+            containerd::CONFIG,
+            "imports = [\"conf.d/*.toml\", \"/etc/containerd/conf.d/b.toml\"]\n",
+        );
+        fakes.files.put(
+            "/etc/containerd/conf.d/b.toml",
+            "imports = [\"../more/c.toml\"]\n",
+        );
+        fakes.files.put("/etc/containerd/conf.d/a.toml", "");
+        fakes.files.put("/etc/containerd/conf.d/a.toml.bak", "[[[");
+        assert_eq!(
+            names().await[1..],
+            [
+                "/etc/containerd/conf.d/a.toml",
+                "/etc/containerd/conf.d/b.toml"
+            ]
+        );
+        fakes.files.put(containerd::CONFIG, "[[[");
+        assert!(view().await.broken.is_some());
     }
 
     reads_any_text!(

@@ -6,18 +6,19 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    DRIVER_MODULE, DRIVER_NODES, RUNTIME_PODMAN, TOOLKIT_PACKAGES, VALIDATION_DEVICES,
+    DRIVER_MODULE, DRIVER_NODES, TOOLKIT_PACKAGES, VALIDATION_DEVICES, after_runtimes,
     cdi_rules::{self, Conflict, MachineDevices, SeenSpec},
-    nodes::{self, USERS},
+    nodes::{self, users},
     words,
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Cdi, Desired, RuntimeKind},
+    config::desired::{Cdi, Desired},
     facts::Facts,
     model::{id::StepId, version::DriverVersion},
+    runtimes::Version,
     step::{Assessment, Cx, Step, StepError},
-    tools::{containerd::layout::Version, packages::HEADER, podman, toolkit},
+    tools::{packages::HEADER, toolkit},
 };
 
 /// The unit that makes the specification again at each boot.
@@ -53,6 +54,9 @@ const REFRESHED: &str = "/var/run/cdi/nvidia.yaml";
 /// See the module.
 pub struct CdiSpecification;
 
+/// Its title and its version.
+type OldReader = (&'static str, Version);
+
 #[derive(Debug, Clone, Default)]
 struct CdiState {
     /// The unit's file.
@@ -66,8 +70,8 @@ struct CdiState {
     refreshes: bool,
     /// The toolkit is there.
     has_toolkit: bool,
-    /// A Podman that must read the specification and knows no groups of device nodes, beside a toolkit that names them.
-    old_podman: Option<Version>,
+    /// A runtime that must read the specification and knows no groups of device nodes, beside a toolkit that names them.
+    old_reader: Option<OldReader>,
 }
 
 impl CdiState {
@@ -92,7 +96,7 @@ fn unit(path: &Utf8Path, names_groups: bool) -> String {
          ConditionPathExists=/proc/driver/nvidia/version\n\
          After={nodes} nvidia-persistenced.service\n\
          PartOf={nodes}\n\
-         Before={USERS}\n\
+         Before={users}\n\
          \n\
          [Service]\n\
          Type=oneshot\n\
@@ -105,15 +109,22 @@ fn unit(path: &Utf8Path, names_groups: bool) -> String {
          [Install]\n\
          WantedBy=multi-user.target\n",
         nodes = nodes::UNIT,
+        users = users(),
     )
 }
 
-/// See [`CdiState::old_podman`].
-async fn old_podman(cx: &Cx<'_>) -> Option<Version> {
-    (cx.desired.runtimes.iter()).find(|wish| wish.kind == RuntimeKind::Podman)?;
-    let version = cx.state.podman_version().await?;
-    let can_leave_out = cx.state.toolkit_version().await? >= toolkit::LEAVES_GROUPS_OUT;
-    (version < podman::READS_GROUPS && can_leave_out).then_some(version)
+/// See [`CdiState::old_reader`].
+async fn old_reader(cx: &Cx<'_>) -> Option<OldReader> {
+    for wish in &cx.desired.runtimes {
+        let facts = wish.kind.runtime().facts();
+        let Some(reads_groups) = facts.reads_groups else {
+            continue;
+        };
+        let version = cx.state.runtime_version(wish.kind).await?;
+        let can_leave_out = cx.state.toolkit_version().await? >= toolkit::LEAVES_GROUPS_OUT;
+        return (version < reads_groups && can_leave_out).then_some((facts.title, version));
+    }
+    None
 }
 
 async fn detect(cx: &Cx<'_>, wish: &Cdi) -> Result<CdiState, StepError> {
@@ -131,7 +142,7 @@ async fn detect(cx: &Cx<'_>, wish: &Cdi) -> Result<CdiState, StepError> {
         loaded,
         refreshes,
         has_toolkit: files.exists(Utf8Path::new(PROGRAM))?,
-        old_podman: old_podman(cx).await,
+        old_reader: old_reader(cx).await,
     })
 }
 
@@ -151,7 +162,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     let (Some(wish), Some(_), Some(_)) = (&desired.cdi, &desired.driver, &desired.toolkit) else {
         return Assessment::not_applicable("CDI is not wanted");
     };
-    let names_groups = state.old_podman.is_none();
+    let names_groups = state.old_reader.is_none();
     let mut command = ["nvidia-ctk", "cdi", "generate"]
         .map(str::to_owned)
         .to_vec();
@@ -196,7 +207,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
         return blocked;
     }
     let flaw = |seen: &SeenSpec| {
-        cdi_rules::stale(seen, &state.machine, loaded).or_else(|| unread(seen, state.old_podman))
+        cdi_rules::stale(seen, &state.machine, loaded).or_else(|| unread(seen, state.old_reader))
     };
     let stale = match state.own(&wish.path) {
         None => Some("is missing".to_owned()),
@@ -239,11 +250,11 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     Assessment::satisfied(why)
 }
 
-/// Why Podman cannot read a specification; `None` if it can, or need not.
-fn unread(seen: &SeenSpec, old_podman: Option<Version>) -> Option<String> {
-    let (podman, spec) = (old_podman?, seen.spec.as_ref().ok()?);
+/// Why a runtime cannot read a specification; `None` if it can, or need not.
+fn unread(seen: &SeenSpec, old_reader: Option<OldReader>) -> Option<String> {
+    let ((title, version), spec) = (old_reader?, seen.spec.as_ref().ok()?);
     (spec.has_groups())
-        .then(|| format!("names groups of device nodes, which Podman {podman} cannot read"))
+        .then(|| format!("names groups of device nodes, which {title} {version} cannot read"))
 }
 
 /// What only a person can put right: nothing of others is deleted.
@@ -300,15 +311,12 @@ impl Step for CdiSpecification {
     /// `nvidia-ctk` asks every GPU: where one does not start, it takes minutes to fail, in words
     /// about the specification. The version of Podman decides what is in it.
     fn after(&self) -> &[StepId] {
-        const {
-            &[
-                DRIVER_MODULE,
-                DRIVER_NODES,
-                RUNTIME_PODMAN,
-                TOOLKIT_PACKAGES,
-                VALIDATION_DEVICES,
-            ]
-        }
+        after_runtimes![
+            DRIVER_MODULE,
+            DRIVER_NODES,
+            TOOLKIT_PACKAGES,
+            VALIDATION_DEVICES,
+        ]
     }
 
     fn locks(&self) -> &[Lock] {
@@ -342,15 +350,15 @@ mod tests {
     use super::{
         CdiSpecification, CdiState, REFRESH, REFRESHED, UNIT_PATH,
         cdi_rules::{MachineDevices, SeenSpec, Visible},
-        decide, old_podman, unit,
+        decide, old_reader, unit,
     };
     use crate::{
         change::Change,
         config::desired::RuntimeKind,
         host::fake,
+        runtimes::{Version, cdi::parse},
         step::{Assessment, Step},
         steps::fixtures::{self, desired, facts},
-        tools::{cdi::parse, containerd::layout::Version},
     };
 
     const SPEC: &str = r#"
@@ -385,7 +393,7 @@ devices:
             seen: vec![seen(path.as_str(), SPEC)],
             refreshes: true,
             has_toolkit: true,
-            old_podman: None,
+            old_reader: None,
         }
     }
 
@@ -514,7 +522,7 @@ devices:
         let old = CdiState {
             unit: Some(without.clone()),
             seen: vec![seen(path, &format!("cdiVersion: 0.7.0{SPEC}"))],
-            old_podman: Some(Version(4, 9)),
+            old_reader: Some(("Podman", Version(4, 9))),
             ..state("535.261.03")
         };
         let Assessment::Needs { why, changes } = decide(&old, &desired(), &facts()) else {
@@ -544,7 +552,7 @@ devices:
         // To others groups are no flaw.
         let newer = CdiState {
             unit: Some(with_groups.clone()),
-            old_podman: None,
+            old_reader: None,
             ..old
         };
         assert!(said(&newer).ends_with("names 1 GPU and driver 535.261.03"));
@@ -581,10 +589,10 @@ devices:
             want.runtimes[0].kind = kind;
             let state = fixtures::state(&host, facts.clone());
             let cx = fixtures::cx(&host, &facts, &state, &want);
-            let found = old_podman(&cx).await;
+            let found = old_reader(&cx).await;
             assert_eq!(
                 found,
-                left_out.then_some(Version(4, 3)),
+                left_out.then_some(("Podman", Version(4, 3))),
                 "{version} {toolkit}"
             );
         }

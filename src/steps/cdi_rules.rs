@@ -10,8 +10,8 @@ use super::words;
 use crate::{
     host::{Nvml, NvmlView, files::FileKind},
     model::version::DriverVersion,
+    runtimes::cdi::{self, DeviceNode, FOLDERS, KIND, Spec},
     step::{Cx, StepError},
-    tools::cdi::{self, DeviceNode, FOLDERS, KIND, Spec},
 };
 
 /// A file with a specification of NVIDIA's GPUs, and what of the machine it speaks of.
@@ -353,8 +353,8 @@ mod tests {
     use crate::{
         host::{MigDevice, NvmlView, files::FileKind},
         model::version::DriverVersion,
+        runtimes::cdi::parse,
         steps::fixtures::nvml_device,
-        tools::cdi::parse,
     };
 
     const SPEC: &str = r#"

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
 use super::{
-    CDI, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_DOCKER_NVIDIA, RUNTIME_PODMAN, VALIDATION_DEVICES,
-    VALIDATION_IMAGE, packages, wishes::InstalledPackages, words,
+    CDI, VALIDATION_DEVICES, VALIDATION_IMAGE, packages, runtime_steps, wishes::InstalledPackages,
+    words,
 };
 use crate::{
     change::{Change, Lock, Probe, ProofRecord},
@@ -292,16 +292,7 @@ impl Step for ContainerProbe {
     }
 
     fn after(&self) -> &[StepId] {
-        const {
-            &[
-                CDI,
-                RUNTIME_DOCKER_NVIDIA,
-                RUNTIME_CONTAINERD_NVIDIA,
-                RUNTIME_PODMAN,
-                VALIDATION_DEVICES,
-                VALIDATION_IMAGE,
-            ]
-        }
+        runtime_steps![CDI, VALIDATION_DEVICES, VALIDATION_IMAGE]
     }
 
     fn locks(&self) -> &[Lock] {

@@ -10,9 +10,8 @@ use crate::{
     compat::matrix::{Fabric, Matrix},
     config::{
         desired::{
-            Desired, DriverWish, Existing, Guard, Hold, Manager, PackagePolicy, Pin,
-            PreflightLimits, Repository, Restart, RuntimeKind, RuntimeWish, ToolkitWish,
-            Validation,
+            Desired, DriverWish, Existing, Guard, Hold, Manager, PackagePolicy, Pin, Repository,
+            Restart, RuntimeKind, RuntimeWish, ToolkitWish, Validation,
         },
         load::{Ask, load},
     },
@@ -174,12 +173,6 @@ static OF_PROFILE: LazyLock<Desired> = LazyLock::new(|| {
 
 pub(crate) fn desired() -> Desired {
     Desired {
-        preflight: PreflightLimits {
-            min_free_root_bytes: 8 << 30,
-            min_free_boot_bytes: 100 << 20,
-            min_memory_bytes: 1 << 30,
-            gpu_optional: false,
-        },
         packages: PackagePolicy {
             manager: Manager::Apt,
             lock_timeout_seconds: 60,

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 
 use super::{
-    DRIVER_PACKAGES, HEADERS, RUNTIME_CONTAINERD, RUNTIME_DOCKER, TOOLKIT_PACKAGES, packages,
+    DRIVER_PACKAGES, HEADERS, TOOLKIT_PACKAGES, after_runtimes, packages,
     wishes::InstalledPackages, words,
 };
 use crate::{
@@ -124,15 +124,7 @@ impl Step for Holds {
     }
 
     fn after(&self) -> &[StepId] {
-        const {
-            &[
-                HEADERS,
-                DRIVER_PACKAGES,
-                RUNTIME_DOCKER,
-                RUNTIME_CONTAINERD,
-                TOOLKIT_PACKAGES,
-            ]
-        }
+        after_runtimes![HEADERS, DRIVER_PACKAGES, TOOLKIT_PACKAGES]
     }
 
     fn locks(&self) -> &[Lock] {

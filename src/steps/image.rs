@@ -5,10 +5,7 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 
-use super::{
-    RUNTIME_CONTAINERD, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_DOCKER, RUNTIME_DOCKER_NVIDIA,
-    RUNTIME_PODMAN, container,
-};
+use super::{container, package_step, runtime_steps};
 use crate::{
     change::{Change, Lock, has_image},
     config::desired::{Desired, RuntimeKind},
@@ -91,11 +88,7 @@ fn decide(state: &ImageState, image: &str, desired: &Desired) -> Assessment {
     };
     if let Some(kind) = of(Found::NoRuntime).next() {
         return Assessment::After {
-            upstream: match kind {
-                RuntimeKind::Containerd => RUNTIME_CONTAINERD,
-                RuntimeKind::Podman => RUNTIME_PODMAN,
-                RuntimeKind::Docker | RuntimeKind::Crio => RUNTIME_DOCKER,
-            },
+            upstream: package_step(kind),
             why: format!("{} is not installed yet", kind.name()),
             expected: of(Found::NoRuntime)
                 .chain(of(Found::Missing))
@@ -125,15 +118,7 @@ impl Step for ValidationImage {
 
     fn after(&self) -> &[StepId] {
         // A daemon that restarts would break off a pull.
-        const {
-            &[
-                RUNTIME_DOCKER,
-                RUNTIME_CONTAINERD,
-                RUNTIME_DOCKER_NVIDIA,
-                RUNTIME_CONTAINERD_NVIDIA,
-                RUNTIME_PODMAN,
-            ]
-        }
+        runtime_steps![]
     }
 
     fn locks(&self) -> &[Lock] {
@@ -215,7 +200,7 @@ mod tests {
     fn a_plan_names_the_pull_before_the_runtime_is_installed() {
         let state = ImageState::from([(RuntimeKind::Containerd, Found::NoRuntime)]);
         let (upstream, expected) = decide(&state, IMAGE, &with_image()).expect_after();
-        assert_eq!(upstream, super::RUNTIME_CONTAINERD);
+        assert_eq!(upstream, crate::steps::RUNTIME_CONTAINERD);
         assert!(matches!(&expected[..], [Change::PullImage { .. }]));
     }
 

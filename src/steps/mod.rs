@@ -34,7 +34,6 @@ pub(crate) mod promise;
 mod replaced;
 mod repositories;
 mod runtime_config;
-mod runtime_files;
 mod runtime_packages;
 mod secure_boot;
 mod streams;
@@ -116,6 +115,70 @@ pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
 /// A timer writes what `check` finds where others read it.
 pub const CHECK_TIMER: StepId = StepId::new("check.timer");
 
+/// The step that installs a runtime.
+#[must_use]
+pub fn package_step(kind: RuntimeKind) -> StepId {
+    match kind {
+        RuntimeKind::Docker => RUNTIME_DOCKER,
+        RuntimeKind::Containerd => RUNTIME_CONTAINERD,
+        RuntimeKind::Crio => RUNTIME_CRIO,
+        RuntimeKind::Podman => RUNTIME_PODMAN,
+    }
+}
+
+/// The step that configures a daemon.
+#[must_use]
+pub fn config_step(daemon: Daemon) -> StepId {
+    match daemon {
+        Daemon::Docker => RUNTIME_DOCKER_NVIDIA,
+        Daemon::Containerd => RUNTIME_CONTAINERD_NVIDIA,
+        Daemon::Crio => RUNTIME_CRIO_NVIDIA,
+    }
+}
+
+/// Names of steps, after those of all steps that install a runtime.
+macro_rules! after_runtimes {
+    ($($id:expr),* $(,)?) => {
+        const {
+            &[
+                $crate::steps::RUNTIME_DOCKER,
+                $crate::steps::RUNTIME_CONTAINERD,
+                $crate::steps::RUNTIME_CRIO,
+                $crate::steps::RUNTIME_PODMAN,
+                $($id),*
+            ]
+        }
+    };
+}
+
+/// Names of steps, after those of all steps that configure a daemon.
+macro_rules! after_configs {
+    ($($id:expr),* $(,)?) => {
+        const {
+            &[
+                $crate::steps::RUNTIME_DOCKER_NVIDIA,
+                $crate::steps::RUNTIME_CONTAINERD_NVIDIA,
+                $crate::steps::RUNTIME_CRIO_NVIDIA,
+                $($id),*
+            ]
+        }
+    };
+}
+
+/// Names of steps, after those of all steps of runtimes.
+macro_rules! runtime_steps {
+    ($($id:expr),* $(,)?) => {
+        $crate::steps::after_runtimes![
+            $crate::steps::RUNTIME_DOCKER_NVIDIA,
+            $crate::steps::RUNTIME_CONTAINERD_NVIDIA,
+            $crate::steps::RUNTIME_CRIO_NVIDIA,
+            $($id),*
+        ]
+    };
+}
+
+use {after_configs, after_runtimes, runtime_steps};
+
 /// All steps.
 #[must_use]
 pub fn all() -> Vec<Box<dyn Step>> {
@@ -141,9 +204,9 @@ pub fn all() -> Vec<Box<dyn Step>> {
         Box::new(persistence::PersistenceDaemon),
         Box::new(fabric::FabricManager),
         Box::new(nodes::Nodes),
-        Box::new(runtime_config::NvidiaRuntime(Daemon::Docker)),
-        Box::new(runtime_config::NvidiaRuntime(Daemon::Containerd)),
-        Box::new(runtime_config::NvidiaRuntime(Daemon::Crio)),
+        Box::new(runtime_config::NvidiaRuntime::of(Daemon::Docker)),
+        Box::new(runtime_config::NvidiaRuntime::of(Daemon::Containerd)),
+        Box::new(runtime_config::NvidiaRuntime::of(Daemon::Crio)),
         Box::new(image::ValidationImage),
         Box::new(devices::Devices),
         Box::new(cdi::CdiSpecification),

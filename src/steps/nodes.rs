@@ -15,6 +15,7 @@ use crate::{
     facts::Facts,
     host::files::FileKind,
     model::id::StepId,
+    runtimes,
     step::{Assessment, Cx, Step, StepError},
     tools::{packages::HEADER, systemctl::UnitState},
 };
@@ -29,8 +30,10 @@ const UNIT_PATH: &str = "/etc/systemd/system/gpu-bootstrap-devices.service";
 const RULE_PATH: &str = "/etc/udev/rules.d/71-gpu-bootstrap-devices.rules";
 
 /// Who needs the nodes: container runtimes, and the kubelet.
-pub(super) const USERS: &str = "docker.service containerd.service crio.service \
-                     kubelet.service k3s.service k3s-agent.service rke2-agent.service";
+pub(super) fn users() -> String {
+    let daemons = runtimes::units();
+    format!("{daemons} kubelet.service k3s.service k3s-agent.service rke2-agent.service")
+}
 
 /// `nvidia-ctk` makes no links for these nodes (NVIDIA/nvidia-container-toolkit, `nodeIsBlocked` in
 /// `cmd/nvidia-ctk/system/create-dev-char-symlinks/existing.go`): containers do not get them.
@@ -61,13 +64,14 @@ struct NodesState {
 /// ended. The node of a GPU is made when somebody first opens it, so links are made for all that can
 /// come; what this cannot tell (it ends at a gap in the ids of MIG devices) is made for what is there.
 fn unit() -> String {
+    let users = users();
     format!(
         "{HEADER}[Unit]\n\
          Description=Device nodes of the NVIDIA driver, and their links below /dev/char\n\
          ConditionPathExists=/usr/bin/nvidia-ctk\n\
          ConditionPathExists=/proc/driver/nvidia/version\n\
          After=systemd-modules-load.service nvidia-persistenced.service\n\
-         Before=nvidia-cdi-refresh.service {USERS}\n\
+         Before=nvidia-cdi-refresh.service {users}\n\
          \n\
          [Service]\n\
          Type=oneshot\n\

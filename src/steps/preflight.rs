@@ -138,10 +138,10 @@ impl Shortage {
 /// The filesystems that lack space for packages, for people. How much goes where is known only when the
 /// package manager has simulated it; then the exact sizes are compared.
 fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
-    let want = &desired.preflight;
+    let want = &desired.settings.preflight;
     // The bound is for all that comes. What has come of it, before a run was cut off, needs no
     // more room; what is left keeps some for unpacking and building.
-    let most = want.min_free_root_bytes;
+    let most = want.min_free_root.bytes();
     let left = most.saturating_sub(state.here).max(least(most));
     let of_each = if state.others.is_empty() {
         left
@@ -151,7 +151,7 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
     let mut short = Vec::new();
     let rooms = [(ROOT, state.root, of_each)].into_iter();
     let others = (state.others.iter()).map(|(mount, room)| (mount.as_str(), *room, of_each));
-    let boot = [(BOOT, state.boot, want.min_free_boot_bytes)];
+    let boot = [(BOOT, state.boot, want.min_free_boot.bytes())];
     for (path, room, least) in rooms.chain(others).chain(boot) {
         if room.free < least {
             short.push(Shortage::of_space(format!(
@@ -255,7 +255,7 @@ fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessmen
 }
 
 fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Obstacle> {
-    let want = &desired.preflight;
+    let want = &desired.settings.preflight;
     let mut found = Vec::new();
     for path in &state.read_only {
         found.push(Obstacle {
@@ -286,13 +286,13 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
         }),
     );
     if let Some(memory) = facts.memory_bytes
-        && memory < want.min_memory_bytes
+        && memory < want.min_memory.bytes()
     {
         found.push(Obstacle {
             why: format!(
                 "the machine has {} of memory, {} are wanted",
                 bytes(memory),
-                bytes(want.min_memory_bytes)
+                bytes(want.min_memory.bytes())
             ),
             hint: "use a larger machine, or lower `preflight.min-memory`".into(),
             passes: false,
@@ -317,7 +317,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
     // Settings that name branch and flavour need no GPU of the machine that makes an image.
     let is_for_others = desired.image && desired.driver.is_some();
     let has_gpus = !(facts.gpus.is_empty() && desired.assume_gpus.is_empty());
-    if !(has_gpus || is_for_others || want.gpu_optional) {
+    if !(has_gpus || is_for_others || desired.settings.is_gpu_optional()) {
         found.push(Obstacle {
             why: "no NVIDIA GPU is on the PCI bus".into(),
             hint: "run `lspci -d 10de:` to list the GPUs; for an image name the GPUs of its \
@@ -350,7 +350,7 @@ mod tests {
     use super::{InstalledPackages, PreflightState, bytes, compare, decide, here, wished};
     use crate::{
         change::Change,
-        config::desired::Desired,
+        config::{desired::Desired, values::GpuNeed},
         host::{
             fake,
             files::{Inodes, Room},
@@ -484,7 +484,7 @@ mod tests {
 
     #[test]
     fn each_filesystem_of_packages_needs_space_and_all_together_the_whole() {
-        let most = desired().preflight.min_free_root_bytes;
+        let most = desired().settings.preflight.min_free_root.bytes();
         let mut split = state();
         // A small root is no obstacle if packages are put elsewhere.
         split.root = room(most / 4);
@@ -564,7 +564,7 @@ mod tests {
     #[test]
     fn what_has_come_before_a_run_was_cut_off_needs_no_more_room() {
         let mut late = state();
-        let most = desired().preflight.min_free_root_bytes;
+        let most = desired().settings.preflight.min_free_root.bytes();
         late.root = room(most / 4);
         blocked(&late);
         late.here = most / 2;
@@ -643,7 +643,7 @@ mod tests {
         none.gpus.clear();
         let mut want = desired();
         decide(&state(), &want, &none).expect_blocked();
-        want.preflight.gpu_optional = true;
+        want.settings.gpu = GpuNeed::Optional;
         decide(&state(), &want, &none).expect_satisfied();
     }
 

@@ -2,25 +2,124 @@
 //! runtime. What counts is what the daemon says about itself, and for containerd what its files say to it.
 
 use async_trait::async_trait;
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8PathBuf;
 
-use super::{
-    RUNTIME_CONTAINERD, RUNTIME_CRIO, RUNTIME_DOCKER, TOOLKIT_PACKAGES, program,
-    runtime_files::{Broken, DAEMON_JSON, RuntimeState, detect, is_configured, runtime_of},
-    runtime_packages::wish,
-    words,
-};
+use super::{TOOLKIT_PACKAGES, config_step, package_step, program, runtime_packages::wish, words};
 use crate::{
     change::{Change, Lock, RuntimeSettings},
-    config::desired::{Daemon, Desired, Restart, RuntimeWish},
-    model::id::StepId,
-    state::Effective,
+    config::desired::{Daemon, Desired, JoinMethod, Restart, RuntimeWish},
+    model::{document::FileSettings, id::StepId},
+    runtimes::{BUILT_IN, Broken, Elsewhere, Goal, LackError, NVIDIA, Said},
     step::{Assessment, Cx, Step, StepError},
-    tools::{containerd::layout, docker, packages::HEADER, systemctl},
+    tools::packages::HEADER,
 };
 
 /// See the module; one value per runtime.
-pub struct NvidiaRuntime(pub Daemon);
+pub struct NvidiaRuntime {
+    daemon: Daemon,
+    after: [StepId; 2],
+}
+
+impl NvidiaRuntime {
+    pub fn of(daemon: Daemon) -> Self {
+        Self {
+            daemon,
+            after: [TOOLKIT_PACKAGES, package_step(daemon.kind())],
+        }
+    }
+}
+
+/// What was read.
+#[derive(Debug, Clone)]
+struct RuntimeState {
+    said: Said,
+    /// A configuration file that cannot be read.
+    broken: Option<Broken>,
+    /// Who makes it read another file.
+    other: Option<Elsewhere>,
+    /// The usual file.
+    usual: String,
+    /// The keys that the files lack.
+    lacking: Vec<FileSettings>,
+    /// Whether there is a file that it reads first.
+    configured: bool,
+    /// Whether the daemon may not have taken up what an earlier run has written.
+    unread: bool,
+    /// Whether it has to be told to use CDI.
+    cdi: bool,
+    /// Containers that a restart, which takes up CDI, would stop.
+    stops: Vec<String>,
+    /// No systemd runs that could start the daemon, as in the chroot of an image's builder.
+    not_booted: bool,
+}
+
+/// Reads what a daemon runs with, and what its files lack.
+async fn detect(
+    cx: &Cx<'_>,
+    daemon: Daemon,
+    wish: &RuntimeWish,
+) -> Result<RuntimeState, StepError> {
+    let (kind, configured) = (daemon.kind(), daemon.configured());
+    let said = cx.state.said(kind).await?;
+    let view = cx.state.runtime(kind).await?;
+    let goal = Goal {
+        name: runtime_of(cx.desired),
+        default: wish.nvidia_default,
+        cdi: cx.desired.cdi.is_some(),
+        for_kubelet: configured.is_for_kubelet() && serves_kubelet(cx.desired),
+    };
+    let (lacking, broken) = match &view.broken {
+        Some(broken) if !broken.forgiven => (Vec::new(), Some(broken.clone())),
+        flaw => match configured.lacking(cx.host.files(), view, &goal) {
+            Ok(lacking) => (lacking, flaw.clone()),
+            Err(LackError::Broken(broken)) => (Vec::new(), Some(broken)),
+            Err(LackError::Files(error)) => return Err(error.into()),
+        },
+    };
+    let cdi = configured.needs_cdi(view, &goal);
+    let stops = match cdi {
+        true => cx.state.stopped_with(kind).await?,
+        false => Vec::new(),
+    };
+    let not_booted = match (said, &wish.unit) {
+        (Said::Silent(_), Some(unit)) => {
+            let unit = cx.state.unit(unit).await?;
+            unit.is_some_and(|unit| unit.is_not_booted())
+        }
+        _ => false,
+    };
+    Ok(RuntimeState {
+        said: said.clone(),
+        broken,
+        other: view.elsewhere.clone(),
+        usual: (view.files.first()).map_or_else(String::new, |file| file.path.to_string()),
+        lacking,
+        configured: view.has_file(),
+        unread: cx.state.ours().unread.contains(daemon.name()),
+        cdi,
+        stops,
+        not_booted,
+    })
+}
+
+/// Whether a kubelet of kubeadm's will use the runtime.
+fn serves_kubelet(desired: &Desired) -> bool {
+    (desired.cluster.as_ref())
+        .is_some_and(|cluster| matches!(cluster.method, JoinMethod::Kubeadm { .. }))
+}
+
+/// The runtime that a daemon has to know: without the toolkit it is the one that is built in.
+fn runtime_of(desired: &Desired) -> &'static str {
+    match desired.toolkit {
+        Some(_) => NVIDIA,
+        None => BUILT_IN,
+    }
+}
+
+/// Whether the daemon is configured at all: for the toolkit, or for a kubelet.
+fn is_configured(daemon: Daemon, desired: &Desired) -> bool {
+    desired.toolkit.is_some() || (daemon.configured().is_for_kubelet() && serves_kubelet(desired))
+}
 
 fn decide(
     state: &RuntimeState,
@@ -38,7 +137,7 @@ fn decide(
     let runtime = runtime_of(desired);
     // A daemon that runs read it before it was broken, and does not start again.
     if let Some(broken) = &state.broken
-        && !(broken.forgiven && matches!(state.effective, Effective::Known { lenient: true, .. }))
+        && !(broken.forgiven && matches!(&state.said, Said::Known(config) if config.lenient))
     {
         let Broken { path, why, .. } = broken;
         return Assessment::blocked(
@@ -63,27 +162,34 @@ fn decide(
             }
         }
     };
-    let mut why = match &state.effective {
-        Effective::Absent => format!("{name} is not installed yet"),
-        Effective::Silent(words) if daemon == Daemon::Containerd && state.configured => {
+    let dump = daemon.configured().dump();
+    let mut why = match &state.said {
+        Said::Absent => format!("{name} is not installed yet"),
+        Said::Silent(words) if state.configured && dump.is_some() => {
+            let dump = dump.unwrap_or_default();
             return Assessment::blocked(
-                format!("containerd refuses its configuration: {words}"),
-                "correct the file that it names, or move it away, until `containerd config \
-                 dump` succeeds; containerd does not start with it",
+                format!("{name} refuses its configuration: {words}"),
+                format!(
+                    "correct the file that it names, or move it away, until `{dump}` succeeds; {name} does not start \
+                     with it"
+                ),
             );
         }
-        Effective::Silent(_) if state.not_booted && state.lacking.is_empty() => {
+        Said::Unknown(_) => format!("{name} cannot be asked"),
+        Said::Silent(_) if state.not_booted && state.lacking.is_empty() => {
             return Assessment::awaits_boot(format!(
                 "{name} reads its configuration when it starts: no systemd runs here"
             ));
         }
-        Effective::Silent(words) => format!("{name} does not answer: {words}"),
-        Effective::Known {
-            runtimes, default, ..
-        } => {
-            let registered = runtimes.iter().any(|known| known == runtime);
+        Said::Silent(words) => format!("{name} does not answer: {words}"),
+        Said::Known(config) => {
+            let default = &config.default;
+            let runtimes: Vec<&str> = config.runtimes.iter().map(String::as_str).collect();
+            let registered = runtimes.contains(&runtime);
             let is_default = default.as_deref() == Some(runtime);
-            let lost = default.as_ref().filter(|name| !runtimes.contains(name));
+            let lost = default
+                .as_ref()
+                .filter(|name| !config.runtimes.contains(*name));
             if let Some(lost) = lost {
                 // Containers that ask for no GPU could not start.
                 format!("{name} no longer has its default runtime {lost}")
@@ -118,15 +224,17 @@ fn decide(
             }
         }
     };
-    if let Some(docker::OtherConfig { config, path, line }) = &state.other {
+    if let Some(Elsewhere { config, path, line }) = &state.other {
+        let usual = &state.usual;
         return Assessment::blocked(
             format!(
-                "{why}; docker reads `{config}` and not `{DAEMON_JSON}`, as `{path}`, line {line}, says"
+                "{why}; {name} reads `{config}` and not `{usual}`, as `{path}`, line {line}, says"
             ),
             format!(
-                "move what it says to `{DAEMON_JSON}` and take `--config-file` out of that line, or add the runtime \
-                 yourself (`nvidia-ctk runtime configure --runtime=docker --config={config}`); then run `systemctl \
-                 daemon-reload`, restart Docker, and run the command again"
+                "move what it says to `{usual}` and take `--config-file` out of that line, or add the runtime \
+                 yourself (`nvidia-ctk runtime configure --runtime={name} --config={config}`); then run `systemctl \
+                 daemon-reload`, restart {}, and run the command again",
+                daemon.kind().runtime().facts().title
             ),
         );
     }
@@ -147,61 +255,52 @@ fn decide(
     )
 }
 
-/// What writes containerd's whole file anew, after `install` has run: Google's script of each boot, whose unit starts it
-/// (kubernetes/cloud-provider-gcp, `cluster/gce/gci/configure-helper.sh`, `setup-containerd`), and that of Canonical's image
-/// for EKS, by which the node joins (its `/etc/eks/bootstrap.sh`).
-const REWRITING_UNIT: &str = "kube-node-configuration.service";
-const REWRITING_PROGRAM: &str = "/etc/eks/bootstrap.sh";
+/// A file's path, and the change that writes it, or why none can.
+type DropIn = (&'static str, Result<Change, String>);
 
-/// Has the runtime put back before each start of containerd, so also before the first pod.
-const DROP_IN: &str = "/etc/systemd/system/containerd.service.d/50-gpu-bootstrap.conf";
-
-/// The hidden subcommand that does it.
-const PUT_BACK: &str = "containerd-runtime";
-
-/// How the line of the drop-in that starts the program begins. If the program fails, containerd still starts.
+/// How the line of the drop-in that starts the program begins. If the program fails, the daemon still starts.
 const START: &str = "ExecStartPre=-";
 
-/// The drop-in, where others write containerd's file and it is missing or starts a program that does not exist; or why it may
-/// not name this program.
-fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<Result<Change, String>>, StepError> {
-    if daemon != Daemon::Containerd || runtime_of(cx.desired) == layout::BUILT_IN {
+/// The drop-in, if another program writes the daemon's file and the drop-in is missing or starts a program that does not exist,
+/// with its path; or why it may not name this program.
+fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<DropIn>, StepError> {
+    let Some(rewritten) = daemon.configured().rewritten() else {
         return Ok(None);
-    }
+    };
     let files = cx.host.files();
-    let mut is_rewritten = files.exists(Utf8Path::new(REWRITING_PROGRAM))?;
-    for folder in systemctl::FOLDERS {
-        is_rewritten |= files.exists(&Utf8Path::new(folder).join(REWRITING_UNIT))?;
-    }
-    let there = files.read_text(DROP_IN.into())?;
-    if !is_rewritten {
+    let (path, put_back) = (rewritten.drop_in, rewritten.subcommand);
+    if runtime_of(cx.desired) == BUILT_IN || !rewritten.is_so(files)? {
         return Ok(None);
     }
     let command = |line: &str| {
         let (program, command) = line.strip_prefix(START)?.split_once(' ')?;
-        (command.trim() == PUT_BACK).then(|| Utf8PathBuf::from(program))
+        (command.trim() == put_back).then(|| Utf8PathBuf::from(program))
     };
+    let there = files.read_text(path.into())?;
     let named = there.and_then(|text| text.lines().find_map(command));
-    match program::named_or_lasting(cx, named.as_deref())? {
-        Ok(program) if Some(&program) == named.as_ref() => Ok(None),
-        Ok(program) => {
-            let content = format!("{HEADER}[Service]\n{START}{program} {PUT_BACK}\n");
-            Ok(Some(Ok(Change::write(DROP_IN, content))))
-        }
-        Err(why) => Ok(Some(Err(why))),
-    }
+    let change = match program::named_or_lasting(cx, named.as_deref())? {
+        Ok(program) if Some(&program) == named.as_ref() => return Ok(None),
+        Ok(program) => Ok(Change::write(
+            path,
+            format!("{HEADER}[Service]\n{START}{program} {put_back}\n"),
+        )),
+        Err(why) => Err(why),
+    };
+    Ok(Some((path, change)))
 }
 
-/// Whose containerd the kubelet uses, if not this one: that is never configured here.
+/// Whose daemon of this kind the kubelet uses, if not this one: that is never configured here.
 fn kubelets(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<String>, StepError> {
-    if daemon != Daemon::Containerd {
+    if daemon.kind().runtime().owners().is_empty() {
         return Ok(None);
     }
     let found = cx.state.kubelet_runtime()?;
     Ok(found.filter(|found| found.nvidia.is_some()).map(|found| {
         format!(
-            "; the kubelet uses the containerd of {} (`{}`), which is left to it",
-            found.name, found.socket
+            "; the kubelet uses the {} of {} (`{}`), which is left to it",
+            daemon.name(),
+            found.name,
+            found.socket
         )
     }))
 }
@@ -209,19 +308,11 @@ fn kubelets(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<String>, StepError> {
 #[async_trait]
 impl Step for NvidiaRuntime {
     fn id(&self) -> StepId {
-        match self.0 {
-            Daemon::Docker => super::RUNTIME_DOCKER_NVIDIA,
-            Daemon::Containerd => super::RUNTIME_CONTAINERD_NVIDIA,
-            Daemon::Crio => super::RUNTIME_CRIO_NVIDIA,
-        }
+        config_step(self.daemon)
     }
 
     fn after(&self) -> &[StepId] {
-        match self.0 {
-            Daemon::Docker => const { &[TOOLKIT_PACKAGES, RUNTIME_DOCKER] },
-            Daemon::Containerd => const { &[TOOLKIT_PACKAGES, RUNTIME_CONTAINERD] },
-            Daemon::Crio => const { &[TOOLKIT_PACKAGES, RUNTIME_CRIO] },
-        }
+        &self.after
     }
 
     fn locks(&self) -> &[Lock] {
@@ -229,26 +320,32 @@ impl Step for NvidiaRuntime {
     }
 
     fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        wish(desired, self.0.kind()).is_some()
-            && (desired.driver.is_none() || is_configured(self.0, desired))
+        wish(desired, self.daemon.kind()).is_some()
+            && (desired.driver.is_none() || is_configured(self.daemon, desired))
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let Some(wish) = wish(cx.desired, self.0.kind()) else {
+        let Some(wish) = wish(cx.desired, self.daemon.kind()) else {
             return Ok(Assessment::not_applicable("this runtime is not configured"));
         };
-        let mut answer = decide(&detect(cx, self.0, wish).await?, self.0, wish, cx.desired);
-        let drop_in = match drop_in(cx, self.0)? {
-            Some(Err(why)) => return Ok(program::not_lasting(&why, DROP_IN)),
-            Some(Ok(change)) => Some(change),
+        let mut answer = decide(
+            &detect(cx, self.daemon, wish).await?,
+            self.daemon,
+            wish,
+            cx.desired,
+        );
+        let drop_in = match drop_in(cx, self.daemon)? {
+            Some((path, Err(why))) => return Ok(program::not_lasting(&why, path)),
+            Some((path, Ok(change))) => Some((path, change)),
             None => None,
         };
-        if let Some(change) = drop_in {
+        if let Some((path, change)) = drop_in {
+            let name = self.daemon.name();
             let why = format!(
-                "others write containerd's file anew, and `{DROP_IN}` is missing or starts a program that does not exist"
+                "others write {name}'s file anew, and `{path}` is missing or starts a program that does not exist"
             );
             match &mut answer {
-                // Undone first: otherwise the runtime would come back when containerd starts with its former file.
+                // Undone first: otherwise the runtime would come back when the daemon starts with its former file.
                 Assessment::Needs { changes, .. } => changes.push(change),
                 Assessment::Satisfied { .. } => {
                     answer = Assessment::needs(why, vec![change]);
@@ -256,7 +353,7 @@ impl Step for NvidiaRuntime {
                 _ => {}
             }
         }
-        if let Some(others) = kubelets(cx, self.0)?
+        if let Some(others) = kubelets(cx, self.daemon)?
             && let Assessment::Satisfied { why } | Assessment::Needs { why, .. } = &mut answer
         {
             why.push_str(&others);
@@ -267,32 +364,29 @@ impl Step for NvidiaRuntime {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
-    use super::{Broken, Effective, NvidiaRuntime, RuntimeState, decide, drop_in, wish};
+    use super::{Broken, NvidiaRuntime, RuntimeState, Said, decide, drop_in, wish};
     use crate::{
         change::Change,
         config::desired::{Daemon, Desired, Restart, RuntimeKind},
         host::fake,
         model::document::{FileSettings, Setting},
+        runtimes::Config,
         step::{Assessment, Step},
         steps::fixtures::{self, desired},
     };
 
     fn known(runtimes: &[&str], default: &str) -> RuntimeState {
-        intact(Effective::Known {
+        intact(Said::Known(Config {
             runtimes: runtimes.iter().map(ToString::to_string).collect(),
             default: Some(default.to_owned()),
-            programs: BTreeMap::new(),
-            lenient: false,
-            without_cdi: false,
-            live_restore: false,
-        })
+            ..Config::default()
+        }))
     }
 
-    fn intact(effective: Effective) -> RuntimeState {
+    fn intact(said: Said) -> RuntimeState {
         RuntimeState {
-            effective,
+            said,
+            usual: "/etc/docker/daemon.json".into(),
             broken: None,
             lacking: Vec::new(),
             configured: true,
@@ -306,13 +400,13 @@ mod tests {
 
     #[test]
     fn what_was_configured_is_wanted_as_long_as_its_runtime_is() {
-        let docker = NvidiaRuntime(Daemon::Docker);
+        let docker = NvidiaRuntime::of(Daemon::Docker);
         let restart = Change::RestartUnit {
             unit: "docker.service".into(),
         };
         let mut want = desired();
         assert!(docker.wants(&restart, &want));
-        assert!(!NvidiaRuntime(Daemon::Containerd).wants(&restart, &want));
+        assert!(!NvidiaRuntime::of(Daemon::Containerd).wants(&restart, &want));
         want.toolkit = None;
         assert!(!docker.wants(&restart, &want));
         // Without a driver nobody knows whether a toolkit is wanted.
@@ -346,14 +440,14 @@ mod tests {
             &want,
         )
         .expect_needs();
-        for unready in [Effective::Absent, Effective::Silent("no socket".into())] {
+        for unready in [Said::Absent, Said::Silent("no socket".into())] {
             decide(&intact(unready), Daemon::Docker, &docker, &want).expect_needs();
         }
         let (why, _) =
             decide(&known(&["nvidia"], "runc"), Daemon::Docker, &docker, &want).expect_needs();
         assert_eq!(why, "docker no longer has its default runtime runc");
         want.toolkit = None;
-        decide(&intact(Effective::Absent), Daemon::Docker, &docker, &want).expect_not_applicable();
+        decide(&intact(Said::Absent), Daemon::Docker, &docker, &want).expect_not_applicable();
     }
 
     #[test]
@@ -377,8 +471,8 @@ mod tests {
         let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
         let flawed = |runtimes: &[&str], newer: bool| {
             let mut state = known(runtimes, "runc");
-            if let Effective::Known { lenient, .. } = &mut state.effective {
-                *lenient = newer;
+            if let Said::Known(config) = &mut state.said {
+                config.lenient = newer;
             }
             state.broken = Some(Broken {
                 path: "/etc/docker/daemon.json".into(),
@@ -492,7 +586,7 @@ mod tests {
         let mut containerd = wish(&want, RuntimeKind::Docker).expect("docker").clone();
         containerd.kind = RuntimeKind::Containerd;
         want.runtimes.push(containerd.clone());
-        let state = intact(Effective::Silent(
+        let state = intact(Said::Silent(
             "failed to load TOML from conf.d/a.toml".into(),
         ));
         let (why, _) = decide(&state, Daemon::Containerd, &containerd, &want).expect_blocked();
@@ -520,7 +614,7 @@ mod tests {
         fakes
             .files
             .put("/etc/systemd/system/kube-node-configuration.service", "");
-        let Some(Ok(Change::WriteFile { path, content, .. })) = wanted() else {
+        let Some((_, Ok(Change::WriteFile { path, content, .. }))) = wanted() else {
             panic!("must be written");
         };
         assert!(content.contains("\nExecStartPre=-/"), "{content}");

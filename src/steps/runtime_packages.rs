@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    REPOSITORIES, packages,
+    REPOSITORIES, package_step, packages,
     wishes::{InstalledPackages, compare, install},
     words,
 };
@@ -16,8 +16,9 @@ use crate::{
     config::desired::{Desired, RuntimeKind, RuntimeWish},
     host::{FilesError, ReadFiles},
     model::id::StepId,
+    runtimes::{OtherForm, Version},
     step::{Assessment, Cx, Step, StepError},
-    tools::{containerd::layout::Version, docker, podman, systemctl::UnitState},
+    tools::systemctl::UnitState,
 };
 
 /// How long somebody else's restart of a daemon is waited for.
@@ -29,8 +30,8 @@ pub struct RuntimePackages(pub RuntimeKind);
 #[derive(Debug, Clone, Default)]
 struct RuntimePackagesState {
     installed: InstalledPackages,
-    /// Docker is a snap; its folder.
-    snap: Option<&'static str>,
+    /// It is there in another form.
+    other: Option<OtherForm>,
     /// The program of a daemon that somebody has installed without a package, with its unit.
     by_hand: Option<Utf8PathBuf>,
     unit: Option<UnitState>,
@@ -51,9 +52,10 @@ async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimePackagesState,
             Err(error) => return Err(error.into()),
         },
     };
-    let version = match wish.kind {
-        RuntimeKind::Podman => cx.state.podman_version().await,
-        RuntimeKind::Docker | RuntimeKind::Containerd | RuntimeKind::Crio => None,
+    let runtime = wish.kind.runtime();
+    let version = match runtime.facts().first {
+        Some(_) => cx.state.runtime_version(wish.kind).await,
+        None => None,
     };
     let by_hand = match unit {
         Some(_) => by_hand(cx.host.files(), wish.kind)?,
@@ -61,10 +63,7 @@ async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimePackagesState,
     };
     Ok(RuntimePackagesState {
         by_hand,
-        snap: match wish.kind {
-            RuntimeKind::Docker => docker::snap(cx.host.files())?,
-            _ => None,
-        },
+        other: runtime.in_another_form(cx.host.files())?,
         installed,
         unit,
         version,
@@ -74,11 +73,14 @@ async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimePackagesState,
 /// The program that is outside of the folders of packages, and alone. A package beside it would be of another version than the
 /// daemon: units of an administrator come before those of packages, and so does this folder.
 fn by_hand(files: &dyn ReadFiles, kind: RuntimeKind) -> Result<Option<Utf8PathBuf>, FilesError> {
-    let program = match kind {
-        RuntimeKind::Docker => "dockerd",
-        RuntimeKind::Containerd => "containerd",
-        RuntimeKind::Crio => "crio",
-        RuntimeKind::Podman => return Ok(None),
+    let facts = kind.runtime().facts();
+    let name = facts
+        .binaries
+        .first()
+        .map(Utf8Path::new)
+        .and_then(Utf8Path::file_name);
+    let (Some(_), Some(program)) = (facts.unit, name) else {
+        return Ok(None);
     };
     let theirs = Utf8Path::new("/usr/local/bin").join(program);
     let packaged = Utf8Path::new("/usr/bin").join(program);
@@ -108,29 +110,22 @@ fn decide(state: &RuntimePackagesState, wish: &RuntimeWish, desired: &Desired) -
         })
         .map(String::as_str)
         .collect();
-    if let Some(version) = state.version
-        && version < podman::READS_CDI
+    let name = wish.kind.name();
+    if let (Some(version), Some(first)) = (state.version, wish.kind.runtime().facts().first)
+        && version < first
         && desired.toolkit.is_some()
     {
         return Assessment::blocked(
             format!(
-                "podman {version} cannot give GPUs to containers: it reads CDI specifications from \
-                 {} on",
-                podman::READS_CDI
+                "{name} {version} cannot give GPUs to containers: it reads CDI specifications from {first} on"
             ),
-            "upgrade podman, or take it out of `runtime.use`",
+            format!("upgrade {name}, or take it out of `runtime.use`"),
         );
     }
-    if let Some(snap) = state.snap {
+    if let Some(OtherForm { why, remedy, .. }) = &state.other {
         return Assessment::blocked(
-            format!(
-                "Docker is there as a snap (`{snap}`), which does not read `/etc/docker/daemon.json`; a second one \
-                 beside it would have other containers"
-            ),
-            format!(
-                "{}; or leave \"docker\" out of `runtime.use`",
-                docker::SNAP_REMEDY
-            ),
+            why.clone(),
+            format!("{remedy}; or leave \"{name}\" out of `runtime.use`"),
         );
     }
     let running = (state.unit.as_ref()).is_some_and(UnitState::is_up);
@@ -194,12 +189,7 @@ fn decide(state: &RuntimePackagesState, wish: &RuntimeWish, desired: &Desired) -
 #[async_trait]
 impl Step for RuntimePackages {
     fn id(&self) -> StepId {
-        match self.0 {
-            RuntimeKind::Docker => super::RUNTIME_DOCKER,
-            RuntimeKind::Containerd => super::RUNTIME_CONTAINERD,
-            RuntimeKind::Crio => super::RUNTIME_CRIO,
-            RuntimeKind::Podman => super::RUNTIME_PODMAN,
-        }
+        package_step(self.0)
     }
 
     fn after(&self) -> &[StepId] {
@@ -229,12 +219,13 @@ mod tests {
         change::Change,
         config::desired::{RuntimeKind, RuntimeWish},
         host::fake::FakeFiles,
+        runtimes::Version,
         step::Assessment,
         steps::{
             fixtures::{desired, unit},
             wishes::fixtures::{packages, wishes},
         },
-        tools::{containerd::layout::Version, systemctl::UnitState},
+        tools::systemctl::UnitState,
     };
 
     #[test]

@@ -1,7 +1,7 @@
 //! What programs say when they fail, and what helps, from the table `faults.toml`. Those of package managers are in
 //! `packages`.
 
-use std::sync::LazyLock;
+use std::{collections::BTreeMap, sync::LazyLock};
 
 use serde::Deserialize;
 
@@ -32,8 +32,9 @@ pub struct KnownFault {
     #[serde(default)]
     pub what: String,
     pub hint: Option<String>,
-    docker: Option<String>,
-    podman: Option<String>,
+    /// What helps with a client, by its name.
+    #[serde(default)]
+    of: BTreeMap<String, String>,
     /// Whether it goes away without help.
     #[serde(default)]
     pub passes: bool,
@@ -45,11 +46,7 @@ pub struct KnownFault {
 impl KnownFault {
     /// What helps with this runtime.
     pub fn hint_for(&self, runtime: &str) -> Option<&str> {
-        let own = match runtime {
-            "docker" => self.docker.as_deref(),
-            "podman" => self.podman.as_deref(),
-            _ => None,
-        };
+        let own = self.of.get(runtime).map(String::as_str);
         own.or(self.hint.as_deref())
     }
 }

@@ -2,19 +2,11 @@
 //! is spread over several files is read here, too, so that all callers see the same.
 
 pub mod accounts;
-#[cfg(test)]
-mod arguments;
-pub mod cdi;
 pub mod cloud_init;
 pub mod container_view;
-pub mod containerd;
-pub mod crictl;
-pub mod crio;
-pub mod ctr;
 pub mod cuda;
 pub mod device_nodes;
 pub mod dkms;
-pub mod docker;
 pub mod efi;
 pub mod fabric;
 pub mod faults;
@@ -29,7 +21,6 @@ pub mod mounts;
 pub mod oci;
 pub mod openpgp;
 pub mod packages;
-pub mod podman;
 pub mod prebuilt;
 pub mod probe;
 pub mod selinux;
@@ -39,4 +30,7 @@ pub mod systemctl;
 pub mod tar;
 pub mod toolkit;
 pub mod xid;
-mod yaml;
+pub(crate) mod yaml;
+
+#[cfg(test)]
+mod tests;

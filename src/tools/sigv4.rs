@@ -20,7 +20,7 @@ pub struct Credentials {
 
 /// Where a request goes.
 #[derive(Debug, Clone, Copy)]
-pub struct AwsEndpoint<'t> {
+pub struct SignedEndpoint<'t> {
     /// The region, such as `eu-central-1`.
     pub region: &'t str,
     /// The service's name in signatures, such as `secretsmanager`.
@@ -33,7 +33,7 @@ pub struct AwsEndpoint<'t> {
 /// small letters.
 #[must_use]
 pub fn sign(
-    target: AwsEndpoint<'_>,
+    target: SignedEndpoint<'_>,
     credentials: &Credentials,
     now: Timestamp,
     given: &[(&'static str, &str)],
@@ -91,7 +91,7 @@ mod tests {
         given: &[(&'static str, &str)],
         document: &str,
     ) -> (String, Vec<&'static str>) {
-        let target = AwsEndpoint {
+        let target = SignedEndpoint {
             region: "us-east-1",
             service: "service",
             host: "example.amazonaws.com",

@@ -35,7 +35,8 @@ fn a_gpu_without_a_row_keeps_the_chip_that_pci_ids_named() {
     let architecture = gpu.architecture.as_ref().map(ToString::to_string);
     assert_eq!(architecture.as_deref(), Some("volta"));
     // What `facts` says is what the pick of the driver goes by.
-    let pick = pick(matrix(), &Wish::of(&facts)).unwrap_or_else(|no_driver| panic!("{no_driver}"));
+    let pick =
+        pick(matrix(), &Wish::from(&facts)).unwrap_or_else(|no_driver| panic!("{no_driver}"));
     assert_eq!(pick.branch.to_string(), "580");
     assert!(pick.assumed);
     assert!(
@@ -56,7 +57,8 @@ fn a_desktop_card_that_nothing_names_keeps_the_architecture_of_its_id() {
     assert_eq!(architecture.as_deref(), Some("ada"));
     let evidence = serde_json::to_value(gpu).unwrap()["architecture-evidence"].clone();
     assert_eq!(evidence, "id-range");
-    let pick = pick(matrix(), &Wish::of(&facts)).unwrap_or_else(|no_driver| panic!("{no_driver}"));
+    let pick =
+        pick(matrix(), &Wish::from(&facts)).unwrap_or_else(|no_driver| panic!("{no_driver}"));
     assert!(pick.assumed, "{pick:?}");
     // Its architecture is known, so the long-term branch supports it.
     assert_eq!(pick.branch.to_string(), "580");

@@ -1,5 +1,5 @@
 //! The rows of the built-in matrix agree with each other. What a file of an administrator's must fulfil, too, is tested
-//! where it is read (`src/compat/load.rs`).
+//! where it is read (`compat/src/load.rs`).
 
 use std::collections::BTreeSet;
 

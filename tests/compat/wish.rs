@@ -36,7 +36,7 @@ fn facts_become_a_wish() {
         "nvml": null, "runtimes": [], "unknown": []
     }))
     .unwrap();
-    let wish = Wish::of(&facts);
+    let wish = Wish::from(&facts);
     let whole = Wish {
         gpus: vec![GpuIdentity {
             subsystem_id: "10de:16c1".parse().ok(),

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Asks real daemons what they make of the arrangements of src/state/arrangements.rs, and keeps their answers in this folder:
+# Asks real daemons what they make of the arrangements of src/runtimes/tests/arrangements.rs, and keeps their answers in this folder:
 # tests/daemons/record.sh [FOLDER]. It runs on x86_64 Debian as any user, and takes some minutes: containerd and Docker of three
 # releases come from the mirror of this machine, and a newer containerd is compiled by Go where `go` is there. No daemon is
 # started: containerd prints the configuration that it reads, and dockerd validates a file.

@@ -12,7 +12,7 @@ use std::{
 
 use camino::Utf8Path;
 use gpu_bootstrap::{
-    cli::{self, World},
+    cli::{self, Console, Env},
     host::fake,
     model::secret::{Hiding, Secrets},
     report::UNWRAPPED,
@@ -280,20 +280,22 @@ pub(super) fn run(args: &[&str]) -> Ran {
     }
     let http = host.http.clone();
     let secrets = Secrets::default();
-    let mut world = World {
-        host,
+    let env = Env {
         root: false,
         vars: BTreeMap::new(),
-        out: Hiding::new(&mut out, &secrets),
-        err: Hiding::new(&mut err, &secrets),
-        secrets,
-        out_terminal: false,
-        err_terminal: false,
-        out_width: UNWRAPPED,
-        err_width: UNWRAPPED,
+        secrets: secrets.clone(),
         exe: "/usr/local/bin/gpu-bootstrap".into(),
         command: args.join(" "),
         proxied: Arc::new(move |_, _| http.clone()),
+    };
+    let mut console = Console {
+        out: Hiding::new(&mut out, &secrets),
+        err: Hiding::new(&mut err, &secrets),
+        out_terminal: false,
+        err_terminal: false,
+        colour: false,
+        out_width: UNWRAPPED,
+        err_width: UNWRAPPED,
         talk: Arc::new(|| Box::new(std::io::sink())),
         drawn: Default::default(),
     };
@@ -304,8 +306,10 @@ pub(super) fn run(args: &[&str]) -> Ran {
         .enable_all()
         .build()
         .unwrap();
-    let exit = runtime.block_on(cli::run(line, &mut world)).code();
-    drop(world);
+    let exit = runtime
+        .block_on(cli::run(line, &host, &env, &mut console))
+        .code();
+    drop(console);
     assert_eq!(fakes.exec.lines(), Vec::<String>::new());
     Ran {
         exit,

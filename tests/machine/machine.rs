@@ -10,7 +10,7 @@ use std::{
 };
 
 use gpu_bootstrap::{
-    cli::{self, World},
+    cli::{self, Console, Env},
     host::{
         Cmd, ExecError, Host, Output,
         fake::{self, FakeFiles, Fakes, Mutation, Snapshot, ok},
@@ -141,20 +141,22 @@ impl Machine {
         let host = self.host();
         let proxied = host.http.clone();
         let secrets = Secrets::default();
-        let mut world = World {
-            host,
+        let env = Env {
             root: !self.about.unprivileged,
             vars: std::collections::BTreeMap::new(),
-            out: Hiding::new(&mut out, &secrets),
-            err: Hiding::new(&mut talk, &secrets),
-            secrets,
-            out_terminal: false,
-            err_terminal: false,
-            out_width: width,
-            err_width: width,
+            secrets: secrets.clone(),
             exe: EXE.into(),
             command: args.join(" "),
             proxied: Arc::new(move |_, _| proxied.clone()),
+        };
+        let mut console = Console {
+            out: Hiding::new(&mut out, &secrets),
+            err: Hiding::new(&mut talk, &secrets),
+            out_terminal: false,
+            err_terminal: false,
+            colour: false,
+            out_width: width,
+            err_width: width,
             talk: Arc::new(move || Box::new(more.clone())),
             drawn: Default::default(),
         };
@@ -166,8 +168,10 @@ impl Machine {
             .enable_all()
             .build()
             .expect("a runtime");
-        let exit = runtime.block_on(cli::run(line, &mut world)).code();
-        drop(world);
+        let exit = runtime
+            .block_on(cli::run(line, &host, &env, &mut console))
+            .code();
+        drop(console);
         Ran {
             exit,
             out: String::from_utf8(out).expect("text"),

@@ -11,7 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use gpu_bootstrap::{
-    cli::{self, World},
+    cli::{self, Console, Env},
     host::{
         CudaView, Gpu, MigDevice, Nvml, NvmlDevice, NvmlView,
         fake::{self, FakeGpu, Fakes},
@@ -185,20 +185,22 @@ impl Node {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let secrets = Secrets::default();
         let http = host.http.clone();
-        let mut world = World {
-            host,
+        let env = Env {
             root: false,
             vars: Default::default(),
-            out: Hiding::new(&mut out, &secrets),
-            err: Hiding::new(&mut err, &secrets),
-            secrets,
-            out_terminal: false,
-            err_terminal: false,
-            out_width: gpu_bootstrap::report::UNWRAPPED,
-            err_width: gpu_bootstrap::report::UNWRAPPED,
+            secrets: secrets.clone(),
             exe: "/usr/local/bin/gpu-bootstrap".into(),
             command: "probe".to_owned(),
             proxied: Arc::new(move |_, _| http.clone()),
+        };
+        let mut console = Console {
+            out: Hiding::new(&mut out, &secrets),
+            err: Hiding::new(&mut err, &secrets),
+            out_terminal: false,
+            err_terminal: false,
+            colour: false,
+            out_width: gpu_bootstrap::report::UNWRAPPED,
+            err_width: gpu_bootstrap::report::UNWRAPPED,
             talk: Arc::new(|| Box::new(std::io::sink())),
             drawn: Default::default(),
         };
@@ -209,9 +211,11 @@ impl Node {
             .build()
             .expect("a runtime");
         let begin = Instant::now();
-        let exit = runtime.block_on(cli::run(line, &mut world)).code();
+        let exit = runtime
+            .block_on(cli::run(line, &host, &env, &mut console))
+            .code();
         let took = begin.elapsed();
-        drop(world);
+        drop(console);
         assert!(err.is_empty(), "{}", String::from_utf8_lossy(&err));
         Ran {
             exit,

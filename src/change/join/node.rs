@@ -375,31 +375,6 @@ impl Applier {
             )),
         })
     }
-
-    /// Why this machine is a clone of the one that joined, by the id that it had then. The cluster does not tell: the clone's
-    /// kubelet writes its own id into the node of both.
-    pub(super) fn is_clone_of(&self, joined: Option<&str>) -> Result<Option<String>, Problem> {
-        let (Some(then), Some((path, now))) = (joined, self.machine_id()?) else {
-            return Ok(None);
-        };
-        Ok((!now.eq_ignore_ascii_case(then)).then(|| {
-            format!(
-                "the machine that joined had the id {then}, and this one has {now} (`{path}`): if it is a clone, the node is \
-                 that of the other machine; if it is the same one, take it out of its cluster by hand"
-            )
-        }))
-    }
-
-    /// The id of this machine that its kubelet tells, and the file that it is from.
-    pub(super) fn machine_id(&self) -> Result<Option<(&'static str, String)>, Problem> {
-        for path in MACHINE_IDS {
-            if let Some(text) = self.host.files.read_text(Utf8Path::new(path))? {
-                let id = text.trim_matches(|c: char| c == '\0' || c.is_whitespace());
-                return Ok(Some((path, id.to_owned())));
-            }
-        }
-        Ok(None)
-    }
 }
 
 /// How the deletion of a node ended.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
-use crate::config::desired::PackageWish;
+use crate::{config::desired::PackageWish, runtimes};
 
 /// Paths to which other programs of the system write at any time, and our own, which have undos of their own.
 pub(super) const OTHERS: [&str; 19] = [
@@ -34,14 +34,9 @@ pub(super) const OTHERS: [&str; 19] = [
 
 /// Folders of the programs that this program installs. A script of a package that goes may take along what lies there and
 /// belongs to no package, as `/etc/docker/daemon.json`.
-const OF_PROGRAMS: [&str; 9] = [
-    "/etc/cdi",
+const OF_PROGRAMS: [&str; 4] = [
     "/etc/cni",
-    "/etc/containerd",
-    "/etc/containers",
-    "/etc/crio",
     "/etc/default",
-    "/etc/docker",
     "/etc/nvidia",
     "/etc/nvidia-container-runtime",
 ];
@@ -176,7 +171,8 @@ impl Inventory {
             },
             there: (self.unowned.etc.iter())
                 .filter(|path| {
-                    let of_program = OF_PROGRAMS.iter().any(|folder| path.starts_with(folder));
+                    let mut folders = OF_PROGRAMS.into_iter().chain(runtimes::folders());
+                    let of_program = folders.any(|folder| path.starts_with(folder));
                     !later.unowned.etc.contains(*path) || of_program
                 })
                 .cloned()

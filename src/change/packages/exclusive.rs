@@ -13,7 +13,7 @@ use crate::{
     host::ExecError,
     tools::{
         packages::{Fault, locks},
-        systemctl::{self, UnitState},
+        systemctl,
     },
 };
 
@@ -284,22 +284,6 @@ impl Applier {
             .and_then(|output| output.success(&cmd))
             .map_err(|source| Problem::tool(format!("{verb} `{unit}`"), source))?;
         Ok(())
-    }
-
-    /// The state of a unit; `None` where there is no running systemd, as in an image's chroot.
-    pub(in crate::change) async fn unit_state_if_any(
-        &self,
-        unit: &str,
-    ) -> Result<Option<UnitState>, Problem> {
-        let query = systemctl::show(unit);
-        match self.host.reader().query(&query).await {
-            Ok(output) => Ok(systemctl::parse_show(&output.stdout)),
-            Err(ExecError::NotFound { .. }) => Ok(None),
-            Err(source) => Err(Problem::tool(
-                format!("ask for the state of `{unit}`"),
-                source,
-            )),
-        }
     }
 }
 

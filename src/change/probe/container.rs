@@ -12,8 +12,7 @@ use super::{
     root::Root,
 };
 use crate::{
-    change::{Probe, Problem, Sink, image},
-    config::desired::RuntimeKind,
+    change::{Probe, Problem, Sink},
     host::{ExecError, Host},
     tools::{
         container_view::{ContainerView, LIBRARIES},
@@ -47,16 +46,18 @@ pub(super) async fn run(
     else {
         return host::run(host).await;
     };
-    if *runtime == RuntimeKind::Crio {
-        let what = "run a container in CRI-O, which runs pods only";
+    let Some(client) = runtime.runtime().containers() else {
+        let title = runtime.runtime().facts().title;
+        let what = format!("run a container in {title}, which runs pods only");
         return Err(Problem::new(FAILED, what).advice("run a pod with a GPU in the cluster"));
-    }
-    let image = (image.as_ref()).map(|image| image::name(*runtime, image));
+    };
+    let image = (image.as_ref()).map(|image| client.image_name(image));
     let root = Root::prepare(host, state)?;
     let job = ContainerRun {
         host,
         sink,
         runtime: *runtime,
+        client,
         image: image.as_deref(),
     };
     let limit = Duration::from_secs(*timeout_seconds);
@@ -82,11 +83,15 @@ pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result
         // Its processes end with this one.
         return Ok(());
     };
-    let image = (image.as_ref()).map(|image| image::name(*runtime, image));
+    let Some(client) = runtime.runtime().containers() else {
+        return Ok(());
+    };
+    let image = (image.as_ref()).map(|image| client.image_name(image));
     let job = ContainerRun {
         host,
         sink,
         runtime: *runtime,
+        client,
         image: image.as_deref(),
     };
     job.clear().await.map_err(failed)

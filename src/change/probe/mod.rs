@@ -14,7 +14,7 @@ use camino::Utf8Path;
 pub use record::ProofRecord;
 
 use super::{Applier, Change, FileAfter, Probe, Problem, Sink, Undo};
-use crate::{config::desired::RuntimeKind, tools::probe::ProbeDocument};
+use crate::tools::probe::ProbeDocument;
 
 /// What to do where nothing better is known.
 const SEE_CHECK: &str =
@@ -80,13 +80,13 @@ impl Applier {
         let image = match (image, runtime) {
             (Some(image), _) => self.capture_image(*runtime, image).await?,
             // The probe builds and removes the image; this undo is for an interrupted probe.
-            (None, RuntimeKind::Docker) => Undo::RemoveImage {
-                runtime: *runtime,
-                image: job::IMAGE.to_owned(),
-            },
-            (None, RuntimeKind::Containerd | RuntimeKind::Podman | RuntimeKind::Crio) => {
-                return Ok(record);
+            (None, runtime) if (runtime.runtime().containers()).is_some_and(job::makes_image) => {
+                Undo::RemoveImage {
+                    runtime: *runtime,
+                    image: job::IMAGE.to_owned(),
+                }
             }
+            (None, _) => return Ok(record),
         };
         Ok(Undo::Several {
             undos: vec![image, record],

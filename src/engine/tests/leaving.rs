@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     change::Problem,
-    engine::{reboot, status},
+    engine::{reboot::reboot, status},
     error::Report,
     exit::Exit,
     host::{
@@ -287,4 +287,27 @@ async fn where_cloud_init_waits_for_this_run_the_resume_unit_reboots() {
         ["systemctl start --no-block -- gpu-bootstrap-resume.service"]
     );
     assert_eq!(rig.fakes.clock.monotonic(), Duration::ZERO);
+}
+
+#[tokio::test]
+async fn a_stopped_reboot_ends_the_run_of_the_rollback() {
+    let mut rig = due().await;
+    // Another boot: the module is still loaded.
+    rig.options.boot_id = Some("boot-2".to_owned());
+    let (tools, first_reporter) = rig.tools("first");
+    let first = rig.session(tools);
+    let (tools, reporter) = rig.tools("rollback");
+    let report = first.roll_back(rig.session(tools)).await.unwrap();
+    assert_eq!(
+        (report.exit, &*report.run),
+        (Exit::RebootRequired, "rollback")
+    );
+    rig.cancel.cancel(Exit::Terminated);
+    let exit = first.follow(&report, &mut |_| {}).await.unwrap();
+    assert_eq!(exit, Exit::Terminated);
+    let last = status(&rig.fakes.host(), Some("boot-2")).unwrap().last;
+    let last = last.map(|run| (run.id, run.ended.map(|ended| ended.exit)));
+    assert_eq!(last, Some(("rollback".to_owned(), Some(143))));
+    reporter.finish();
+    first_reporter.finish();
 }

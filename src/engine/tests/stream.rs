@@ -273,3 +273,50 @@ async fn the_file_goes_with_the_run() {
     reporter.finish();
     assert!(status(&host, None).unwrap().current.is_none());
 }
+
+/// Keeps run id and number of each event, and takes no event of the run `refused`.
+struct Numbers {
+    refused: &'static str,
+    kept: Arc<Mutex<Vec<(String, u64)>>>,
+}
+
+impl Subscriber for Numbers {
+    fn name(&self) -> &'static str {
+        "numbers"
+    }
+
+    fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
+        if envelope.run == self.refused {
+            return Err(io::Error::from(io::ErrorKind::BrokenPipe));
+        }
+        let one = (envelope.run.clone(), envelope.seq);
+        self.kept.lock().unwrap().push(one);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_second_run_counts_from_0_for_the_same_subscribers() {
+    let (host, _) = fake::host();
+    let (all, first) = <(Arc<Mutex<Vec<_>>>, Arc<Mutex<Vec<_>>>)>::default();
+    let numbers = |refused, kept: &Arc<Mutex<Vec<_>>>| -> Box<dyn Subscriber> {
+        let kept = Arc::clone(kept);
+        Box::new(Numbers { refused, kept })
+    };
+    let subscribers = vec![numbers("b", &first), numbers("none", &all)];
+    let (stream, reporter) =
+        events::start("a", host.clock, &Secrets::default(), subscribers).unwrap();
+    stream.emit(note("one"));
+    stream.emit(note("two"));
+    let next = stream.of_next("b");
+    assert_eq!((stream.run(), next.run()), ("a", "b"));
+    next.emit(note("three"));
+    reporter.finish();
+    let one = |run: &str, seq| (run.to_owned(), seq);
+    assert_eq!(*first.lock().unwrap(), [one("a", 0), one("a", 1)]);
+    // The last one is the note about the subscriber that was dropped in the second run.
+    assert_eq!(
+        *all.lock().unwrap(),
+        [one("a", 0), one("a", 1), one("b", 0), one("b", 1)]
+    );
+}

@@ -84,6 +84,33 @@ async fn each_cloud_completes_the_facts() {
     assert_eq!(facts.unknown, []);
 }
 
+/// A cloud that is a file and nothing else.
+#[tokio::test]
+async fn a_cloud_without_code_completes_the_facts() {
+    const ID: &str = "ocid1.instance.oc1.eu-frankfurt-1.antheljtwxamplefzcg5l4wq3p2k7y6vaxyz0123456789abcdefghijklmn";
+    let address = serve(
+        |seen| match (seen.path.as_str(), seen.header("authorization")) {
+            ("/opc/v2/instance/", Some("Bearer Oracle")) => ok(&format!(
+                r#"{{"availabilityDomain": "EMIr:PHX-AD-1", "id": "{ID}", "region": "phx", "canonicalRegionName":
+                    "us-phoenix-1", "ociAdName": "phx-ad-1", "shape": "BM.GPU.H100.8", "metadata": {{}}}}"#
+            )),
+            _ => no(404),
+        },
+    );
+    let facts = asked_quickly("oracle", &address).await;
+    assert_eq!(
+        values(&facts.cloud),
+        [
+            Some(ID),
+            Some("BM.GPU.H100.8"),
+            None,
+            Some("us-phoenix-1"),
+            Some("phx-ad-1")
+        ]
+    );
+    assert_eq!(facts.unknown, []);
+}
+
 #[tokio::test]
 async fn what_the_disk_tells_stays_and_a_complete_machine_asks_nobody() {
     let mut machine = facts();

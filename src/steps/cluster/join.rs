@@ -27,9 +27,8 @@ use crate::{
     step::{Assessment, Cx, Step, StepError},
     steps::{
         CDI, CLUSTER_JOIN, CLUSTER_KERNEL, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_PERSISTENCE,
-        HEADERS, PACKAGES_HOLD, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_CRIO_NVIDIA,
-        RUNTIME_DOCKER_NVIDIA, TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER,
-        VALIDATION_DEVICES,
+        HEADERS, PACKAGES_HOLD, TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER,
+        VALIDATION_DEVICES, after_configs,
     },
     tools::{
         kubernetes::{
@@ -431,24 +430,19 @@ impl Step for JoinCluster {
     }
 
     fn after(&self) -> &[StepId] {
-        const {
-            &[
-                HEADERS,
-                PACKAGES_HOLD,
-                TOOLKIT_PACKAGES,
-                DRIVER_PERSISTENCE,
-                DRIVER_FABRIC,
-                RUNTIME_DOCKER_NVIDIA,
-                RUNTIME_CONTAINERD_NVIDIA,
-                RUNTIME_CRIO_NVIDIA,
-                CDI,
-                VALIDATION_DEVICES,
-                VALIDATION_CONTAINER,
-                VALIDATION_COMPUTE,
-                CLUSTER_KERNEL,
-                CLUSTER_PACKAGES,
-            ]
-        }
+        after_configs![
+            HEADERS,
+            PACKAGES_HOLD,
+            TOOLKIT_PACKAGES,
+            DRIVER_PERSISTENCE,
+            DRIVER_FABRIC,
+            CDI,
+            VALIDATION_DEVICES,
+            VALIDATION_CONTAINER,
+            VALIDATION_COMPUTE,
+            CLUSTER_KERNEL,
+            CLUSTER_PACKAGES,
+        ]
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {

@@ -14,7 +14,10 @@ pub(super) mod skew;
 use crate::{
     config::desired::{ClusterWish, Desired, JoinMethod},
     facts::Cloud,
-    model::kubernetes::{self, Labels, NodeName},
+    model::{
+        clouds,
+        kubernetes::{self, Labels, NodeName},
+    },
     state::{Membership, labels},
     step::{Assessment, Cx, StepError},
     tools::kubernetes::{kubeadm, nodeadm},
@@ -85,15 +88,14 @@ async fn wanted(cx: &Cx<'_>, wish: &ClusterWish) -> WantedLabels {
 ///
 /// Source: Kubernetes, "Well-Known Labels, Annotations and Taints". `node.kubernetes.io/lifecycle` is not among them: it is
 /// what public configurations of node pools with spot instances use (ten read, all with the value `spot`).
-/// Azure's zones are numbers; its controller makes names of them (kubernetes-sigs/cloud-provider-azure,
-/// `pkg/provider/azure_zones.go`, `makeZone`).
 fn place(cloud: &Cloud) -> Labels {
-    let zone = match (cloud.provider.as_deref(), &cloud.region, &cloud.zone) {
-        (Some("azure"), Some(region), Some(zone)) => {
-            Some(format!("{}-{zone}", region.to_ascii_lowercase()))
-        }
-        (Some("azure"), None, _) => None,
-        _ => cloud.zone.clone(),
+    let row = cloud.provider.as_deref().and_then(clouds::named);
+    let zone = match row.and_then(|row| row.node.zone.as_deref()) {
+        None => cloud.zone.clone(),
+        Some(form) => (cloud.region.as_ref().zip(cloud.zone.as_ref())).map(|(region, zone)| {
+            let region = region.to_ascii_lowercase();
+            form.replace("{region}", &region).replace("{zone}", zone)
+        }),
     };
     let pairs = [
         ("topology.kubernetes.io/region", &cloud.region),

@@ -6,12 +6,10 @@ use camino::Utf8Path;
 use crate::{
     change::Change,
     config::desired::{ClusterWish, JoinMethod, PackageWish},
+    runtimes::OWNERS,
     step::{Cx, StepError},
     steps::packages,
-    tools::{
-        kubelet::OWNERS,
-        kubernetes::agents::{self, Agent},
-    },
+    tools::kubernetes::agents::{self, Agent},
 };
 
 /// An agent whose containerd does not know the nvidia runtime.

@@ -14,8 +14,8 @@ const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 /// What the kubelet has to go with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Versions {
-    /// The version of containerd; `None` if it is not installed yet, or another runtime serves the kubelet.
-    pub(super) containerd: Option<String>,
+    /// The wanted runtimes that are installed, with their versions.
+    pub(super) runtimes: Vec<(RuntimeKind, String)>,
     /// Whether the machine has cgroup v1.
     pub(super) has_cgroup_v1: bool,
 }
@@ -24,14 +24,13 @@ pub(super) async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Versions, 
     if kubelet(wish).is_none() {
         return Ok(Versions::default());
     }
-    let is_wanted =
-        (cx.desired.runtimes.iter()).any(|runtime| runtime.kind == RuntimeKind::Containerd);
-    let containerd = match is_wanted {
-        true => (cx.state.containerd_version().await).map(|version| version.to_string()),
-        false => None,
-    };
+    let mut runtimes = Vec::new();
+    for wish in &cx.desired.runtimes {
+        let version = cx.state.runtime_version(wish.kind).await;
+        runtimes.extend(version.map(|version| (wish.kind, version.to_string())));
+    }
     Ok(Versions {
-        containerd,
+        runtimes,
         has_cgroup_v1: !cx.host.files().exists(CGROUP_V2.into())?,
     })
 }
@@ -45,13 +44,18 @@ fn kubelet(wish: &ClusterWish) -> Option<&str> {
 /// Why the machine cannot join with these versions.
 pub(super) fn refused(wish: &ClusterWish, versions: &Versions) -> Option<Assessment> {
     let kubelet = kubelet(wish)?;
-    let containerd = versions.containerd.as_deref();
-    if let Some(why) = containerd.and_then(|found| skew::with_containerd(kubelet, found)) {
+    let refuses =
+        |(kind, version): &(RuntimeKind, String)| kind.runtime().refuses_kubelet(kubelet, version);
+    let refusal = (versions.runtimes.iter()).find_map(|found| Some((found.0, refuses(found)?)));
+    if let Some((kind, why)) = refusal {
         return Some(Assessment::blocked(
             why,
-            "upgrade containerd (a package that is installed already is kept: upgrade it yourself, or remove it, and \
+            format!(
+                "upgrade {} (a package that is installed already is kept: upgrade it yourself, or remove it, and \
              `runtime.source = \"docker\"` installs Docker's newest), or set an older `cluster.version` that the \
              cluster accepts",
+                kind.name()
+            ),
         ));
     }
     // A cluster whose kubelets accept cgroup v1 says so by the check that it ignores: kubeadm looks at the same.
@@ -108,7 +112,9 @@ mod tests {
             want
         };
         let versions = |containerd: Option<&str>, has_cgroup_v1| Versions {
-            containerd: containerd.map(str::to_owned),
+            runtimes: (containerd.into_iter())
+                .map(|version| (RuntimeKind::Containerd, version.to_owned()))
+                .collect(),
             has_cgroup_v1,
         };
         let (containerd, crio) = (kind(RuntimeKind::Containerd), kind(RuntimeKind::Crio));
@@ -127,7 +133,7 @@ mod tests {
             ..with_kubeadm(ignored).cluster.expect("a cluster")
         };
         let machine = |containerd: &str, has_cgroup_v1| Versions {
-            containerd: Some(containerd.to_owned()),
+            runtimes: vec![(RuntimeKind::Containerd, containerd.to_owned())],
             has_cgroup_v1,
         };
         for (wish, machine, part) in rows! {

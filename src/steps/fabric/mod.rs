@@ -23,6 +23,7 @@ use crate::{
     config::desired::{Desired, DriverWish, FabricService},
     host::{ExecError, FabricProgress, GpuFabric, Nvml, NvmlDevice},
     model::{id::StepId, version::DriverVersion},
+    runtimes,
     state::StateError,
     step::{Assessment, Cx, Step, StepError},
     tools::{fabric, kmod, packages::HEADER, systemctl::UnitState},
@@ -36,7 +37,9 @@ const JOINING: Duration = Duration::from_secs(300);
 const AUTOLOAD: &str = "/etc/modules-load.d/gpu-bootstrap-fabric.conf";
 
 /// Units that start programs on the GPUs. systemd ignores those that a machine does not have.
-const USERS: &str = "docker.service containerd.service kubelet.service";
+fn users() -> String {
+    format!("{} kubelet.service", runtimes::units())
+}
 
 /// See the module.
 pub struct FabricManager;
@@ -168,7 +171,7 @@ fn files(service: &FabricService) -> Vec<Change> {
     if let Some(unit) = &service.unit {
         files.push(Change::write(
             format!("/etc/systemd/system/{unit}.d/50-gpu-bootstrap.conf"),
-            format!("{HEADER}[Unit]\nBefore={USERS}\n"),
+            format!("{HEADER}[Unit]\nBefore={}\n", users()),
         ));
     }
     files

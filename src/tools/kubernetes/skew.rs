@@ -1,26 +1,9 @@
-//! Which versions of kubelet, API server, container runtime and kernel go together.
+//! Which versions of kubelet, API server and kernel go together; of container runtimes `runtimes` knows it.
 //!
-//! Sources: Kubernetes, "Version Skew Policy"; containerd, `RELEASES.md`, "Kubernetes Support"; the announcements of
-//! Kubernetes 1.26 (CRI v1) and 1.35 (cgroup v1); KEP-4033 and its deferrals (containerd 1.x).
+//! Sources: Kubernetes, "Version Skew Policy"; the announcement of Kubernetes 1.35 (cgroup v1).
 
 /// How many minor versions a kubelet may be older than the API server; two before 1.25.
 const OLDER: u64 = 3;
-
-/// From this minor version of Kubernetes on, a kubelet needs at least this containerd.
-const CONTAINERD: [(u64, (u64, u64)); 2] = [(26, (1, 6)), (DROPS_1, (2, 0))];
-
-/// The minor version of Kubernetes that drops containerd 1.x; announced for 1.36, and deferred twice (KEP-4033,
-/// kubernetes/enhancements#6087). From the announced one on it is said.
-const DROPS_1: u64 = 38;
-const ANNOUNCED: u64 = 36;
-
-/// The versions of containerd, from the oldest on, with which a minor version of Kubernetes is tested; each counts for its own
-/// series.
-type Tested = (u64, &'static [(u64, u64, u64)]);
-const TESTED: [Tested; 2] = [
-    (35, &[(1, 7, 28), (2, 1, 5), (2, 2, 0)]),
-    (36, &[(2, 2, 0)]),
-];
 
 /// From this minor version on, a kubelet does not start with cgroup v1, unless its configuration has
 /// `failCgroupV1: false`.
@@ -54,50 +37,6 @@ pub fn with_server(kubelet: &str, server: &str) -> Option<String> {
     })
 }
 
-/// Why a kubelet does not go with a containerd.
-#[must_use]
-pub fn with_containerd(kubelet: &str, containerd: &str) -> Option<String> {
-    let ((_, minor), found) = (series(kubelet)?, series(containerd)?);
-    let (since, (first, second)) = CONTAINERD
-        .into_iter()
-        .rev()
-        .find(|(since, _)| minor >= *since)?;
-    (found < (first, second)).then(|| {
-        format!(
-            "containerd is {containerd}, and a kubelet from 1.{since} on ({kubelet} here) needs at least \
-             {first}.{second}"
-        )
-    })
-}
-
-/// Why a kubelet is not tested with a containerd, although it starts.
-#[must_use]
-pub fn untested_containerd(kubelet: &str, containerd: &str) -> Option<String> {
-    let (_, minor) = series(kubelet)?;
-    if (ANNOUNCED..DROPS_1).contains(&minor) && series(containerd)? < (2, 0) {
-        return Some(format!(
-            "containerd is {containerd}, and a kubelet from 1.{DROPS_1} on ({kubelet} here) will need at least 2.0"
-        ));
-    }
-    let (_, tested) = TESTED.into_iter().find(|(of, _)| *of == minor)?;
-    let (major, second) = series(containerd)?;
-    let third = containerd.trim_start_matches('v').splitn(3, '.').nth(2)?;
-    let end = third.find(|letter: char| !letter.is_ascii_digit());
-    let patch: u64 = third[..end.unwrap_or(third.len())].parse().ok()?;
-    let is_newer = (tested.last()).is_some_and(|&(a, b, _)| (major, second) > (a, b));
-    let is_tested =
-        is_newer || (tested.iter()).any(|&(a, b, c)| (major, second) == (a, b) && patch >= c);
-    (!is_tested).then(|| {
-        let versions: Vec<String> = (tested.iter())
-            .map(|(a, b, c)| format!("{a}.{b}.{c}"))
-            .collect();
-        format!(
-            "containerd is {containerd}; kubelet {kubelet} is tested with {} and newer ones of these series",
-            versions.join(", ")
-        )
-    })
-}
-
 /// Why a kubelet does not go with cgroup v1.
 #[must_use]
 pub fn with_cgroup_v1(kubelet: &str) -> Option<String> {
@@ -111,7 +50,7 @@ pub fn with_cgroup_v1(kubelet: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{series, untested_containerd, with_cgroup_v1, with_containerd, with_server};
+    use super::{series, with_cgroup_v1, with_server};
 
     #[test]
     fn versions_are_read_as_programs_and_packages_write_them() {
@@ -147,32 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_runtime_and_the_kernel_go_with_the_kubelet() {
-        assert_eq!(with_containerd("1.34.*", "1.6.20~ds1"), None);
-        assert!(with_containerd("1.26.0", "1.5.18").is_some());
-        assert_eq!(with_containerd("1.35.*", "1.7.28"), None);
-        let why = with_containerd("1.38.*", "1.7.28").unwrap_or_default();
-        assert!(why.contains("at least 2.0"), "{why}");
-        assert_eq!(with_containerd("1.38.*", "2.0.1"), None);
-        // Upstream has deferred it twice: until then it is only said.
-        for kubelet in ["1.36.*", "1.37.2"] {
-            assert_eq!(with_containerd(kubelet, "1.7.28"), None);
-            let why = untested_containerd(kubelet, "1.7.28").unwrap_or_default();
-            assert!(why.contains("from 1.38 on"), "{why}");
-        }
-        for (kubelet, containerd, is_tested) in [
-            ("v1.34.4", "1.6.20", true),
-            ("v1.35.0", "1.7.28", true),
-            ("v1.35.0", "1.7.24~ds1", false),
-            ("v1.35.0", "2.0.9", false),
-            ("v1.35.0", "v2.1.5", true),
-            ("v1.35.0", "2.3.1", true),
-            ("v1.36.0", "2.1.5", false),
-            ("v1.36.0", "2.2.0", true),
-        ] {
-            let why = untested_containerd(kubelet, containerd);
-            assert_eq!(why.is_none(), is_tested, "{kubelet} {containerd} {why:?}");
-        }
+    fn the_kernel_goes_with_the_kubelet() {
         assert_eq!(with_cgroup_v1("1.34.*"), None);
         assert!(with_cgroup_v1("1.35.*").is_some());
     }

@@ -1,0 +1,38 @@
+//! Picks a driver: `cargo run --example pick -- GPU [KERNEL [CUDA]]`.
+#![expect(clippy::print_stdout, reason = "it is what the example is for")]
+
+use std::{env, error::Error};
+
+use gpu_compat::{
+    Matrix,
+    pick::{Wish, pick},
+};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let words = env::args_os().skip(1);
+    let words: Vec<String> = words
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let [name, rest @ ..] = &words[..] else {
+        return Err("name a GPU: a product, a PCI id, or an instance type".into());
+    };
+    let matrix = Matrix::builtin()?;
+    for meaning in matrix.meanings(name)? {
+        let wish = Wish {
+            gpus: meaning.gpu.into_iter().collect(),
+            kernel: rest.first().map(|text| text.parse()).transpose()?,
+            cuda: rest
+                .get(1)
+                .map(|text| text.parse())
+                .transpose()?
+                .into_iter()
+                .collect(),
+            ..Wish::default()
+        };
+        match pick(&matrix, &wish) {
+            Ok(pick) => println!("{}: {pick:?}", meaning.label),
+            Err(none) => println!("{}: {none}", meaning.label),
+        }
+    }
+    Ok(())
+}

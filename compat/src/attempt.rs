@@ -1,0 +1,441 @@
+//! One attempt to find a driver: judges every offer and takes the best one that no rule refuses.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::board::Board;
+use crate::identity::{Flavour, SupportedFlavours};
+use crate::matrix::{BranchKind, BranchRow, Fabric, InstanceDriver, Matrix, OpenModules, Support};
+use crate::rules::{self, Needs};
+use crate::ruling::{self, Judgement, Offer, Rule, Ruling};
+use crate::version::{Branch, CudaVersion, DriverVersion};
+use crate::wish::Wish;
+
+/// A driver that fits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Pick {
+    /// Its branch.
+    pub branch: Branch,
+    /// The version, where the wish names one or the versions of the repository are known. Otherwise
+    /// the newest version of the branch in the repository is installed.
+    pub version: Option<DriverVersion>,
+    /// The version that the rules judged: the same, or the newest version of the branch in the
+    /// matrix.
+    pub recommended: DriverVersion,
+    /// Its kernel modules.
+    pub flavour: Flavour,
+    /// The flavour is assumed, because a GPU has no row; it must be verified when the module is
+    /// loaded.
+    pub assumed: bool,
+    /// A row of the matrix is missing, or evidence speaks against the pick: see the warnings.
+    pub doubtful: bool,
+    /// The service that the GPUs need to work together.
+    pub fabric: Fabric,
+    /// Reasons for the pick, as text.
+    pub reasons: Vec<String>,
+    /// Doubts about the pick, as text.
+    pub warnings: Vec<String>,
+    /// Where the rows that decided were read.
+    #[serde(rename = "sources")]
+    pub citations: Vec<String>,
+}
+
+/// An offer and the rulings about it.
+pub(super) struct Judged {
+    pub(super) offer: Offer,
+    pub(super) rulings: Vec<Ruling>,
+}
+
+/// Why an attempt failed.
+pub(super) enum Failed {
+    /// There was no offer to judge.
+    Early { reason: Ruling, unknown: bool },
+    /// The rules refuse every offer.
+    Judged(Vec<Judged>),
+}
+
+/// Tries to find a driver for a wish as it stands.
+pub(super) fn attempt(matrix: &Matrix, wish: &Wish) -> Result<Pick, Failed> {
+    let needs = wish.needs(matrix);
+    if let Some(reason) = other_driver(matrix, wish) {
+        return Err(Failed::Early {
+            reason,
+            unknown: false,
+        });
+    }
+    let versions = offers(matrix, wish)?;
+    let flavours = wish
+        .flavour
+        .map_or(vec![Flavour::Open, Flavour::Proprietary], |f| vec![f]);
+    let judged: Vec<Judged> = versions
+        .iter()
+        .flat_map(|version| {
+            flavours.iter().map(|flavour| Offer {
+                version: version.clone(),
+                flavour: *flavour,
+            })
+        })
+        .map(|offer| Judged {
+            rulings: rules::judge(matrix, &needs, &offer),
+            offer,
+        })
+        .collect();
+    let newer = needs.boards.iter().any(|board| board.assumed_newer);
+    let best = judged
+        .iter()
+        .filter(|judged| rules::passes(&judged.rulings))
+        .min_by_key(|judged| preference(matrix, &needs, judged, newer));
+    match best {
+        Some(best) => Ok(picked(matrix, wish, &needs, best)),
+        None => Err(Failed::Judged(judged)),
+    }
+}
+
+/// Why the wanted instance type takes another driver than the ordinary one.
+pub(super) fn other_driver(matrix: &Matrix, wish: &Wish) -> Option<Ruling> {
+    let (provider, name) = wish.instance.as_ref()?;
+    let row = matrix.instance_type(provider, name)?;
+    let text = match row.driver {
+        InstanceDriver::DataCenter => return None,
+        InstanceDriver::Grid => format!(
+            "instance type {name} of {provider} provides its {} as vGPU, which needs the licensed \
+             GRID guest driver",
+            row.gpu
+        ),
+        InstanceDriver::None => format!("instance type {name} of {provider} has {}", row.gpu),
+    };
+    Some(ruling::say(
+        Rule::Vgpu,
+        Judgement::Refuse,
+        text,
+        &row.citations,
+    ))
+}
+
+/// The versions to judge.
+fn offers(matrix: &Matrix, wish: &Wish) -> Result<Vec<DriverVersion>, Failed> {
+    let none: [&str; 0] = [];
+    let early = |rule, text, unknown| Failed::Early {
+        reason: ruling::say(rule, Judgement::Refuse, text, &none),
+        unknown,
+    };
+    if let (Some(branch), Some(version)) = (wish.branch, &wish.version)
+        && version.branch() != branch
+    {
+        let text = format!(
+            "driver {version} was requested, but it does not belong to the requested branch \
+             {branch}"
+        );
+        return Err(early(Rule::Wish, text, false));
+    }
+    let wanted = |version: &DriverVersion| {
+        wish.branch.is_none_or(|branch| version.branch() == branch)
+            && wish.version.as_ref().is_none_or(|wished| version == wished)
+    };
+    if let Some(candidates) = &wish.candidates {
+        let fitting: BTreeSet<_> = candidates
+            .iter()
+            .filter(|version| wanted(version))
+            .collect();
+        if !fitting.is_empty() {
+            return Ok(fitting.into_iter().cloned().collect());
+        }
+        let offered: BTreeSet<String> = candidates.iter().map(ToString::to_string).collect();
+        let offered = offered.into_iter().collect::<Vec<_>>().join(", ");
+        let has = if offered.is_empty() {
+            "no driver".to_owned()
+        } else {
+            offered
+        };
+        let wished = match (&wish.version, wish.branch) {
+            (Some(version), _) => format!("driver {version} was requested"),
+            (None, Some(branch)) => format!("branch {branch} was requested"),
+            (None, None) => "a driver is needed".to_owned(),
+        };
+        return Err(early(
+            Rule::Offered,
+            format!("{wished}; the repository has {has}"),
+            false,
+        ));
+    }
+    if let Some(version) = &wish.version {
+        return Ok(vec![version.clone()]);
+    }
+    let newest: Vec<DriverVersion> = matrix
+        .branches
+        .iter()
+        .map(|row| row.newest_version.clone())
+        .filter(|version| wanted(version))
+        .collect();
+    match wish.branch {
+        Some(branch) if newest.is_empty() => {
+            let text = format!(
+                "branch {branch} was requested; the matrix has no row for it, so none of its \
+                 versions is known"
+            );
+            Err(early(Rule::UnknownBranch, text, true))
+        }
+        _ => Ok(newest),
+    }
+}
+
+/// Sorts the best offer first.
+fn preference(
+    matrix: &Matrix,
+    needs: &Needs<'_>,
+    judged: &Judged,
+    newer: bool,
+) -> (
+    bool,
+    u8,
+    Reverse<Branch>,
+    usize,
+    Reverse<DriverVersion>,
+    bool,
+) {
+    let count = |wanted| {
+        judged
+            .rulings
+            .iter()
+            .filter(|r| r.judgement == wanted)
+            .count()
+    };
+    let branch = judged.offer.version.branch();
+    (
+        count(Judgement::Against) > 0,
+        rank(matrix, matrix.branch(branch), newer),
+        Reverse(branch),
+        count(Judgement::Against),
+        Reverse(judged.offer.version.clone()),
+        judged.offer.flavour != preferred_flavour(matrix, needs, branch),
+    )
+}
+
+fn rank(matrix: &Matrix, row: Option<&BranchRow>, newer: bool) -> u8 {
+    let Some(row) = row else { return 3 };
+    let is_young = (row.default_from).is_some_and(|day| matrix.as_of < day);
+    match (row.support, row.kind) {
+        (Support::Supported, BranchKind::Ltsb) if is_young => 3,
+        (Support::Supported, BranchKind::Ltsb) => 0,
+        // A GPU of an unknown architecture is likely newer than the long-term branch.
+        (Support::Supported, BranchKind::Pb) if newer => 0,
+        (Support::Supported, BranchKind::Pb) => 1,
+        (Support::Supported, _) => 2,
+        (Support::Unknown, _) => 3,
+        (Support::Ended, BranchKind::Ltsb | BranchKind::Pb) => 4,
+        (Support::Ended, _) => 5,
+    }
+}
+
+/// The flavour to take where the boards run with both: NVIDIA's default for the branch.
+pub(super) fn preferred_flavour(matrix: &Matrix, needs: &Needs<'_>, branch: Branch) -> Flavour {
+    let boards = &needs.boards;
+    if boards
+        .iter()
+        .any(|board| board.modules == SupportedFlavours::Proprietary)
+    {
+        return Flavour::Proprietary;
+    }
+    let open_wanted = boards
+        .iter()
+        .any(|board| board.modules == SupportedFlavours::Open || board.assumed_newer);
+    match rules::branch_flavours(matrix, branch).0 {
+        OpenModules::None => Flavour::Proprietary,
+        OpenModules::Available if !open_wanted => Flavour::Proprietary,
+        _ => Flavour::Open,
+    }
+}
+
+fn picked(matrix: &Matrix, wish: &Wish, needs: &Needs<'_>, best: &Judged) -> Pick {
+    let Offer { version, flavour } = &best.offer;
+    let branch = version.branch();
+    let (fabric, fabric_note) = fabric(wish, needs);
+    let mut reasons = vec![why_branch(matrix, wish, version)];
+    reasons.extend(needs.boards.iter().map(|board| why_board(board)));
+    reasons.push(why_flavour(matrix, wish, needs, branch, *flavour));
+    reasons.extend(
+        needs
+            .cuda
+            .iter()
+            .filter_map(|cuda| why_cuda(matrix, *cuda, version)),
+    );
+    let cudnn =
+        |ruling: &&Ruling| ruling.rule == Rule::Cudnn && ruling.judgement == Judgement::Note;
+    let cudnn = best.rulings.iter().filter(cudnn);
+    reasons.extend(cudnn.map(|ruling| ruling.text.clone()));
+    reasons.extend(fabric_note);
+    let mut warnings: Vec<&Ruling> = best
+        .rulings
+        .iter()
+        .filter(|ruling| ruling.judgement > Judgement::Note)
+        .collect();
+    warnings.sort_by_key(|ruling| Reverse(ruling.judgement));
+    let mut citations = BTreeSet::new();
+    citations.extend(
+        matrix
+            .branch(branch)
+            .iter()
+            .flat_map(|row| row.citations.iter().cloned()),
+    );
+    citations.extend(
+        needs
+            .boards
+            .iter()
+            .flat_map(|b| b.citations.iter().map(|s| (*s).to_owned())),
+    );
+    citations.extend(
+        best.rulings
+            .iter()
+            .flat_map(|ruling| ruling.citations.iter().cloned()),
+    );
+    for cuda in &needs.cuda {
+        citations
+            .extend(rules::toolkits(matrix, *cuda).flat_map(|row| row.citations.iter().cloned()));
+    }
+    Pick {
+        branch,
+        version: (wish.version.is_some() || wish.candidates.is_some()).then(|| version.clone()),
+        recommended: version.clone(),
+        flavour: *flavour,
+        assumed: needs.boards.iter().any(Board::is_assumed),
+        doubtful: warnings
+            .iter()
+            .any(|ruling| ruling.judgement >= Judgement::Unknown),
+        fabric,
+        reasons,
+        warnings: warnings
+            .into_iter()
+            .map(|ruling| ruling.text.clone())
+            .collect(),
+        citations: citations.into_iter().collect(),
+    }
+}
+
+fn why_branch(matrix: &Matrix, wish: &Wish, version: &DriverVersion) -> String {
+    let branch = version.branch();
+    let what = matrix.branch(branch).map_or_else(
+        || format!("branch {branch}, which the matrix does not know"),
+        |row| {
+            let until = match (row.support, &row.end_of_life) {
+                (Support::Supported, Some(end)) => format!(", supported until {end}"),
+                (Support::Supported, None) => ", supported".to_owned(),
+                _ => String::new(),
+            };
+            format!("branch {branch} ({}{until})", row.kind.title())
+        },
+    );
+    if wish.version.is_some() {
+        format!("driver {version} of {what} was requested")
+    } else if wish.branch.is_some() {
+        format!("{what} was requested")
+    } else if wish.candidates.is_some() {
+        format!("driver {version} of {what} is the best one in the repository")
+    } else {
+        format!(
+            "{what} is the best one that supports this machine; supported long-term branches \
+                 are preferred"
+        )
+    }
+}
+
+fn why_board(board: &Board<'_>) -> String {
+    let title = board
+        .architecture
+        .map_or("of unknown architecture", |row| row.title.as_str());
+    let min = board
+        .min_driver()
+        .map_or("not known".to_owned(), |first| format!("{first}"));
+    let last = board
+        .last_branch()
+        .map_or(String::new(), |last| format!(", last branch {last}"));
+    let inferred = board.inferred();
+    format!(
+        "{}: {title}{inferred}, first driver {min}{last}",
+        board.label
+    )
+}
+
+fn why_flavour(
+    matrix: &Matrix,
+    wish: &Wish,
+    needs: &Needs<'_>,
+    branch: Branch,
+    flavour: Flavour,
+) -> String {
+    let bound = needs.boards.iter().find(|board| {
+        matches!(
+            (board.modules, flavour),
+            (SupportedFlavours::Open, Flavour::Open)
+                | (SupportedFlavours::Proprietary, Flavour::Proprietary)
+        )
+    });
+    if let Some(board) = bound {
+        return format!("{flavour} kernel modules: {} takes no others", board.label);
+    }
+    if wish.flavour == Some(flavour) {
+        return format!("{flavour} kernel modules were requested");
+    }
+    if let Some(board) = needs.boards.iter().find(|board| board.assumed_newer) {
+        return format!(
+            "{flavour} kernel modules: assumed for {}, verified after the module is loaded",
+            board.label
+        );
+    }
+    let why = match (rules::branch_flavours(matrix, branch), flavour) {
+        ((OpenModules::None, _), _) => "has no others",
+        ((OpenModules::Only, _), _) => "has no others",
+        ((OpenModules::Default, _), Flavour::Open) => "has them as its default",
+        ((OpenModules::Available, _), Flavour::Proprietary) => "has them as its default",
+        _ => "supports all GPUs with them",
+    };
+    format!("{flavour} kernel modules: branch {branch} {why}")
+}
+
+fn why_cuda(matrix: &Matrix, cuda: CudaVersion, version: &DriverVersion) -> Option<String> {
+    let (needed, full) = rules::cuda_minimum(matrix, cuda);
+    let (needed, major) = (needed?, cuda.major);
+    Some(match full {
+        Some(full) => {
+            format!("CUDA {cuda} needs {needed}, {full} for every feature; {version} supports it")
+        }
+        // Another ruling says whether anything is known of this version.
+        None => format!("each CUDA {major} needs {needed} or newer, as {version} is"),
+    })
+}
+
+/// The fabric that the GPUs need. A part of a board shows no NVSwitch and needs none.
+fn fabric(wish: &Wish, needs: &Needs<'_>) -> (Fabric, Option<String>) {
+    let most = needs.boards.iter().max_by_key(|board| board.fabric());
+    let Some(board) = most.filter(|board| board.fabric() != Fabric::None) else {
+        return (Fabric::None, None);
+    };
+    let (label, fabric) = (&board.label, board.fabric());
+    let (what, seen) = match fabric {
+        Fabric::None => ("nothing", Some(true)),
+        Fabric::Fm => (
+            "the fabric manager of exactly the driver's version",
+            wish.nvswitch,
+        ),
+        Fabric::FmNvlsm => (
+            "the fabric manager and the NVLink subnet manager",
+            wish.nvlink_management,
+        ),
+        Fabric::Imex => ("IMEX on the node", Some(true)),
+    };
+    match seen {
+        Some(false) => (
+            Fabric::None,
+            Some(format!("no fabric manager: {label} shows no NVSwitch here")),
+        ),
+        None => (
+            fabric,
+            Some(format!(
+                "{label} needs {what} if the machine has its NVSwitches"
+            )),
+        ),
+        Some(true) => (fabric, Some(format!("{label} needs {what}"))),
+    }
+}

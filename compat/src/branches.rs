@@ -1,0 +1,62 @@
+//! The branches that drive a GPU, and the CUDA versions that each runs on it.
+
+use crate::answer::BranchAnswer;
+use crate::identity::{Flavour, SupportedFlavours};
+use crate::matrix::{BranchRow, Matrix};
+use crate::rules::{self, Needs};
+use crate::ruling::{Judgement, Offer};
+use crate::version::CudaVersion;
+
+/// Returns the branches whose newest version drives all boards without a doubt, the newest first.
+pub(super) fn driving(matrix: &Matrix, needs: &Needs<'_>) -> Vec<BranchAnswer> {
+    if needs.boards.is_empty() {
+        return Vec::new();
+    }
+    let rows = matrix.branches.iter().rev();
+    rows.filter_map(|row| answer(matrix, needs, row)).collect()
+}
+
+fn answer(matrix: &Matrix, needs: &Needs<'_>, row: &BranchRow) -> Option<BranchAnswer> {
+    let version = &row.newest_version;
+    let drives = |flavour| {
+        let version = version.clone();
+        let rulings = rules::judge(matrix, needs, &Offer { version, flavour });
+        rulings
+            .iter()
+            .all(|ruling| ruling.judgement < Judgement::Unknown)
+    };
+    let module_flavour = match (drives(Flavour::Open), drives(Flavour::Proprietary)) {
+        (true, true) => SupportedFlavours::Either,
+        (true, false) => SupportedFlavours::Open,
+        (false, true) => SupportedFlavours::Proprietary,
+        (false, false) => return None,
+    };
+    // Where several capabilities are possible, only what holds for each of them is known.
+    let capabilities = || needs.boards.iter().flat_map(|board| &board.capabilities);
+    let first = capabilities().map(|row| row.first_cuda).max();
+    let last = capabilities().filter_map(|row| row.last_cuda).min();
+    let has_code = |cuda: &CudaVersion| {
+        first.is_none_or(|first| first.minor_version() <= *cuda)
+            && last.is_none_or(|last| *cuda <= last.minor_version())
+    };
+    let released = matrix.toolkits.iter().map(|toolkit| toolkit.version);
+    let with_code = released
+        .map(CudaVersion::minor_version)
+        .filter(|cuda| has_code(cuda));
+    let (whole, limited): (Vec<CudaVersion>, Vec<CudaVersion>) =
+        with_code.partition(|cuda| *cuda <= row.max_cuda.minor_version());
+    let runs = |cuda: &CudaVersion| {
+        let (needed, _) = rules::cuda_minimum(matrix, *cuda);
+        needed.is_some_and(|needed| version >= needed)
+    };
+    Some(BranchAnswer {
+        branch: row.branch,
+        newest: version.clone(),
+        support: row.support,
+        end_of_life: row.end_of_life.clone(),
+        cuda_min: whole.iter().min().copied(),
+        cuda_max: whole.iter().max().copied(),
+        cuda_limited_max: limited.into_iter().filter(runs).max(),
+        module_flavour,
+    })
+}

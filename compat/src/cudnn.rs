@@ -1,0 +1,194 @@
+//! Which driver, CUDA version and GPU a version of cuDNN needs, by NVIDIA's support matrices. A version has packages for
+//! several CUDA major versions, and a container has those for one.
+
+use crate::board::Board;
+use crate::matrix::{Confidence, Cudnn, Matrix};
+use crate::ruling::{Judgement, Rule, Ruling, say};
+use crate::version::{CudaVersion, CudnnVersion, DriverVersion};
+
+/// The rows about a version, or else about the nearest older one of the same major version.
+fn rows(matrix: &Matrix, asked: CudnnVersion) -> Vec<&Cudnn> {
+    let is_older =
+        |row: &&Cudnn| row.version.major == asked.major && row.version.minor <= asked.minor;
+    let older: Vec<&Cudnn> = matrix.cudnn.iter().filter(is_older).collect();
+    let nearest = older.iter().map(|row| row.version).max();
+    let of_nearest = |row: &&Cudnn| Some(row.version) == nearest;
+    older.into_iter().filter(of_nearest).collect()
+}
+
+/// The rows for the CUDA versions that were asked about, or for all.
+fn rows_for<'m>(
+    matrix: &'m Matrix,
+    asked: CudnnVersion,
+    cuda: &[CudaVersion],
+) -> impl Iterator<Item = &'m Cudnn> {
+    let all = rows(matrix, asked).into_iter();
+    all.filter(move |row| cuda.is_empty() || cuda.iter().any(|one| one.major == row.cuda_major))
+}
+
+/// The oldest driver with which some packages of a version work.
+pub fn min_driver<'m>(
+    matrix: &'m Matrix,
+    asked: CudnnVersion,
+    cuda: &[CudaVersion],
+) -> Option<&'m DriverVersion> {
+    let rows = rows_for(matrix, asked, cuda);
+    rows.map(|row| &row.min_driver).min()
+}
+
+/// Adds what the rows say about a version. `driver` is `None` if it is too old for the CUDA version, which another ruling
+/// says.
+pub(super) fn judge(
+    matrix: &Matrix,
+    asked: CudnnVersion,
+    cuda: &[CudaVersion],
+    boards: &[Board<'_>],
+    driver: Option<&DriverVersion>,
+    said: &mut Vec<Ruling>,
+) {
+    let none: [&str; 0] = [];
+    let all = rows(matrix, asked);
+    let Some(own) = all.first().map(|row| row.version) else {
+        let text = format!("no row says what cuDNN {asked} needs");
+        said.push(say(Rule::Cudnn, Judgement::Unknown, text, &none));
+        return;
+    };
+    if own != asked {
+        let newer = |row: &Cudnn| row.version.major == asked.major && row.version > asked;
+        let judgement = match matrix.cudnn.iter().any(newer) {
+            true => Judgement::Caution,
+            false => Judgement::Unknown,
+        };
+        let text = format!("cuDNN {asked} has no row: what is known of {own} is taken for it");
+        said.push(say(Rule::Cudnn, judgement, text, &none));
+    }
+    // A driver is refused by what was read for exactly this version.
+    let refuse = |row: &Cudnn| match row.confidence == Confidence::Verified && own == asked {
+        true => Judgement::Refuse,
+        false => Judgement::Against,
+    };
+    // What an older version did not know yet, the one that was asked about may.
+    let newer = match own == asked {
+        true => Judgement::Against,
+        false => Judgement::Unknown,
+    };
+    let judged: Vec<(&Cudnn, Vec<Ruling>)> = rows_for(matrix, asked, cuda)
+        .map(|row| {
+            (
+                row,
+                against(row, (refuse(row), newer), cuda, boards, driver),
+            )
+        })
+        .collect();
+    let worst = |rulings: &[Ruling]| rulings.iter().map(|ruling| ruling.judgement).max();
+    let Some(best) = judged.iter().map(|(_, rulings)| worst(rulings)).min() else {
+        let majors: Vec<String> = all.iter().map(|row| row.cuda_major.to_string()).collect();
+        let wanted: Vec<String> = cuda.iter().map(ToString::to_string).collect();
+        let text = format!(
+            "cuDNN {own} has packages for CUDA {}, and none for {}",
+            majors.join(" and "),
+            wanted.join(" and ")
+        );
+        let judgement = all.iter().map(|row| refuse(row)).max();
+        let judgement = judgement.unwrap_or(Judgement::Against);
+        said.push(say(Rule::Cudnn, judgement, text, &all[0].citations));
+        return;
+    };
+    for (row, rulings) in judged {
+        let serves = worst(&rulings) == best;
+        if serves && best < Some(Judgement::Refuse) {
+            let text = needs(row, driver);
+            said.push(say(Rule::Cudnn, Judgement::Note, text, &row.citations));
+        }
+        // If the packages for another CUDA version serve, what is against these is a remark.
+        said.extend(rulings.into_iter().map(|ruling| Ruling {
+            judgement: match serves {
+                true => ruling.judgement,
+                false => Judgement::Note,
+            },
+            ..ruling
+        }));
+    }
+}
+
+/// The packages of a row, for people.
+fn packages(row: &Cudnn) -> String {
+    format!("cuDNN {} for CUDA {}", row.version, row.cuda_major)
+}
+
+fn needs(row: &Cudnn, driver: Option<&DriverVersion>) -> String {
+    let fits = driver.filter(|driver| **driver >= row.min_driver);
+    let is = fits.map_or_else(String::new, |driver| format!(", as {driver} is"));
+    let doubt = match row.confidence {
+        Confidence::Verified => "",
+        Confidence::Partial | Confidence::Unverified => " (not all of this is verified)",
+    };
+    format!(
+        "{} (released for {}) needs driver {} or newer{is}{doubt}",
+        packages(row),
+        range(row),
+        row.min_driver
+    )
+}
+
+/// The CUDA versions of a row, for people.
+fn range(row: &Cudnn) -> String {
+    match row.cuda_min == row.cuda_max {
+        true => row.cuda_min.to_string(),
+        false => format!("{} to {}", row.cuda_min, row.cuda_max),
+    }
+}
+
+/// What is against the packages of a row; `refuse` judges a driver that is too old, and `newer` a GPU that came later.
+fn against(
+    row: &Cudnn,
+    (refuse, newer): (Judgement, Judgement),
+    cuda: &[CudaVersion],
+    boards: &[Board<'_>],
+    driver: Option<&DriverVersion>,
+) -> Vec<Ruling> {
+    let what = packages(row);
+    let mut found = Vec::new();
+    let mut add = |judgement, text| found.push(say(Rule::Cudnn, judgement, text, &row.citations));
+    if let Some(driver) = driver.filter(|driver| **driver < row.min_driver) {
+        let text = format!(
+            "{what} needs driver {} or newer; {driver} is older",
+            row.min_driver
+        );
+        add(refuse, text);
+    }
+    let range = format!("{what} was released for {}", range(row));
+    for cuda in cuda.iter().filter(|cuda| cuda.major == row.cuda_major) {
+        let wanted = cuda.minor_version();
+        if wanted < row.cuda_min {
+            add(Judgement::Against, format!("{range}; {cuda} is older"));
+        } else if wanted > row.cuda_max {
+            add(Judgement::Caution, format!("{range}; {cuda} is newer"));
+        }
+    }
+    // Support of GPUs that has ended does not come back in a newer version.
+    let ended = match row.confidence {
+        Confidence::Verified => Judgement::Refuse,
+        Confidence::Partial | Confidence::Unverified => Judgement::Against,
+    };
+    for board in boards {
+        let Some(own) = board.capability else {
+            continue;
+        };
+        let label = &board.label;
+        if own < row.capability_min {
+            let text = format!(
+                "{what} has no code for {label}: it begins with compute capability {}, and this is {own}",
+                row.capability_min
+            );
+            add(ended, text);
+        } else if own.major > row.capability_max.major {
+            let text = format!(
+                "{what} came before {label}: its support matrix ends with compute capability {}, and this is {own}",
+                row.capability_max
+            );
+            add(newer, text);
+        }
+    }
+    found
+}

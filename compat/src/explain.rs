@@ -1,0 +1,180 @@
+//! Explains why no driver fits, and looks for the nearest wish that one would fit.
+
+use std::collections::BTreeSet;
+
+use crate::attempt::{Failed, Judged, Pick, attempt};
+use crate::board::Board;
+use crate::identity::SupportedFlavours;
+use crate::matrix::Matrix;
+use crate::ruling::{self, Judgement, Rule, Ruling};
+use crate::wish::Wish;
+
+/// Why no driver fits.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("find a driver for this machine: {}", .reasons.iter().map(|r| r.text.as_str()).collect::<Vec<_>>().join("; "))]
+pub struct NoDriver {
+    /// The rulings that refuse, with the values compared.
+    pub reasons: Vec<Ruling>,
+    /// True where the only reason is that a row is missing.
+    pub unknown: bool,
+    /// What would work, as text.
+    pub nearest: Vec<String>,
+    /// The pick for the nearest wish, where one was found.
+    pub nearest_pick: Option<Box<Pick>>,
+}
+
+/// Explains a failed attempt.
+pub(super) fn explain(matrix: &Matrix, wish: &Wish, failed: Failed) -> NoDriver {
+    let (reasons, unknown) = match failed {
+        Failed::Early { reason, unknown } => (vec![reason], unknown),
+        Failed::Judged(judged) => {
+            let mut reasons = pairs(matrix, wish);
+            // Where two GPUs exclude each other, the other rulings only follow from that.
+            let others = if reasons.is_empty() {
+                decisive(&judged)
+            } else {
+                Vec::new()
+            };
+            for ruling in others {
+                if !reasons.iter().any(|known| known.text == ruling.text) {
+                    reasons.push(ruling);
+                }
+            }
+            let unknown = reasons.iter().all(|reason| reason.rule == Rule::UnknownGpu);
+            (reasons, unknown)
+        }
+    };
+    let (nearest, nearest_pick) = nearest(matrix, wish, &reasons);
+    NoDriver {
+        reasons,
+        unknown,
+        nearest,
+        nearest_pick,
+    }
+}
+
+/// The rulings that refuse the closest offer: the one with the fewest refusals, and among those the
+/// newest version.
+fn decisive(judged: &[Judged]) -> Vec<Ruling> {
+    let refusals = |judged: &Judged| -> Vec<Ruling> {
+        let refused = judged
+            .rulings
+            .iter()
+            .filter(|r| r.judgement == Judgement::Refuse);
+        refused.cloned().collect()
+    };
+    let closest = judged.iter().min_by_key(|judged| {
+        (
+            refusals(judged).len(),
+            std::cmp::Reverse(&judged.offer.version),
+        )
+    });
+    closest.map(refusals).unwrap_or_default()
+}
+
+/// The pairs of GPUs that no branch and flavour of the matrix serves together, although a driver
+/// fits each of them.
+fn pairs(matrix: &Matrix, wish: &Wish) -> Vec<Ruling> {
+    let all = wish.needs(matrix).boards;
+    let only = |gpus: Vec<&Board<'_>>| {
+        let labels: Vec<&str> = gpus.iter().map(|board| board.label.as_str()).collect();
+        let of_these = wish
+            .gpus
+            .iter()
+            .filter(|g| labels.contains(&matrix.board(g).label.as_str()));
+        let alone = Wish {
+            gpus: of_these.cloned().collect(),
+            ..Wish::default()
+        };
+        attempt(matrix, &alone).is_ok()
+    };
+    let mut found = Vec::new();
+    for (index, first) in all.iter().enumerate() {
+        for second in &all[index + 1..] {
+            if only(vec![first]) && only(vec![second]) && !only(vec![first, second]) {
+                let citations: BTreeSet<&str> = first
+                    .citations
+                    .iter()
+                    .chain(&second.citations)
+                    .copied()
+                    .collect();
+                let citations: Vec<&str> = citations.into_iter().collect();
+                let text = format!(
+                    "no branch and flavour supports both {} and {}",
+                    describe(first),
+                    describe(second)
+                );
+                found.push(ruling::say(Rule::Pair, Judgement::Refuse, text, &citations));
+            }
+        }
+    }
+    found
+}
+
+fn describe(board: &Board<'_>) -> String {
+    let modules = match board.modules {
+        SupportedFlavours::Open => "open modules only",
+        SupportedFlavours::Proprietary => "proprietary modules only",
+        SupportedFlavours::Either => "either modules",
+    };
+    let min = board
+        .min_driver()
+        .map_or(String::new(), |first| format!(", from {first} on"));
+    let last = board
+        .last_branch()
+        .map_or(String::new(), |last| format!(", up to branch {last}"));
+    format!("{} ({modules}{min}{last})", board.label)
+}
+
+/// What a step gives up, for people, and how.
+type Concession<'a> = (&'static str, &'a dyn Fn(&mut Wish));
+
+/// Relaxes the wish in steps until a driver fits.
+fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Option<Box<Pick>>) {
+    if reasons.iter().any(|reason| reason.rule == Rule::Vgpu) {
+        let advice = "install the GRID guest driver that matches the hypervisor's vGPU release";
+        return (vec![advice.to_owned()], None);
+    }
+    // Each step gives up one thing more than the one before; at "on another kernel" CUDA and cuDNN are back.
+    let mut relaxed = wish.clone();
+    let steps: [Concession<'_>; 8] = [
+        ("with another version of the branch", &|one| {
+            one.version = None;
+        }),
+        ("with another branch", &|one| one.branch = None),
+        ("with the other kernel modules", &|one| one.flavour = None),
+        ("from another repository", &|one| one.candidates = None),
+        ("with another version of cuDNN", &|one| one.cudnn = None),
+        ("without the requested CUDA versions", &|one| {
+            one.cuda.clear();
+        }),
+        ("on another kernel", &|one| {
+            (one.cuda, one.cudnn) = (wish.cuda.clone(), wish.cudnn);
+            (one.kernel, one.next_kernel) = (None, None);
+        }),
+        (
+            "without the requested CUDA versions, on another kernel",
+            &|one| (one.cuda, one.cudnn) = (Vec::new(), None),
+        ),
+    ];
+    for (how, relax) in steps {
+        let before = relaxed.clone();
+        relax(&mut relaxed);
+        if relaxed == before {
+            continue;
+        }
+        if let Ok(pick) = attempt(matrix, &relaxed) {
+            let text = format!(
+                "{how}: driver {} (branch {}), {} kernel modules",
+                pick.recommended, pick.branch, pick.flavour
+            );
+            return (vec![text], Some(Box::new(pick)));
+        }
+    }
+    let advice = if reasons.iter().any(|reason| reason.rule == Rule::Pair) {
+        "use GPUs that exclude each other in different machines"
+    } else {
+        "set `driver.branch` in the configuration when the GPU is known"
+    };
+    (vec![advice.to_owned()], None)
+}

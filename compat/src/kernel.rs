@@ -1,0 +1,428 @@
+//! Whether a driver's modules build for a kernel.
+//!
+//! The rows are about mainline kernels. A distribution's kernel has backports, which may break a
+//! build or repair it, so for such a kernel the rows are evidence and only the build is proof.
+
+use std::cmp::Reverse;
+
+use crate::matrix::{Confidence, KernelFix, KernelReport, Matrix, Shows};
+use crate::ruling::{Judgement, Offer, Rule, Ruling, say};
+use crate::version::{DriverVersion, KernelVersion};
+
+/// Adds what the kernel rows say about an offer.
+pub(super) fn judge(
+    matrix: &Matrix,
+    kernel: &KernelVersion,
+    arch: Option<&str>,
+    offer: &Offer,
+    said: &mut Vec<Ruling>,
+) {
+    let before = said.len();
+    let untold = fixes(matrix, kernel, arch, offer, said);
+    let limit = limits(matrix, kernel, &offer.version, said);
+    oldest(matrix, kernel, &offer.version, said);
+    said.extend(reports(&matrix.kernel_reports, kernel, offer));
+    if limit.is_none() {
+        outlived(matrix, kernel, &offer.version, said);
+    }
+    // What a branch lacks a row for is said only where no other row decides.
+    let against = |ruling: &Ruling| ruling.judgement >= Judgement::Against;
+    if limit != Some(true) && !said[before..].iter().any(against) {
+        said.extend(untold);
+    }
+}
+
+/// What was reported about programs, and not about the build, on this kernel: it concerns modules that are loaded,
+/// too.
+#[must_use]
+pub fn at_work(matrix: &Matrix, kernel: &KernelVersion, offer: &Offer) -> Option<Ruling> {
+    let rows = matrix.kernel_reports.iter().filter(|row| row.builds);
+    reports(rows, kernel, offer).next()
+}
+
+/// The strongest thing that the kernel rows say about an offer on a kernel; `None` if they say nothing.
+#[must_use]
+pub fn strongest(
+    matrix: &Matrix,
+    kernel: &KernelVersion,
+    arch: Option<&str>,
+    offer: &Offer,
+) -> Option<Ruling> {
+    let mut said = Vec::new();
+    judge(matrix, kernel, arch, offer, &mut said);
+    said.into_iter().max_by_key(|ruling| ruling.judgement)
+}
+
+/// A verified row refuses a mainline kernel; otherwise a row is evidence against the driver.
+fn against(kernel: &KernelVersion, confidence: Confidence) -> Judgement {
+    if kernel.is_mainline() && confidence == Confidence::Verified {
+        Judgement::Refuse
+    } else {
+        Judgement::Against
+    }
+}
+
+/// Explains why the row is only evidence.
+fn proviso(kernel: &KernelVersion) -> &'static str {
+    if kernel.is_mainline() {
+        ""
+    } else {
+        " (a mainline version; this vendor kernel may contain backports, so only the build proves \
+         it)"
+    }
+}
+
+/// Whether a row is about a kernel. A row with a stable number, such as 6.1.76, is about the
+/// kernels of kernel.org of that series: the number of a vendor's kernel does not tell it.
+fn concerns(row: &KernelVersion, kernel: &KernelVersion) -> bool {
+    let stable = row.mainline()[2];
+    if stable == 0 {
+        return kernel.series() >= row.series();
+    }
+    kernel.is_mainline() && kernel.series() == row.series() && kernel.mainline()[2] >= stable
+}
+
+/// Adds the fixes that a version lacks; returns that no row tells of its branch.
+fn fixes(
+    matrix: &Matrix,
+    kernel: &KernelVersion,
+    arch: Option<&str>,
+    offer: &Offer,
+    said: &mut Vec<Ruling>,
+) -> Option<Ruling> {
+    let version = &offer.version;
+    let branch = version.branch();
+    // Of several rows with the same ruling only the newest is reported: it demands the most.
+    let mut older: Option<Ruling> = None;
+    let mut untold: Option<Ruling> = None;
+    let mut rows: Vec<&KernelFix> = matrix.kernel_fixes.iter().collect();
+    rows.sort_by_key(|row| &row.kernel);
+    let concerned = rows.into_iter().filter(|row| {
+        concerns(&row.kernel, kernel)
+            && row
+                .arch
+                .as_deref()
+                .is_none_or(|wanted| arch == Some(wanted))
+            && row.flavour.is_none_or(|wanted| wanted == offer.flavour)
+    });
+    for row in concerned {
+        let since = format!(
+            "Linux {kernel} is at or past {}{}",
+            row.kernel,
+            proviso(kernel)
+        );
+        let mut add =
+            |judgement, text| said.push(say(Rule::Kernel, judgement, text, &row.citations));
+        let of_branch = |versions: &[DriverVersion]| {
+            versions
+                .iter()
+                .find(|version| version.branch() == branch)
+                .cloned()
+        };
+        match of_branch(&row.first_fixed) {
+            Some(first) if *version < first => {
+                let judgement = against(kernel, row.confidence);
+                if older
+                    .as_ref()
+                    .is_none_or(|known| known.judgement <= judgement)
+                {
+                    let text = format!(
+                        "{since}; branch {branch} builds for it from {first} on, {version} is older"
+                    );
+                    older = Some(say(Rule::Kernel, judgement, text, &row.citations));
+                }
+            }
+            Some(_) => {
+                if let Some(complete) = of_branch(&row.complete).filter(|v| version < v) {
+                    let text = format!(
+                        "{since}; branch {branch} has all known fixes for it from {complete} on, \
+                         {version} is older"
+                    );
+                    add(Judgement::Against, text);
+                }
+            }
+            None if row.never_fixed.contains(&branch) => add(
+                against(kernel, row.confidence),
+                format!("{since}; branch {branch} ended without the fix for it"),
+            ),
+            None => {
+                // A branch newer than all listed ones has the fix from its start, as far as is
+                // known.
+                let newest = row.first_fixed.iter().map(DriverVersion::branch).max();
+                if newest.is_some_and(|newest| branch < newest) {
+                    let text = format!("{since}; no row says whether branch {branch} has the fix");
+                    untold = Some(say(Rule::Kernel, Judgement::Unknown, text, &row.citations));
+                }
+            }
+        }
+    }
+    said.extend(older);
+    untold
+}
+
+/// Adds the limit of a version; returns whether the row says that exactly this version builds, and
+/// `None` without a row.
+fn limits(
+    matrix: &Matrix,
+    kernel: &KernelVersion,
+    version: &DriverVersion,
+    said: &mut Vec<Ruling>,
+) -> Option<bool> {
+    // A limit of a version holds for the older versions of its branch, too.
+    let row = matrix
+        .kernel_limits
+        .iter()
+        .filter(|row| row.driver.branch() == version.branch() && *version <= row.driver)
+        .min_by(|a, b| a.driver.cmp(&b.driver));
+    let row = row?;
+    if kernel.series() <= row.newest_kernel.series() {
+        return Some(*version == row.driver);
+    }
+    let (judgement, what) = match &row.first_broken {
+        Some(broken) if kernel.series() >= broken.series() => (
+            against(kernel, row.confidence),
+            format!("needs patches from Linux {broken} on"),
+        ),
+        _ => (
+            Judgement::Unknown,
+            "is not known to build on newer ones".to_owned(),
+        ),
+    };
+    let text = format!(
+        "{} builds on mainline kernels up to {} and {what}; {version} would have to build on \
+         Linux {kernel}{}",
+        row.driver,
+        row.newest_kernel,
+        proviso(kernel)
+    );
+    said.push(say(Rule::Kernel, judgement, text, &row.citations));
+    Some(false)
+}
+
+/// For a branch without a limit of its own: a newer branch that got its last release later, and
+/// whose last release does not build, says that the older branch does not build either.
+fn outlived(
+    matrix: &Matrix,
+    kernel: &KernelVersion,
+    version: &DriverVersion,
+    said: &mut Vec<Ruling>,
+) {
+    let branch = version.branch();
+    let last_release = |branch| {
+        let row = matrix.branch(branch)?;
+        row.newest_date.as_deref().or(row.end_of_life.as_deref())
+    };
+    let own = last_release(branch);
+    let rows = matrix.kernel_limits.iter().filter_map(|row| {
+        let broken = row.first_broken.as_ref()?;
+        let newer = row.driver.branch() > branch && kernel.series() >= broken.series();
+        // A branch without a row was short-lived: the long-lived ones have rows.
+        let outlived =
+            own.is_none_or(|own| last_release(row.driver.branch()).is_some_and(|last| own < last));
+        (newer && outlived).then_some((broken, row))
+    });
+    let surest = rows.min_by_key(|(broken, row)| (Reverse(row.confidence), *broken));
+    let Some((broken, row)) = surest else {
+        return;
+    };
+    let text = format!(
+        "{}, which was released after the last release of branch {branch}, needs patches from \
+         Linux {broken} on; {version} would have to build on Linux {kernel}{}",
+        row.driver,
+        proviso(kernel)
+    );
+    // That a branch without a row ended early is an assumption.
+    let confidence = own.map_or(Confidence::Unverified, |_| row.confidence);
+    let judgement = against(kernel, confidence);
+    said.push(say(Rule::Kernel, judgement, text, &row.citations));
+}
+
+fn oldest(
+    matrix: &Matrix,
+    kernel: &KernelVersion,
+    version: &DriverVersion,
+    said: &mut Vec<Ruling>,
+) {
+    for row in &matrix.kernel_oldest {
+        let within = row
+            .first_driver
+            .as_ref()
+            .is_none_or(|first| version >= first)
+            && row.last_driver.as_ref().is_none_or(|last| version <= last);
+        if within && kernel.series() < row.kernel.series() {
+            let text = format!(
+                "driver {version} needs Linux {} or newer; {kernel} is older{}",
+                row.kernel,
+                proviso(kernel)
+            );
+            said.push(say(
+                Rule::Kernel,
+                against(kernel, row.confidence),
+                text,
+                &row.citations,
+            ));
+        }
+    }
+}
+
+/// The errors by which reports about an offer at work on a kernel show, each with what was reported.
+#[must_use]
+pub fn shown_by_errors<'m>(
+    matrix: &'m Matrix,
+    kernel: &KernelVersion,
+    offer: &Offer,
+) -> Vec<(&'m Shows, String)> {
+    (matrix.kernel_reports.iter())
+        .filter_map(|row| Some((row.shows.as_ref()?, reported(row, kernel, offer)?)))
+        .collect()
+}
+
+fn reports<'m>(
+    rows: impl IntoIterator<Item = &'m KernelReport>,
+    kernel: &KernelVersion,
+    offer: &Offer,
+) -> impl Iterator<Item = Ruling> {
+    rows.into_iter().filter_map(move |row| {
+        let text = reported(row, kernel, offer)?;
+        Some(say(Rule::Kernel, Judgement::Against, text, &row.citations))
+    })
+}
+
+/// What a row reports of an offer on a kernel; `None` if it is about others.
+fn reported(row: &KernelReport, kernel: &KernelVersion, offer: &Offer) -> Option<String> {
+    let version = &offer.version;
+    let named = row.kernel.as_ref().map_or("", KernelVersion::as_str);
+    // Two numbers name a series; anything longer is the beginning of a release.
+    let is_series =
+        named.bytes().all(|b| b.is_ascii_digit() || b == b'.') && named.matches('.').count() == 1;
+    let meant = match &row.kernel {
+        Some(row) if is_series => kernel.series() == row.series(),
+        _ => {
+            kernel.as_str().starts_with(named) || row.or_later && counts_on(named, kernel.as_str())
+        }
+    } && (row.ending.as_deref()).is_none_or(|ending| kernel.as_str().ends_with(ending));
+    let within = (row.first_driver.as_ref()).is_none_or(|first| version >= first)
+        && *version <= row.last_driver
+        && (row.modules).is_none_or(|modules| modules.include(offer.flavour));
+    let later = match row.or_later {
+        true => format!(" (of {} and later)", named.trim_end_matches('-')),
+        false => String::new(),
+    };
+    let builds = if row.builds { "builds, and then " } else { "" };
+    (meant && within).then(|| {
+        let report = &row.report;
+        format!("reported of {version} on Linux {kernel}{later}: {builds}{report}")
+    })
+}
+
+/// Whether a release follows another one in the same numbering: `6.1.0-57-amd64` follows
+/// `6.1.0-56-`. The number must have as many digits, because other kernels are numbered otherwise,
+/// such as Ubuntu's cloud kernels from 1000 on.
+fn counts_on(named: &str, release: &str) -> bool {
+    let (count, end) = last_number(named);
+    let Some(rest) = release.strip_prefix(&named[..count.start]) else {
+        return false;
+    };
+    let first = &named[count];
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    // With equally many digits the order of the texts is the order of the numbers.
+    !first.is_empty()
+        && digits == first.len()
+        && &rest[..digits] >= first
+        && rest[digits..].starts_with(end)
+}
+
+/// The range of the last number in a text, and the text behind it.
+fn last_number(text: &str) -> (std::ops::Range<usize>, &str) {
+    let digit = |c: char| c.is_ascii_digit();
+    let before_end = text.trim_end_matches(|c| !digit(c));
+    let start = before_end.trim_end_matches(digit).len();
+    (start..before_end.len(), &text[before_end.len()..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KernelReport, Matrix, Offer, at_work, counts_on, reports, shown_by_errors};
+    use crate::identity::Flavour;
+
+    #[test]
+    fn a_driver_that_is_loaded_on_pages_of_64_kib_is_told_its_page_faults() {
+        let matrix = Matrix::builtin().expect("a matrix");
+        let told = |kernel: &str, version: &str| {
+            let offer = Offer {
+                version: version.parse().expect("a version"),
+                flavour: Flavour::Open,
+            };
+            at_work(&matrix, &kernel.parse().expect("a kernel"), &offer).is_some()
+        };
+        assert!(told("6.8.0-1030-nvidia-64k", "595.45.04"));
+        assert!(!told("6.8.0-1030-nvidia-64k", "580.178.04"));
+        assert!(!told("6.8.0-1030-nvidia", "595.45.04"));
+    }
+
+    #[test]
+    fn a_report_is_about_the_kernels_of_its_series_or_of_its_release() {
+        let mut matrix = Matrix::builtin().expect("a matrix");
+        let row = matrix.kernel_reports[0].clone();
+        let offer = Offer {
+            version: row.last_driver.clone(),
+            flavour: Flavour::Open,
+        };
+        for (named, ending, kernel, concerned) in [
+            (Some("6.1"), None, "6.1.0-44-amd64", true),
+            (Some("6.1"), None, "6.12.57+deb13-amd64", false),
+            (Some("6.1.0-44-"), None, "6.1.0-44-amd64", true),
+            (Some("6.1.0-44-"), None, "6.1.0-45-amd64", false),
+            (None, Some("64k"), "6.8.0-1030-nvidia-64k", true),
+            (None, Some("64k"), "6.12.0-211.el10_2.aarch64+64k", true),
+            (None, Some("64k"), "6.8.0-1030-nvidia", false),
+            (Some("6.8"), Some("64k"), "6.17.0-1030-nvidia-64k", false),
+        ] {
+            matrix.kernel_reports = vec![KernelReport {
+                kernel: named.map(|named| named.parse().expect("a kernel")),
+                ending: ending.map(str::to_owned),
+                or_later: false,
+                first_driver: None,
+                modules: None,
+                ..row.clone()
+            }];
+            let kernel = kernel.parse().expect("a kernel");
+            let said = reports(&matrix.kernel_reports, &kernel, &offer).next();
+            assert_eq!(said.is_some(), concerned, "{named:?} {kernel}");
+        }
+    }
+
+    #[test]
+    fn page_faults_of_a_kernel_with_large_pages_are_known() {
+        let matrix = Matrix::builtin().expect("a matrix");
+        for (version, kernel, known) in rows! {
+            "595.84", "6.12.0-211.el10_2.aarch64+64k", true;
+            "590.44.01", "6.8.0-1030-nvidia-64k", true;
+            "580.159.03", "6.8.0-1030-nvidia-64k", false;
+            "595.84", "6.8.0-1030-nvidia", false;
+        } {
+            let offer = Offer {
+                version: version.parse().expect("a version"),
+                flavour: Flavour::Open,
+            };
+            let shown = shown_by_errors(&matrix, &kernel.parse().expect("a kernel"), &offer);
+            assert_eq!(shown.len(), usize::from(known), "{version} {kernel}");
+            assert!(shown.iter().all(|(shows, _)| shows.xid == 31), "{version}");
+        }
+    }
+
+    #[test]
+    fn a_vendors_later_releases_count_on() {
+        for (named, release, later) in [
+            ("6.1.0-56-", "6.1.0-56-amd64", true),
+            ("6.1.0-56-", "6.1.0-57-cloud-amd64", true),
+            ("6.1.0-56-", "6.1.0-55-amd64", false),
+            ("6.1.0-56-", "6.1.0-1036-oem", false),
+            ("6.1.0-56-", "6.1.0-57", false),
+            ("6.1.0-56-", "6.12.0-57-amd64", false),
+            ("none", "none", false),
+        ] {
+            assert_eq!(counts_on(named, release), later, "{named} {release}");
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! The kernel question: which kernels of a machine need a driver module, which have one, and which
+//! kernel could be installed to give one. A pure function of names that were read elsewhere.
+
+use std::{collections::BTreeSet, fmt};
+
+use serde::{Deserialize, Serialize};
+
+use crate::version::KernelVersion;
+
+/// Which kernels may be installed for the sake of the driver.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Consent {
+    /// None: only the kernels that are installed.
+    No,
+    /// A newer kernel of the same series and flavour, such as 6.8 and `aws`.
+    #[default]
+    SameSeries,
+    /// A newer kernel of any series, of the same flavour.
+    Any,
+}
+
+impl fmt::Display for Consent {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(match self {
+            Self::No => "no",
+            Self::SameSeries => "same-series",
+            Self::Any => "any",
+        })
+    }
+}
+
+/// The kernels of a machine.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Kernels {
+    /// The running one.
+    pub running: Option<KernelVersion>,
+    /// The one that the boot loader starts next.
+    pub next: Option<KernelVersion>,
+    /// All that are installed.
+    pub installed: Vec<KernelVersion>,
+    /// The machine becomes an image: no instance of it runs the kernel of this moment.
+    pub image: bool,
+}
+
+impl Kernels {
+    /// The kernels that need a module: the running one and the one of the next boot.
+    ///
+    /// A running kernel without files on this machine does not count: it was removed by an upgrade,
+    /// or is the kernel of a container's host. The kernel of an image builder does not count either.
+    #[must_use]
+    pub fn needed(&self) -> Vec<KernelVersion> {
+        let is_installed =
+            |one: &&KernelVersion| self.installed.is_empty() || self.installed.contains(one);
+        let running = (self.running.as_ref())
+            .filter(|one| self.next.is_none() || (!self.image && is_installed(one)));
+        let mut needed: Vec<KernelVersion> =
+            running.into_iter().chain(&self.next).cloned().collect();
+        needed.dedup();
+        needed
+    }
+
+    /// The kernel that another one would take the place of: the one that the machine would run from its next boot on.
+    #[must_use]
+    pub fn base(&self) -> Option<KernelVersion> {
+        self.needed().pop()
+    }
+}
+
+/// One way to a driver module.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Way {
+    /// The module is compiled on the machine; otherwise it is packaged for the kernel.
+    pub compiled: bool,
+    /// All that this way needs is installed, for every kernel that needs a module.
+    pub complete: bool,
+    /// What it needs for all kernels together is installed: the machine has gone this way before.
+    pub begun: bool,
+    /// The kernels for which all is offered or installed that this way needs.
+    pub kernels: BTreeSet<KernelVersion>,
+    /// Why this way is closed on this machine, where it is.
+    pub closed: Option<String>,
+}
+
+/// What the answer depends on.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct KernelQuestion {
+    /// The kernels of the machine.
+    pub kernels: Kernels,
+    /// Which kernels may be installed.
+    pub consent: Consent,
+    /// The kernels that can be installed.
+    pub images: BTreeSet<KernelVersion>,
+    /// The ways to a module, preferred first.
+    pub ways: Vec<Way>,
+}
+
+/// The answer. `way` is an index into [`KernelQuestion::ways`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum KernelAnswer {
+    /// No kernel of the machine is known.
+    Unknown,
+    /// The kernels of the machine can have a module.
+    Here {
+        /// How.
+        way: usize,
+    },
+    /// The kernel of the next boot can have a module; the running one cannot.
+    Boot {
+        /// How.
+        way: usize,
+        /// That kernel.
+        kernel: KernelVersion,
+    },
+    /// A kernel that is to be installed can have a module.
+    Install {
+        /// How.
+        way: usize,
+        /// That kernel.
+        kernel: KernelVersion,
+        /// It is of another series than the machine's.
+        other_series: bool,
+    },
+    /// None of that.
+    Refused(Refused),
+}
+
+/// Why there is no way, and what would help.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Refused {
+    /// The kernels that need a module and cannot have one, by the preferred way.
+    pub without: Vec<KernelVersion>,
+    /// The least consent with which there would be a way, and to which kernel.
+    pub with: Option<(Consent, KernelVersion)>,
+    /// Why ways are closed that would have led to a module.
+    pub closed: Vec<String>,
+}
+
+impl KernelAnswer {
+    /// How often the machine reboots for it.
+    #[must_use]
+    pub const fn reboots(&self, image: bool) -> u32 {
+        match self {
+            Self::Boot { .. } | Self::Install { .. } if !image => 1,
+            _ => 0,
+        }
+    }
+}
+
+impl KernelQuestion {
+    /// Answers it, in this order: a packaged module for exactly the kernels of the machine, or for
+    /// the one that is installed and boots next; a kernel of the same series with a packaged module;
+    /// the same two for a module that is compiled here; a kernel of another series. The last and
+    /// every kernel that is to be installed need consent.
+    #[must_use]
+    pub fn answer(&self) -> KernelAnswer {
+        if self.kernels.needed().is_empty() {
+            return KernelAnswer::Unknown;
+        }
+        // What is there stays: another way that opens later is no reason to change a node.
+        let complete = |way: &Way| way.complete;
+        if let Some(way) = self.ways.iter().position(complete) {
+            return KernelAnswer::Here { way };
+        }
+        self.found(self.consent, false)
+            .unwrap_or_else(|| KernelAnswer::Refused(self.refused()))
+    }
+
+    fn found(&self, consent: Consent, also_closed: bool) -> Option<KernelAnswer> {
+        let open = || {
+            let begun = (self.ways.iter().enumerate()).filter(|(_, way)| way.begun);
+            let others = (self.ways.iter().enumerate()).filter(|(_, way)| !way.begun);
+            (begun.chain(others)).filter(move |(_, way)| also_closed || way.closed.is_none())
+        };
+        let without_another_series = open().find_map(|(at, way)| {
+            let installed =
+                || (consent >= Consent::SameSeries).then(|| self.installed(at, way, false))?;
+            self.here(at, way).or_else(installed)
+        });
+        // Where it is not known which kernel boots next, a reboot may change nothing.
+        let is_guess = |answer: &KernelAnswer| {
+            matches!(answer, KernelAnswer::Boot { .. }) && self.kernels.next.is_none()
+        };
+        let without_another_series = match without_another_series {
+            Some(guess) if is_guess(&guess) => open()
+                .filter_map(|(at, way)| self.here(at, way))
+                .find(|answer| !is_guess(answer))
+                .or(Some(guess)),
+            answer => answer,
+        };
+        let another_series = || {
+            (consent == Consent::Any)
+                .then(|| open().find_map(|(at, way)| self.installed(at, way, true)))?
+        };
+        without_another_series.or_else(another_series)
+    }
+
+    fn here(&self, at: usize, way: &Way) -> Option<KernelAnswer> {
+        let needed = self.kernels.needed();
+        if needed.iter().all(|kernel| way.kernels.contains(kernel)) {
+            return Some(KernelAnswer::Here { way: at });
+        }
+        // A boot loader whose choice is not known starts the newest kernel as a rule.
+        let unknown = self.kernels.next.is_none();
+        let running = self.kernels.running.as_ref();
+        let newest = (self.kernels.installed.iter())
+            .filter(|kernel| unknown && running.is_some_and(|running| *kernel > running))
+            .filter(|kernel| running.and_then(|one| one.flavour()) == kernel.flavour())
+            .max();
+        let next = (newest.or(needed.last())).filter(|next| way.kernels.contains(next))?;
+        Some(KernelAnswer::Boot {
+            way: at,
+            kernel: next.clone(),
+        })
+    }
+
+    /// The newest kernel of the same flavour that can be installed, has a module, and is started by
+    /// the boot loader because it is newer than all that are installed.
+    fn installed(&self, at: usize, way: &Way, other_series: bool) -> Option<KernelAnswer> {
+        let base = self.kernels.base()?;
+        let is_passed_over =
+            |there: &KernelVersion| there.flavour() == base.flavour() && *there > base;
+        if self.kernels.next.is_some() && self.kernels.installed.iter().any(is_passed_over) {
+            // The boot loader does not start the newest kernel, so it would not start another one, either.
+            return None;
+        }
+        let newer = |kernel: &&KernelVersion| {
+            (self.kernels.installed.iter().chain([&base]))
+                .all(|there| there.flavour() != base.flavour() || *kernel > there)
+        };
+        let kernel = (way.kernels.intersection(&self.images))
+            .filter(|kernel| kernel.flavour() == base.flavour())
+            .filter(|kernel| (kernel.series() == base.series()) != other_series)
+            .filter(newer)
+            .max()?;
+        Some(KernelAnswer::Install {
+            way: at,
+            kernel: kernel.clone(),
+            other_series,
+        })
+    }
+
+    fn refused(&self) -> Refused {
+        let needed = self.kernels.needed();
+        let has = |kernel: &KernelVersion| {
+            (self.ways.first()).is_some_and(|way| way.kernels.contains(kernel))
+        };
+        let with = [Consent::SameSeries, Consent::Any]
+            .into_iter()
+            .filter(|consent| *consent > self.consent)
+            .find_map(|consent| match self.found(consent, false)? {
+                KernelAnswer::Install { kernel, .. } => Some((consent, kernel)),
+                _ => None,
+            });
+        let closed = match self.found(self.consent, true) {
+            Some(
+                KernelAnswer::Here { way }
+                | KernelAnswer::Boot { way, .. }
+                | KernelAnswer::Install { way, .. },
+            ) => self.ways[way].closed.iter().cloned().collect(),
+            _ => Vec::new(),
+        };
+        Refused {
+            without: needed.into_iter().filter(|kernel| !has(kernel)).collect(),
+            with,
+            closed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernels(list: &[&str]) -> BTreeSet<KernelVersion> {
+        list.iter().map(|one| version(one)).collect()
+    }
+
+    fn version(text: &str) -> KernelVersion {
+        text.parse().expect("a kernel")
+    }
+
+    fn way(compiled: bool, list: &[&str]) -> Way {
+        Way {
+            compiled,
+            kernels: kernels(list),
+            ..Way::default()
+        }
+    }
+
+    /// A machine that runs one kernel and boots another, in an archive with modules and headers for
+    /// some kernels, all of which can be installed.
+    fn question(running: &str, next: &str, packaged: &[&str], headers: &[&str]) -> KernelQuestion {
+        let both = [version(running), version(next)];
+        KernelQuestion {
+            kernels: Kernels {
+                running: Some(both[0].clone()),
+                next: Some(both[1].clone()),
+                installed: both.to_vec(),
+                image: false,
+            },
+            consent: Consent::SameSeries,
+            images: kernels(packaged)
+                .union(&kernels(headers))
+                .cloned()
+                .collect(),
+            ways: vec![way(false, packaged), way(true, headers)],
+        }
+    }
+
+    const PACKAGED: usize = 0;
+    const COMPILED: usize = 1;
+
+    fn boot(kernel: &str, way: usize) -> KernelAnswer {
+        let kernel = version(kernel);
+        KernelAnswer::Boot { way, kernel }
+    }
+
+    fn install(kernel: &str, way: usize) -> KernelAnswer {
+        KernelAnswer::Install {
+            way,
+            kernel: version(kernel),
+            other_series: false,
+        }
+    }
+
+    /// Which consent would give which kernel; the question is refused.
+    fn missing(question: &KernelQuestion) -> Option<(Consent, String)> {
+        match question.answer() {
+            KernelAnswer::Refused(Refused { with, .. }) => {
+                with.map(|(consent, kernel)| (consent, kernel.to_string()))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    const OLD: &str = "6.8.0-1021-aws";
+    const LAST: &str = "6.8.0-1050-aws";
+    const NEW: &str = "6.8.0-1051-aws";
+    const ROLLING: &str = "7.0.0-1008-aws";
+    const OTHERS: [&str; 3] = [
+        "6.8.0-130-generic",
+        "6.8.0-1060-aws-64k",
+        "6.17.0-1004-azure",
+    ];
+
+    #[test]
+    fn the_order_is_exact_series_compiled_and_another_series_last() {
+        let with = |list: &[&'static str]| [list, &OTHERS].concat();
+        let answer = |running, next, packaged: &[&'static str], headers: &[&str]| {
+            question(running, next, &with(packaged), headers).answer()
+        };
+        assert_eq!(
+            answer(LAST, LAST, &[LAST, NEW, ROLLING], &[LAST]),
+            KernelAnswer::Here { way: PACKAGED }
+        );
+        assert_eq!(
+            answer(OLD, NEW, &[OLD, NEW], &[]),
+            KernelAnswer::Here { way: PACKAGED }
+        );
+        assert_eq!(answer(OLD, NEW, &[NEW], &[OLD, NEW]), boot(NEW, PACKAGED));
+        assert_eq!(
+            answer(OLD, OLD, &[LAST, NEW, ROLLING], &[OLD]),
+            install(NEW, PACKAGED)
+        );
+        assert_eq!(
+            answer(OLD, OLD, &[ROLLING], &[OLD, ROLLING]),
+            KernelAnswer::Here { way: COMPILED }
+        );
+        assert_eq!(answer(OLD, NEW, &[ROLLING], &[NEW]), boot(NEW, COMPILED));
+        assert_eq!(answer(OLD, OLD, &[ROLLING], &[NEW]), install(NEW, COMPILED));
+        // The kernel is newer than all modules.
+        assert_eq!(
+            answer(NEW, NEW, &[LAST], &[NEW]),
+            KernelAnswer::Here { way: COMPILED }
+        );
+        assert_eq!(missing(&question(NEW, NEW, &with(&[LAST]), &[])), None);
+        assert_eq!(
+            missing(&question(OLD, OLD, &with(&[ROLLING]), &[])),
+            Some((Consent::Any, ROLLING.to_owned()))
+        );
+    }
+
+    #[test]
+    fn another_kernel_costs_a_reboot_but_not_in_an_image() {
+        for (answer, reboots) in [
+            (KernelAnswer::Here { way: COMPILED }, 0),
+            (boot(NEW, PACKAGED), 1),
+            (install(NEW, PACKAGED), 1),
+        ] {
+            assert_eq!(answer.reboots(false), reboots, "{answer:?}");
+            assert_eq!(answer.reboots(true), 0, "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn a_boot_loader_that_passes_over_a_newer_kernel_gets_no_further_one() {
+        let mut asked = question(OLD, OLD, &[NEW], &[]);
+        assert!(matches!(asked.answer(), KernelAnswer::Install { .. }));
+        asked.kernels.installed.push(version(LAST));
+        assert_eq!(missing(&asked), None);
+    }
+
+    #[test]
+    fn a_reboot_into_a_kernel_that_is_only_guessed_comes_after_compiling() {
+        let mut asked = question(OLD, NEW, &[NEW], &[OLD, NEW]);
+        assert_eq!(asked.answer(), boot(NEW, PACKAGED));
+        asked.kernels.next = None;
+        assert_eq!(asked.answer(), KernelAnswer::Here { way: COMPILED });
+    }
+
+    #[test]
+    fn debian_names_its_kernels_otherwise() {
+        let (old, new) = ("6.12.48+deb13-amd64", "6.12.57+deb13-amd64");
+        let headers = [new, "6.12.57+deb13-cloud-amd64", "6.17.8+deb13-amd64"];
+        let mut asked = question(old, old, &[], &headers);
+        assert_eq!(asked.answer(), install(new, COMPILED));
+        asked.consent = Consent::No;
+        assert_eq!(missing(&asked), Some((Consent::SameSeries, new.to_owned())));
+    }
+
+    #[test]
+    fn consent_decides_which_kernels_are_installed() {
+        let mut asked = question(OLD, OLD, &[NEW, ROLLING], &[]);
+        asked.consent = Consent::No;
+        assert_eq!(missing(&asked), Some((Consent::SameSeries, NEW.to_owned())));
+        let mut another = question(OLD, OLD, &[ROLLING, "6.17.0-1004-aws"], &[]);
+        assert_eq!(missing(&another), Some((Consent::Any, ROLLING.to_owned())));
+        another.consent = Consent::Any;
+        let other_series = true;
+        let kernel = version(ROLLING);
+        let way = PACKAGED;
+        assert_eq!(
+            another.answer(),
+            KernelAnswer::Install {
+                way,
+                kernel,
+                other_series
+            }
+        );
+        // A kernel of its own series is preferred, also with consent for any.
+        asked.consent = Consent::Any;
+        assert_eq!(asked.answer(), install(NEW, PACKAGED));
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_be_installed_or_would_not_be_started_is_no_way() {
+        let mut asked = question(OLD, OLD, &[NEW], &[]);
+        asked.images.clear();
+        assert_eq!(missing(&asked), None);
+        // GRUB starts the newest kernel of those that are installed.
+        let mut asked = question(OLD, OLD, &[LAST], &[]);
+        asked.kernels.installed.push(version(NEW));
+        assert_eq!(missing(&asked), None);
+        // Where nobody knows what the boot loader starts, it is taken to be the newest kernel.
+        let mut asked = question(OLD, OLD, &[NEW], &[]);
+        asked.kernels.next = None;
+        assert_eq!(asked.answer(), install(NEW, PACKAGED));
+        asked.kernels.installed.push(version(NEW));
+        assert_eq!(asked.answer(), boot(NEW, PACKAGED));
+    }
+
+    #[test]
+    fn a_closed_way_is_not_taken_and_is_named() {
+        let mut asked = question(OLD, OLD, &[], &[OLD]);
+        assert_eq!(asked.answer(), KernelAnswer::Here { way: COMPILED });
+        asked.ways[1].closed = Some("Secure Boot is on".to_owned());
+        let KernelAnswer::Refused(refused) = asked.answer() else {
+            panic!("the way is closed");
+        };
+        assert_eq!(refused.closed, ["Secure Boot is on"]);
+        assert_eq!(refused.without, [version(OLD)]);
+    }
+
+    #[test]
+    fn what_is_complete_stays() {
+        let mut asked = question(LAST, LAST, &[LAST, NEW], &[LAST]);
+        asked.ways[1].complete = true;
+        assert_eq!(asked.answer(), KernelAnswer::Here { way: COMPILED });
+        // A kernel that comes later gets its module in the same way.
+        let mut later = question(LAST, NEW, &[LAST, NEW], &[LAST, NEW]);
+        later.ways[1].begun = true;
+        assert_eq!(later.answer(), KernelAnswer::Here { way: COMPILED });
+    }
+
+    #[test]
+    fn an_image_needs_a_module_for_its_first_boot_only() {
+        let mut asked = question("6.12.1-host", OLD, &[NEW], &[]);
+        asked.kernels.image = true;
+        assert_eq!(asked.answer(), install(NEW, PACKAGED));
+        assert_eq!(KernelQuestion::default().answer(), KernelAnswer::Unknown);
+    }
+}

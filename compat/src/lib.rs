@@ -1,0 +1,51 @@
+//! Which NVIDIA driver fits which GPU, Linux kernel, CUDA and cuDNN version: a pure function of a matrix whose rows name
+//! their sources. It reads no machine, no file and no network.
+//!
+//! ```
+//! use gpu_compat::{Matrix, pick::{Wish, pick}};
+//!
+//! let matrix = Matrix::builtin()?;
+//! let h100 = matrix.meanings("H100")?.into_iter().filter_map(|one| one.gpu).take(1).collect();
+//! let wish = Wish { gpus: h100, kernel: Some("6.8.0-45-generic".parse()?), ..Wish::default() };
+//! let pick = pick(&matrix, &wish)?;
+//! println!("{} with {} modules", pick.branch, pick.flavour);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+/// The rows of a table that a test goes through, a line for each: `rows! { "a", 1; "b", 2; }` is `[("a", 1), ("b", 2)]`.
+#[cfg(test)]
+macro_rules! rows {
+    ($($($cell:expr),+);+ $(;)?) => { [$(($($cell),+)),+] };
+}
+
+pub mod answer;
+pub mod asked;
+mod attempt;
+pub mod board;
+mod branches;
+pub mod capability;
+mod chips;
+pub mod cuda_image;
+pub mod cudnn;
+mod evidence;
+mod explain;
+pub mod identity;
+pub mod kernel;
+pub mod kernels;
+pub mod load;
+pub mod matrix;
+mod meanings;
+pub mod names;
+mod options;
+pub mod pattern;
+pub mod pci;
+pub mod pick;
+pub mod question;
+pub mod rules;
+pub mod ruling;
+pub mod security;
+pub mod text;
+pub mod version;
+mod wish;
+
+pub use matrix::Matrix;

@@ -1,0 +1,96 @@
+//! One answer from the answers of all meanings of a name.
+
+use std::collections::BTreeSet;
+
+use crate::answer::{Answer, Compatibility, DriverAnswer, MeaningAnswer, SCHEMA};
+
+/// Joins the answers for the meanings of a name; each has its label.
+pub(super) fn together(name: &str, answers: Vec<(String, Answer)>) -> Answer {
+    let mut groups: Vec<(Vec<String>, Answer)> = Vec::new();
+    let told = |answer: &Answer| Answer {
+        citations: Vec::new(),
+        ..answer.clone()
+    };
+    let same = |one: &Answer, other: &Answer| told(one) == told(other);
+    let mut labels: Vec<String> = Vec::new();
+    for (label, answer) in answers {
+        if !labels.contains(&label) {
+            labels.push(label.clone());
+        }
+        match groups.iter_mut().find(|(_, known)| same(known, &answer)) {
+            Some((members, known)) => {
+                if !members.contains(&label) {
+                    members.push(label);
+                }
+                let new = answer.citations.into_iter();
+                let new: Vec<String> = new.filter(|c| !known.citations.contains(c)).collect();
+                known.citations.extend(new);
+            }
+            None => groups.push((vec![label], answer)),
+        }
+    }
+    let several = (labels.len() > 1).then(|| format!("`{name}` can mean {}", labels.join(", ")));
+    if groups.len() < 2
+        && let Some((_, mut answer)) = groups.pop()
+    {
+        answer.why.splice(0..0, several);
+        return answer;
+    }
+    let all = |wanted: &dyn Fn(&Answer) -> bool| groups.iter().all(|(_, answer)| wanted(answer));
+    let first = &groups[0].1;
+    let agree = all(&|answer| answer.verdict == first.verdict);
+    let verdict = if agree {
+        first.verdict
+    } else {
+        Compatibility::Unknown
+    };
+    let common: Vec<String> = (first.why.iter())
+        .filter(|why| all(&|answer| answer.why.contains(why)))
+        .cloned()
+        .collect();
+    let drivers = || groups.iter().map(|(_, answer)| &answer.driver);
+    let driver = DriverAnswer {
+        // The driver must serve each of them.
+        min: drivers()
+            .map(|driver| driver.min.clone())
+            .collect::<Option<Vec<_>>>()
+            .and_then(|all| all.into_iter().max()),
+        max_branch: drivers().filter_map(|driver| driver.max_branch).min(),
+        recommended: (first.driver.recommended.clone())
+            .filter(|best| all(&|answer| answer.driver.recommended.as_ref() == Some(best))),
+    };
+    let module_flavour = (first.module_flavour)
+        .filter(|flavour| all(&|answer| answer.module_flavour == Some(*flavour)));
+    let branches = first.branches.iter();
+    let branches = branches.filter(|row| all(&|answer| answer.branches.contains(row)));
+    let differ =
+        (!agree).then(|| format!("their answers differ: name one of them instead of `{name}`"));
+    let mut seen = BTreeSet::new();
+    let citations = groups.iter().flat_map(|(_, answer)| &answer.citations);
+    let citations = citations.filter(|citation| seen.insert(*citation)).cloned();
+    Answer {
+        schema: SCHEMA,
+        verdict,
+        why: several
+            .into_iter()
+            .chain(differ)
+            .chain(common.iter().cloned())
+            .collect(),
+        driver,
+        module_flavour,
+        citations: citations.collect(),
+        branches: branches.cloned().collect(),
+        meanings: (groups.iter())
+            .map(|(gpus, answer)| MeaningAnswer {
+                gpus: gpus.clone(),
+                verdict: answer.verdict,
+                why: (answer.why.iter())
+                    .filter(|why| !common.contains(why))
+                    .cloned()
+                    .collect(),
+                driver: answer.driver.clone(),
+                module_flavour: answer.module_flavour,
+            })
+            .collect(),
+    }
+}

@@ -1,0 +1,457 @@
+//! Which GPUs a name can mean, as people type it: a PCI id, a product, an instance type, a series of
+//! products, an architecture.
+
+use crate::identity::{ChipName, GpuIdentity};
+use crate::matrix::{Confidence, Gpu, InstanceType, Matrix, Series};
+use crate::pci::{NVIDIA, PciId};
+
+/// One thing that a name can mean.
+#[derive(Debug, Clone)]
+pub struct Meaning<'m> {
+    /// For people: `H100 PCIe (10de:2331)`, `p5.48xlarge (8 × H100)`.
+    pub label: String,
+    /// The GPU; `None` for an instance type without an NVIDIA GPU.
+    pub gpu: Option<GpuIdentity>,
+    /// The instance type that has the GPU, where one was named.
+    pub instance: Option<&'m InstanceType>,
+}
+
+/// A name without a meaning.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{name}` is no GPU and no instance type of the matrix{}", perhaps(.nearest))]
+pub struct UnknownName {
+    /// What was asked.
+    pub name: String,
+    /// The nearest names.
+    pub nearest: Vec<String>,
+}
+
+fn perhaps(names: &[String]) -> String {
+    if names.is_empty() {
+        String::new()
+    } else {
+        format!("; did you mean {}?", names.join(", "))
+    }
+}
+
+impl Matrix {
+    /// Everything that a name can mean. The first of these that finds something counts: a PCI id, the
+    /// whole name of an instance type, the whole name of a product, an alias, the words of a name, a
+    /// series, an architecture, a family of instance types. Words are never parts of words: `H200` is
+    /// not in `GH200`. Of several rows only those of the highest confidence count.
+    ///
+    /// # Errors
+    /// When nothing has the name.
+    pub fn meanings(&self, name: &str) -> Result<Vec<Meaning<'_>>, UnknownName> {
+        if let Ok(id) = name.trim().parse::<PciId>() {
+            return Ok(vec![self.meaning(GpuIdentity {
+                pci_id: id,
+                subsystem_id: None,
+                chip_name: None,
+            })]);
+        }
+        let found = [
+            self.instances(|row| is_type(&row.name, name)),
+            self.products(name),
+            self.of_series(name),
+            self.of_architecture(name),
+            self.instances(|row| is_family(&row.name, name)),
+        ];
+        found
+            .into_iter()
+            .find(|found| !found.is_empty())
+            .ok_or_else(|| UnknownName {
+                name: name.to_owned(),
+                nearest: self.near(name),
+            })
+    }
+
+    fn meaning(&self, gpu: GpuIdentity) -> Meaning<'_> {
+        Meaning {
+            label: self.board(&gpu).label,
+            gpu: Some(gpu),
+            instance: None,
+        }
+    }
+
+    fn products(&self, name: &str) -> Vec<Meaning<'_>> {
+        let asked = words(name);
+        let split = split_words(&asked);
+        if asked.is_empty() {
+            return Vec::new();
+        }
+        let names = |row: &Gpu| -> Vec<Vec<String>> {
+            let all = std::iter::once(&row.name).chain(&row.aliases);
+            all.map(|name| words(name)).collect()
+        };
+        let within = |asked: &[String], row: &Gpu| {
+            names(row).iter().any(|words| {
+                asked
+                    .iter()
+                    .all(|word| words.iter().any(|own| is_like(word, own)))
+            })
+        };
+        let rules: [&dyn Fn(&Gpu) -> bool; 4] = [
+            &|row| [&asked, &split].contains(&&words(&row.name)),
+            &|row| names(row).contains(&asked),
+            &|row| within(&asked, row),
+            &|row| within(&split, row),
+        ];
+        let rows = rules.iter().map(|fits| {
+            let rows: Vec<&Gpu> = self.gpus.iter().filter(|row| fits(row)).collect();
+            let best: Option<Confidence> = rows.iter().map(|row| row.confidence).max();
+            let sure = rows.into_iter().filter(|row| Some(row.confidence) == best);
+            sure.collect::<Vec<&Gpu>>()
+        });
+        let rows = rows.into_iter().find(|rows| !rows.is_empty());
+        let rows = rows.unwrap_or_default().into_iter();
+        rows.map(|row| {
+            self.meaning(GpuIdentity {
+                pci_id: row.pci_id,
+                subsystem_id: row.subsystem_id,
+                chip_name: None,
+            })
+        })
+        .collect()
+    }
+
+    /// A product without a row, by its series: it gets the name that was asked for, and no id.
+    fn of_series(&self, name: &str) -> Vec<Meaning<'_>> {
+        let words = split_words(&words(name));
+        let row = self.series.iter().find(|row| is_of(row, &words));
+        let meaning = row.map(|row| self.meaning(without_id(&row.chip, name.trim())));
+        meaning.into_iter().collect()
+    }
+
+    /// An architecture: a chip of each of its compute capabilities.
+    fn of_architecture(&self, name: &str) -> Vec<Meaning<'_>> {
+        let asked = name.trim().to_lowercase();
+        let blocks = self
+            .chip_ranges
+            .iter()
+            .filter(|row| row.architecture.as_str() == asked && row.compute_capability.is_some());
+        let mut seen = Vec::new();
+        let mut found = Vec::new();
+        for block in blocks {
+            let Some(chip) = block.chips.first() else {
+                continue;
+            };
+            if seen.contains(&block.compute_capability) {
+                continue;
+            }
+            seen.push(block.compute_capability);
+            let title = self.architecture(&block.architecture);
+            let title = title.map_or(asked.as_str(), |row| row.title.as_str());
+            found.push(self.meaning(without_id(chip, &format!("{title} {chip}"))));
+        }
+        found
+    }
+
+    fn instances(&self, fits: impl Fn(&InstanceType) -> bool) -> Vec<Meaning<'_>> {
+        let rows = self.instance_types.iter().filter(|row| fits(row));
+        rows.flat_map(|row| self.of_instance(row)).collect()
+    }
+
+    /// The GPUs that an instance type may have: the ids of its row are alternatives.
+    fn of_instance<'m>(&'m self, row: &'m InstanceType) -> Vec<Meaning<'m>> {
+        let many = match (row.gpu_fraction, row.gpus) {
+            (Some(part), _) => format!("{part} of {}", row.gpu),
+            (None, 1) => row.gpu.clone(),
+            (None, count) => format!("{count} × {}", row.gpu),
+        };
+        let label = format!("{} ({many})", row.name);
+        let meaning = |gpu| Meaning {
+            label: label.clone(),
+            gpu,
+            instance: Some(row),
+        };
+        if row.gpu_ids.is_empty() {
+            return vec![meaning(None)];
+        }
+        let gpus = row.gpu_ids.iter().map(|id| GpuIdentity {
+            pci_id: *id,
+            subsystem_id: None,
+            chip_name: None,
+        });
+        gpus.map(|gpu| meaning(Some(gpu))).collect()
+    }
+
+    /// The GPUs whose names are words of a longer name: `H100` in `BM.GPU.H100.8`.
+    fn named_in(&self, name: &str) -> Vec<String> {
+        let is_gpu = |word: &String| {
+            word.bytes().any(|b| b.is_ascii_digit())
+                && (self.gpus.iter()).any(|row| words(&row.name).first() == Some(word))
+        };
+        let found = words(name).into_iter().filter(is_gpu);
+        found.map(|word| word.to_uppercase()).collect()
+    }
+
+    fn near(&self, name: &str) -> Vec<String> {
+        let asked = words(name).join(" ");
+        let inside = self.named_in(name);
+        let gpus = self
+            .gpus
+            .iter()
+            .filter(|row| inside.is_empty() && row.confidence == Confidence::Verified)
+            .map(|row| (words(&row.name).join(" "), row.name.as_str()));
+        let types = self
+            .instance_types
+            .iter()
+            .map(|row| (words(&row.name).join(" "), row.name.as_str()));
+        let mut scored: Vec<(f64, &str)> = gpus
+            .chain(types)
+            .map(|(own, name)| (strsim::jaro_winkler(&asked, &own), name))
+            .filter(|(likeness, _)| *likeness > 0.75)
+            .collect();
+        scored.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        scored.dedup_by(|(_, a), (_, b)| a == b);
+        let scored = scored.into_iter().map(|(_, name)| name.to_owned());
+        inside.iter().cloned().chain(scored).take(3).collect()
+    }
+}
+
+fn without_id(chip: &str, product: &str) -> GpuIdentity {
+    GpuIdentity {
+        pci_id: PciId {
+            vendor: NVIDIA,
+            device: 0,
+        },
+        subsystem_id: None,
+        chip_name: Some(ChipName {
+            chip: chip.to_owned(),
+            product: Some(product.to_owned()),
+        }),
+    }
+}
+
+/// The words of a name, without brands.
+fn words(name: &str) -> Vec<String> {
+    name.to_lowercase()
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|word| !word.is_empty() && !matches!(*word, "nvidia" | "tesla" | "geforce" | "gpu"))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The same words, parted before their first digit: `rtx4090` is `rtx` and `4090`.
+fn split_words(words: &[String]) -> Vec<String> {
+    let mut parts = Vec::new();
+    for word in words {
+        match word.find(|c: char| c.is_ascii_digit()) {
+            Some(at) if at > 0 => {
+                let (letters, number) = word.split_at(at);
+                parts.extend([letters.to_owned(), number.to_owned()]);
+            }
+            _ => parts.push(word.clone()),
+        }
+    }
+    parts
+}
+
+/// Whether a word means a word of a name: `sxm` means `sxm5`, and `80g` means `80gb`.
+fn is_like(asked: &str, own: &str) -> bool {
+    let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
+    let form = asked.len() > 2
+        && asked.bytes().all(|b| b.is_ascii_alphabetic())
+        && own.strip_prefix(asked).is_some_and(digits);
+    let size = |text: &str| {
+        let number = text.strip_suffix("gb").or_else(|| text.strip_suffix('g'))?;
+        digits(number).then(|| number.to_owned())
+    };
+    asked == own || form || size(asked).is_some_and(|asked| size(own) == Some(asked))
+}
+
+/// Whether words name a product of a series.
+fn is_of(row: &Series, words: &[String]) -> bool {
+    let name: Vec<&str> = row.word.split(' ').collect();
+    words.windows(name.len()).enumerate().any(|(at, window)| {
+        // Laptop models and the like add letters: `K2100M`, `40HX`.
+        let number = || {
+            let word = words.get(at + name.len())?;
+            let digits = word.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+            digits.parse::<u32>().ok()
+        };
+        window == name
+            && match (row.first, row.last) {
+                (Some(first), Some(last)) => {
+                    number().is_some_and(|number| first <= number && number <= last)
+                }
+                _ => true,
+            }
+    })
+}
+
+/// Whether a text names an instance type; Azure's `Standard_` may be left out.
+fn is_type(own: &str, asked: &str) -> bool {
+    let asked = asked.trim();
+    let short = own.strip_prefix("Standard_").unwrap_or(own);
+    own.eq_ignore_ascii_case(asked) || short.eq_ignore_ascii_case(asked)
+}
+
+/// Whether a text names the family of an instance type: `p5` of `p5.48xlarge`, `a2-highgpu` of
+/// `a2-highgpu-1g`.
+fn is_family(own: &str, asked: &str) -> bool {
+    let (own, asked) = (own.to_lowercase(), asked.trim().to_lowercase());
+    !asked.is_empty() && (own.strip_prefix(&asked)).is_some_and(|rest| rest.starts_with(['.', '-']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matrix() -> Matrix {
+        Matrix::builtin().unwrap()
+    }
+
+    fn named(name: &str) -> Vec<String> {
+        let matrix = matrix();
+        let found = matrix.meanings(name).unwrap_or_default();
+        found.into_iter().map(|meaning| meaning.label).collect()
+    }
+
+    #[test]
+    fn names_of_one_gpu() {
+        for (name, id) in [
+            ("H200 SXM", "10de:2335"),
+            ("NVIDIA H200", "10de:2335"),
+            ("T4", "10de:1eb8"),
+            ("tesla-t4", "10de:1eb8"),
+            ("L4", "10de:27b8"),
+            ("A10", "10de:2236"),
+            ("A10G", "10de:2237"),
+            ("B200", "10de:2901"),
+            ("DGX Spark", "10de:2e12"),
+            ("GB200", "10de:2941"),
+            ("A16", "10de:25b6"),
+            ("RTX 4090", "10de:2684"),
+            ("rtx4090", "10de:2684"),
+            ("GeForce RTX 4090", "10de:2684"),
+            ("h100 pcie", "10de:2331"),
+            ("NVIDIA A100-SXM4-80GB", "10de:20b2"),
+            ("10DE:2330", "10de:2330"),
+        ] {
+            let found = named(name);
+            assert!(
+                found.len() == 1 && found[0].ends_with(&format!("({id})")),
+                "{name}: {found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn names_of_several_gpus() {
+        for (name, some, not) in [
+            ("H100", "H100 SXM5 80GB (10de:2330)", "GH"),
+            ("h100 sxm", "H100 SXM5 80GB (10de:2330)", "PCIe"),
+            ("GH200", "GH200 144G HBM3e (10de:2348)", "(10de:2330)"),
+            ("V100", "Tesla V100 PCIe 16GB (10de:1db4)", "P100"),
+            ("RTX 6000", "RTX 6000 Ada (10de:26b1)", "4000"),
+        ] {
+            let found = named(name);
+            assert!(found.len() > 1, "{name}: {found:?}");
+            assert!(found.iter().any(|label| label == some), "{name}: {found:?}");
+            assert!(
+                found.iter().all(|label| !label.contains(not)),
+                "{name}: {found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn names_of_instance_types_have_no_case_and_may_lack_a_prefix() {
+        for (name, label) in rows! {
+            "p5.48xlarge", "p5.48xlarge (8 × H100 SXM5 80GB)";
+            "P5.48XLARGE", "p5.48xlarge (8 × H100 SXM5 80GB)";
+            "a2-highgpu-1g", "a2-highgpu-1g (A100 SXM4 40GB)";
+            "standard_nd96isr_h100_v5", "Standard_ND96isr_H100_v5 (8 × H100 SXM5 80GB)";
+            "p6e-gb300.36xlarge", "p6e-gb300.36xlarge (4 × GB300)";
+            "ND96isr_H100_v5", "Standard_ND96isr_H100_v5 (8 × H100 SXM5 80GB)";
+        } {
+            assert_eq!(named(name), [label], "{name}");
+        }
+        assert!(named("g4dn").iter().all(|label| label.starts_with("g4dn.")));
+        assert!(named("a3-highgpu").len() > 1);
+    }
+
+    #[test]
+    fn products_without_a_row_are_known_by_their_series() {
+        let matrix = matrix();
+        for (name, architecture, capability) in [
+            ("RTX 4070 Ti SUPER", "ada", "8.9"),
+            ("rtx4060", "ada", "8.9"),
+            ("GeForce RTX 3060 Laptop GPU", "ampere", "8.6"),
+            ("GTX 1080 Ti", "pascal", "6.1"),
+            ("RTX 2080", "turing", "7.5"),
+            ("GTX 1650", "turing", "7.5"),
+            ("Quadro P2000", "pascal", "6.1"),
+            ("TITAN V", "volta", "7.0"),
+            ("RTX 5070", "blackwell", "12.0"),
+            ("hopper", "hopper", "9.0"),
+            ("NVIDIA RTX 2000 Ada Generation", "ada", "8.9"),
+            ("RTX 4000 SFF Ada", "ada", "8.9"),
+            ("CMP 40HX", "turing", "7.5"),
+            ("P102-100", "pascal", "6.1"),
+        ] {
+            let found = matrix.meanings(name).unwrap();
+            assert_eq!(found.len(), 1, "{name}");
+            let gpu = found[0].gpu.as_ref().unwrap();
+            let board = matrix.board(gpu);
+            let own = board.architecture.map(|row| row.name.as_str());
+            assert_eq!(own, Some(architecture), "{name}");
+            let own = board.capability.map(|version| version.to_string());
+            assert_eq!(own.as_deref(), Some(capability), "{name}");
+        }
+        assert!(named("ampere").len() > 1);
+        for (name, architecture) in [
+            ("Quadro K2100M", "kepler"),
+            ("K620", "maxwell"),
+            ("Quadro M2000", "maxwell"),
+            ("GTX 970M", "maxwell"),
+            ("GTX 675M", "fermi"),
+            ("GTX 675MX", "kepler"),
+        ] {
+            let found = matrix.meanings(name).unwrap();
+            let board = matrix.board(found[0].gpu.as_ref().unwrap());
+            let own = board.architecture.map(|row| row.name.as_str());
+            assert_eq!(own, Some(architecture), "{name}");
+        }
+        let found = matrix.meanings("GTX 580").unwrap();
+        let board = matrix.board(found[0].gpu.as_ref().unwrap());
+        assert_eq!(
+            board.architecture.map(|row| row.name.as_str()),
+            Some("fermi")
+        );
+        assert_eq!(board.capability, None);
+    }
+
+    #[test]
+    fn names_without_a_meaning_list_the_nearest() {
+        let matrix = matrix();
+        let unknown = matrix.meanings("L40X").unwrap_err();
+        assert!(
+            unknown.nearest.iter().any(|name| name.starts_with("L40")),
+            "{unknown}"
+        );
+        for (name, gpu) in [
+            ("BM.GPU.H100.8", "H100"),
+            ("gpu_8x_h100_sxm5", "H100"),
+            ("gpu_1x_gh200", "GH200"),
+            ("VM.GPU.A10.1", "A10"),
+            ("DGX B200", "B200"),
+        ] {
+            let unknown = matrix.meanings(name).unwrap_err();
+            assert_eq!(unknown.nearest, [gpu], "{unknown}");
+            assert!(matrix.meanings(gpu).is_ok());
+        }
+        for name in ["", "NVIDIA", "Voodoo", "H300X", "Tesla M2090"] {
+            assert!(matrix.meanings(name).is_err(), "{name}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_name_is_looked_up_without_panic(name in "(RTX|H100| |-|_|.)*") {
+            let _ = matrix().meanings(&name);
+        }
+    }
+}

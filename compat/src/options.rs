@@ -1,0 +1,101 @@
+//! Options of kernel modules that boards or instance types need.
+
+use crate::evidence::row;
+use crate::identity::{Flavour, GpuIdentity};
+use crate::pattern;
+use crate::pci::PciId;
+use crate::version::Branch;
+
+row! {
+    /// An option of a kernel module, and where it is needed. All that is named must fit.
+    ModuleOption {
+        /// The module, as `nvidia`.
+        module: String,
+        /// Its parameter.
+        option: String,
+        value: String,
+        /// `aws`, `gcp`, `azure`; with `instance-types`.
+        provider: Option<String>,
+        /// Instance types, as shell patterns; any where none is named.
+        #[serde(default)]
+        instance_types: Vec<String>,
+        /// Boards, one of which is enough; any where none is named.
+        #[serde(default)]
+        gpu_ids: Vec<PciId>,
+        /// The flavour of the modules.
+        flavour: Option<Flavour>,
+        /// The first branch that has it.
+        from_branch: Option<Branch>,
+        /// What it does, for people.
+        why: String,
+    }
+}
+
+impl ModuleOption {
+    /// Whether a machine with this driver needs it.
+    pub fn is_for(
+        &self,
+        gpus: &[GpuIdentity],
+        instance: Option<&(String, String)>,
+        branch: Branch,
+        flavour: Flavour,
+    ) -> bool {
+        let of_instance = self.instance_types.is_empty()
+            || instance.is_some_and(|(provider, name)| {
+                self.provider.as_ref() == Some(provider)
+                    && (self.instance_types.iter()).any(|one| pattern::matches(one, name))
+            });
+        let of_board =
+            self.gpu_ids.is_empty() || gpus.iter().any(|gpu| self.gpu_ids.contains(&gpu.pci_id));
+        of_instance
+            && of_board
+            && self.flavour.is_none_or(|one| one == flavour)
+            && self.from_branch.is_none_or(|first| branch >= first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matrix::Matrix;
+
+    #[test]
+    fn options_are_for_the_boards_and_instance_types_of_their_row() {
+        let matrix = Matrix::builtin().unwrap();
+        let of = |id: &str, instance: Option<&str>, branch: u32, flavour: Flavour| {
+            let gpus = [GpuIdentity {
+                pci_id: id.parse().unwrap(),
+                subsystem_id: None,
+                chip_name: None,
+            }];
+            let instance = instance.map(|name| ("aws".to_owned(), name.to_owned()));
+            let found: Vec<String> = (matrix.module_options.iter())
+                .filter(|row| row.is_for(&gpus, instance.as_ref(), Branch(branch), flavour))
+                .map(|row| format!("{}={}", row.option, row.value))
+                .collect();
+            found.join(" ")
+        };
+        let gsp = "NVreg_EnableGpuFirmware=0";
+        let (open, proprietary) = (Flavour::Open, Flavour::Proprietary);
+        for (id, instance, branch, flavour, options) in rows! {
+            "10de:1eb8", Some("g4dn.xlarge"), 580, proprietary, gsp;
+            "10de:2237", Some("g5.48xlarge"), 580, proprietary, gsp;
+            // The open modules work only with the GSP.
+            "10de:2237", Some("g5.48xlarge"), 580, open, "";
+            "10de:26b9", Some("g6e.xlarge"), 580, proprietary, "";
+            "10de:1eb8", None, 580, proprietary, "";
+            // GH200 and GB200.
+            "10de:2342", None, 580, open, "NVreg_CoherentGPUMemoryMode=driver";
+            "10de:2941", Some("p6e-gb200.36xlarge"), 595, open,
+                "NVreg_CoherentGPUMemoryMode=driver";
+            "10de:2342", None, 570, open, "";
+            "10de:2330", Some("p5.48xlarge"), 580, open, "";
+        } {
+            assert_eq!(
+                of(id, instance, branch, flavour),
+                options,
+                "{id} {instance:?} {branch}"
+            );
+        }
+    }
+}

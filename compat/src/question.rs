@@ -1,0 +1,463 @@
+//! Questions and answers of the `compat` command: whether GPU, CUDA, driver and kernel fit each
+//! other, and which driver would fit.
+
+use std::collections::BTreeSet;
+
+pub use crate::answer::{Answer, BranchAnswer, Compatibility, DriverAnswer, MeaningAnswer, SCHEMA};
+pub use crate::asked::DriverOrBranch;
+
+use crate::attempt;
+use crate::board::Board;
+use crate::branches;
+use crate::cudnn;
+use crate::identity::{Flavour, GpuIdentity, SupportedFlavours};
+use crate::matrix::{Fabric, InstanceDriver, InstanceType, Matrix};
+use crate::meanings;
+use crate::names::Meaning;
+use crate::pick::{Wish, pick};
+use crate::rules;
+use crate::ruling::{self, Judgement, Offer, Rule, Ruling};
+use crate::version::{CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
+
+/// A question. Every field is optional, but one of them must be set.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Question {
+    /// What a GPU is called, its PCI id, or an instance type.
+    pub gpu: Option<String>,
+    /// A machine, whose GPUs are served together.
+    pub machine: Option<MachineGpus>,
+    /// The CUDA version that containers bring.
+    pub cuda: Option<CudaVersion>,
+    /// The cuDNN that containers bring.
+    pub cudnn: Option<CudnnVersion>,
+    pub driver: Option<DriverOrBranch>,
+    pub kernel: Option<KernelVersion>,
+}
+
+/// The bus of a machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MachineGpus {
+    pub gpus: Vec<GpuIdentity>,
+    /// Whether it has an `NVSwitch`.
+    pub nvswitch: bool,
+}
+
+/// Nothing was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "answer an empty question: name a GPU, a CUDA version, a cuDNN version, a driver or a kernel"
+)]
+pub struct EmptyQuestion;
+
+/// Answers a question. If the GPU's name has several meanings, all of them are asked: one answer where
+/// they agree, otherwise the answer of each.
+///
+/// # Errors
+/// When the question is empty.
+pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, EmptyQuestion> {
+    let Some(name) = &question.gpu else {
+        if *question == Question::default() {
+            return Err(EmptyQuestion);
+        }
+        if question
+            .machine
+            .as_ref()
+            .is_some_and(|machine| machine.gpus.is_empty())
+        {
+            return Ok(unknown_gpu(
+                matrix,
+                question,
+                "the machine has no NVIDIA GPU",
+            ));
+        }
+        return Ok(of_one(matrix, question, None));
+    };
+    Ok(match matrix.meanings(name) {
+        Err(unknown) => unknown_gpu(matrix, question, &unknown.to_string()),
+        Ok(found) => {
+            let several = found.len() > 1;
+            let answers = found.into_iter().map(|meaning| {
+                let called = several.then_some(name.as_str());
+                let answer = of_one(matrix, question, Some((&meaning, called)));
+                (meaning.label, answer)
+            });
+            meanings::together(name, answers.collect())
+        }
+    })
+}
+
+/// The answer about a GPU that nothing is known about: what holds for any GPU is still said.
+fn unknown_gpu(matrix: &Matrix, question: &Question, why: &str) -> Answer {
+    let rest = Question {
+        machine: None,
+        ..question.clone()
+    };
+    let mut answer = of_one(matrix, &rest, None);
+    answer.driver.recommended = None;
+    if answer.verdict == Compatibility::Compatible {
+        answer.verdict = Compatibility::Unknown;
+        answer.why.clear();
+    }
+    answer.why.insert(0, why.to_owned());
+    answer
+}
+
+/// The answer for one meaning of the GPU. If it has several, the reasons call them by the name that was
+/// asked, so that equal ones can be told.
+fn of_one(
+    matrix: &Matrix,
+    question: &Question,
+    meant: Option<(&Meaning<'_>, Option<&str>)>,
+) -> Answer {
+    let instance = meant.and_then(|(meaning, _)| meaning.instance);
+    let gpu = meant.and_then(|(meaning, _)| meaning.gpu.clone());
+    let machine = question.machine.as_ref();
+    let wish = Wish {
+        gpus: (gpu.into_iter())
+            .chain(machine.into_iter().flat_map(|machine| machine.gpus.clone()))
+            .collect(),
+        nvswitch: match instance {
+            Some(row) => Some(row.fabric != Fabric::None),
+            None => machine.map(|machine| machine.nvswitch),
+        },
+        kernel: question.kernel.clone(),
+        cuda: question.cuda.iter().copied().collect(),
+        cudnn: question.cudnn,
+        arch: instance.map(|row| row.arch.clone()),
+        instance: instance.map(|row| (row.provider.clone(), row.name.clone())),
+        ..Wish::default()
+    };
+    let needs = wish.needs(matrix);
+    let names_a_gpu_alone = question.driver.is_none()
+        && question.cuda.is_none()
+        && question.cudnn.is_none()
+        && question.kernel.is_none()
+        && attempt::other_driver(matrix, &wish).is_none();
+    let Reasons {
+        verdict,
+        mut why,
+        mut citations,
+        recommended,
+    } = match &question.driver {
+        Some(driver) => about_driver(matrix, &wish, &needs, driver),
+        None => about_pick(matrix, &wish, &needs),
+    };
+    for board in &needs.boards {
+        citations.extend(board.citations.iter().map(|key| (*key).to_owned()));
+        why.extend(as_vgpu(matrix, board).filter(|_| instance.is_none()));
+    }
+    let called = meant.and_then(|(_, called)| called);
+    if let Some(name) = called.filter(|_| instance.is_none()) {
+        for board in needs.boards.iter().filter(|board| board.row.is_some()) {
+            for text in &mut why {
+                *text = text.replace(&board.label, name);
+            }
+        }
+    }
+    Answer {
+        schema: SCHEMA,
+        verdict,
+        why,
+        driver: DriverAnswer {
+            min: oldest_driver(matrix, &needs),
+            max_branch: needs.boards.iter().filter_map(Board::last_branch).min(),
+            recommended,
+        },
+        module_flavour: needs
+            .boards
+            .iter()
+            .filter(|board| board.architecture.is_some())
+            .map(|board| Some(board.modules))
+            .reduce(|one, other| shared(one?, other?))
+            .flatten(),
+        citations: cite(matrix, &citations),
+        meanings: Vec::new(),
+        branches: if names_a_gpu_alone {
+            branches::driving(matrix, &needs)
+        } else {
+            Vec::new()
+        },
+    }
+}
+
+/// The modules that both GPUs of a machine run with, if there are any.
+fn shared(one: SupportedFlavours, other: SupportedFlavours) -> Option<SupportedFlavours> {
+    match (one, other) {
+        (SupportedFlavours::Either, same) | (same, SupportedFlavours::Either) => Some(same),
+        (one, other) => (one == other).then_some(one),
+    }
+}
+
+/// A verdict with its reasons.
+struct Reasons {
+    verdict: Compatibility,
+    why: Vec<String>,
+    citations: BTreeSet<String>,
+    recommended: Option<DriverVersion>,
+}
+
+/// Whether the driver that was asked about serves the rest.
+fn about_driver(
+    matrix: &Matrix,
+    wish: &Wish,
+    needs: &rules::Needs<'_>,
+    driver: &DriverOrBranch,
+) -> Reasons {
+    let mut judged = judge(matrix, needs, driver);
+    if let Some(refusal) = attempt::other_driver(matrix, wish) {
+        judged.verdict = Compatibility::Incompatible;
+        judged.rulings.insert(0, refusal);
+    }
+    let cited = judged
+        .rulings
+        .iter()
+        .flat_map(|r| r.citations.iter().cloned());
+    let citations = cited.collect();
+    let mut why: Vec<String> = Vec::new();
+    for ruling in &judged.rulings {
+        if !why.contains(&ruling.text) {
+            why.push(ruling.text.clone());
+        }
+    }
+    if judged.verdict == Compatibility::Compatible && why.is_empty() {
+        why.push(judged.fits);
+    }
+    Reasons {
+        verdict: judged.verdict,
+        why,
+        citations,
+        recommended: pick(matrix, wish).ok().map(|pick| pick.recommended),
+    }
+}
+
+/// Which driver serves what was asked.
+fn about_pick(matrix: &Matrix, wish: &Wish, needs: &rules::Needs<'_>) -> Reasons {
+    let without_code = !rules::without_code(matrix, needs).is_empty();
+    match pick(matrix, wish) {
+        Ok(pick) => Reasons {
+            verdict: if without_code {
+                Compatibility::Incompatible
+            } else if pick.doubtful {
+                Compatibility::Unknown
+            } else {
+                Compatibility::Compatible
+            },
+            why: pick.reasons.into_iter().chain(pick.warnings).collect(),
+            citations: pick.citations.into_iter().collect(),
+            recommended: Some(pick.recommended),
+        },
+        Err(no_driver) => {
+            let texts = no_driver.reasons.iter().map(|reason| reason.text.clone());
+            let near = no_driver.nearest.iter();
+            let near = near.map(|near| format!("would work {near}"));
+            let cited = no_driver.reasons.iter();
+            Reasons {
+                verdict: if no_driver.unknown {
+                    Compatibility::Unknown
+                } else {
+                    Compatibility::Incompatible
+                },
+                why: texts.chain(near).collect(),
+                citations: cited.flat_map(|r| r.citations.iter().cloned()).collect(),
+                recommended: None,
+            }
+        }
+    }
+}
+
+/// The instance types that give a GPU as vGPU.
+fn as_vgpu(matrix: &Matrix, board: &Board<'_>) -> Option<String> {
+    let gpu = board.row?;
+    let instances = matrix.instance_types.iter().filter(|row: &&InstanceType| {
+        row.driver == InstanceDriver::Grid && row.gpu_ids.contains(&gpu.pci_id)
+    });
+    let names: Vec<&str> = instances.map(|row| row.name.as_str()).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "as vGPU it needs the GRID guest driver, as on {}",
+            names.join(", ")
+        )
+    })
+}
+
+/// What the rules say about the driver that was asked about.
+struct DriverVerdict {
+    verdict: Compatibility,
+    rulings: Vec<Ruling>,
+    fits: String,
+}
+
+fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> DriverVerdict {
+    let branch = match driver {
+        DriverOrBranch::Version(version) => return judge_version(matrix, needs, version),
+        DriverOrBranch::Branch(branch) => *branch,
+    };
+    if let Some(row) = matrix.branch(branch) {
+        return judge_version(matrix, needs, &row.newest_version);
+    }
+    // No version of the branch is known: what holds for the first and the last one holds for all.
+    let [first, last] = DriverVersion::bounds(branch);
+    let first = judge_version(matrix, needs, &first);
+    let mut last = judge_version(matrix, needs, &last);
+    if first.verdict != last.verdict {
+        let none: [&str; 0] = [];
+        let text = format!("it depends on the version of branch {branch}: name one");
+        let ruling = ruling::say(Rule::UnknownBranch, Judgement::Unknown, text, &none);
+        last.rulings = first.rulings;
+        last.rulings.insert(0, ruling);
+        last.verdict = Compatibility::Unknown;
+    }
+    last
+}
+
+fn judge_version(
+    matrix: &Matrix,
+    needs: &rules::Needs<'_>,
+    version: &DriverVersion,
+) -> DriverVerdict {
+    // The question names no flavour, so the better one counts; if both are equal, the branch's
+    // default.
+    let preferred = attempt::preferred_flavour(matrix, needs, version.branch());
+    let other = match preferred {
+        Flavour::Open => Flavour::Proprietary,
+        Flavour::Proprietary => Flavour::Open,
+    };
+    let of = |flavour| {
+        rules::judge(
+            matrix,
+            needs,
+            &Offer {
+                version: version.clone(),
+                flavour,
+            },
+        )
+    };
+    let weight = |rulings: &[Ruling]| {
+        let refused = rulings
+            .iter()
+            .filter(|r| r.judgement == Judgement::Refuse)
+            .count();
+        (
+            refused,
+            rulings
+                .iter()
+                .filter(|r| r.judgement >= Judgement::Unknown)
+                .count(),
+        )
+    };
+    let (first, second) = (of(preferred), of(other));
+    // A report about the modules that the branch takes by itself does not vanish because nobody has
+    // reported the other ones.
+    let reported = |rulings: &[Ruling]| {
+        let kernel = |ruling: &&Ruling| ruling.rule == Rule::Kernel;
+        (rulings.iter().filter(kernel))
+            .filter(|ruling| ruling.judgement >= Judgement::Unknown)
+            .map(|ruling| ruling.text.clone())
+            .collect::<Vec<_>>()
+    };
+    let fits = |rulings: &[Ruling]| {
+        let flavour = |rule| matches!(rule, Rule::BoardFlavour | Rule::BranchFlavour);
+        !(rulings.iter())
+            .any(|ruling| flavour(ruling.rule) && ruling.judgement == Judgement::Refuse)
+    };
+    let (mut worse, mut named) = (Vec::new(), preferred);
+    let (flavour, mut rulings) = if weight(&second) < weight(&first) {
+        if fits(&first) {
+            (worse, named) = (reported(&first), preferred);
+        }
+        (other, second)
+    } else {
+        if fits(&second) {
+            (worse, named) = (reported(&second), other);
+        }
+        (preferred, first)
+    };
+    worse.retain(|text| !rulings.iter().any(|ruling| ruling.text == *text));
+    for text in worse {
+        let none: [&str; 0] = [];
+        // What the branch takes by itself counts; the other modules are a remark.
+        let judgement = match named == preferred {
+            true => Judgement::Unknown,
+            false => Judgement::Note,
+        };
+        let text = format!("with the {named} kernel modules: {text}");
+        rulings.push(ruling::say(Rule::Kernel, judgement, text, &none));
+    }
+    rulings.extend(silent(needs, version, &rulings));
+
+    let refused: Vec<&Ruling> = rulings
+        .iter()
+        .filter(|r| r.judgement == Judgement::Refuse)
+        .collect();
+    let unsure = rulings.iter().any(|r| r.judgement >= Judgement::Unknown);
+    let without_code = rulings
+        .iter()
+        .any(|r| r.rule == Rule::CudaArchitecture && r.judgement >= Judgement::Against);
+    let nothing_known = needs
+        .boards
+        .iter()
+        .any(|board| board.architecture.is_none() && !board.assumed_newer);
+    let verdict = if refused.is_empty() {
+        if without_code {
+            Compatibility::Incompatible
+        } else if unsure {
+            Compatibility::Unknown
+        } else {
+            Compatibility::Compatible
+        }
+    } else if refused
+        .iter()
+        .all(|ruling| ruling.rule == Rule::ForwardCompat)
+    {
+        Compatibility::NeedsForwardCompat
+    } else if nothing_known && refused.iter().all(|ruling| ruling.rule == Rule::UnknownGpu) {
+        Compatibility::Unknown
+    } else {
+        Compatibility::Incompatible
+    };
+    rulings.sort_by_key(|ruling| std::cmp::Reverse(ruling.judgement));
+    let fits = format!("driver {version} with {flavour} kernel modules: no rule excludes it");
+    DriverVerdict {
+        verdict,
+        rulings,
+        fits,
+    }
+}
+
+/// Says that nothing is known where no rule speaks about a vendor's kernel: its number does not tell which
+/// interfaces it has.
+fn silent(needs: &rules::Needs<'_>, version: &DriverVersion, rulings: &[Ruling]) -> Option<Ruling> {
+    let kernel = needs.kernels.iter().find(|kernel| !kernel.is_mainline())?;
+    let none: [&str; 0] = [];
+    let speaks = rulings.iter().any(|ruling| ruling.rule == Rule::Kernel);
+    (!speaks).then(|| {
+        let text = format!(
+            "no rule and no report speaks about {version} on the vendor's kernel {kernel}; only the build, or a package \
+             for this kernel, proves it"
+        );
+        ruling::say(Rule::Kernel, Judgement::Note, text, &none)
+    })
+}
+
+/// The oldest driver that the GPU, the CUDA version and cuDNN allow.
+fn oldest_driver(matrix: &Matrix, needs: &rules::Needs<'_>) -> Option<DriverVersion> {
+    let boards = needs.boards.iter().filter_map(|board| board.min_driver());
+    let cuda = needs
+        .cuda
+        .iter()
+        .filter_map(|cuda| rules::cuda_minimum(matrix, *cuda).0);
+    let cudnn = needs
+        .cudnn
+        .and_then(|asked| cudnn::min_driver(matrix, asked, &needs.cuda));
+    boards.chain(cuda).chain(cudnn).max().cloned()
+}
+
+/// Citations as people can look them up.
+fn cite(matrix: &Matrix, keys: &BTreeSet<String>) -> Vec<String> {
+    matrix
+        .citations
+        .iter()
+        .filter(|row| keys.contains(&row.key))
+        .map(|row| format!("{} ({}, {})", row.title, row.r#where, row.date))
+        .collect()
+}

@@ -1,0 +1,491 @@
+//! The rules of the matrix, each a pure judgement of one driver version and flavour.
+//!
+//! A rule refuses only because of a row. Without a row it says nothing, or that nothing is known; a
+//! missing row is never a reason to refuse.
+
+use crate::board::Board;
+use crate::cudnn;
+use crate::identity::{Architecture, Flavour, SupportedFlavours};
+use crate::kernel;
+use crate::matrix::{BranchRow, Matrix, OpenModules, Support, Toolkit};
+use crate::ruling::{Judgement, Offer, Rule, Ruling, say};
+use crate::security;
+use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
+
+/// What a driver must serve.
+#[derive(Debug, Clone)]
+pub struct Needs<'m> {
+    /// The GPUs, each kind once.
+    pub boards: Vec<Board<'m>>,
+    /// The kernels that its modules are built for.
+    pub kernels: Vec<KernelVersion>,
+    /// As `uname -m` names it.
+    pub arch: Option<String>,
+    /// The CUDA versions that containers bring.
+    pub cuda: Vec<CudaVersion>,
+    /// The cuDNN that containers bring.
+    pub cudnn: Option<CudnnVersion>,
+}
+
+/// All rulings about an offer.
+pub fn judge(matrix: &Matrix, needs: &Needs<'_>, offer: &Offer) -> Vec<Ruling> {
+    let mut said = Vec::new();
+    branch(matrix, offer, &mut said);
+    if let Some(lacking) = security::of_driver(matrix, &offer.version) {
+        said.push(say(
+            Rule::Security,
+            Judgement::Caution,
+            lacking.why,
+            &lacking.citations,
+        ));
+    }
+    for board in &needs.boards {
+        board_driver(matrix, board, offer, &mut said);
+        board_flavour(board, offer.flavour, &mut said);
+    }
+    for cuda in &needs.cuda {
+        cuda_driver(matrix, *cuda, offer, &needs.boards, &mut said);
+        cuda_architecture(matrix, *cuda, &needs.boards, &mut said);
+    }
+    if let Some(asked) = needs.cudnn {
+        let of_driver = |rule| matches!(rule, Rule::CudaDriver | Rule::ForwardCompat);
+        let is_told = (said.iter())
+            .any(|ruling| of_driver(ruling.rule) && ruling.judgement == Judgement::Refuse);
+        let driver = Some(&offer.version).filter(|_| !is_told);
+        cudnn::judge(matrix, asked, &needs.cuda, &needs.boards, driver, &mut said);
+    }
+    for release in &needs.kernels {
+        kernel::judge(matrix, release, needs.arch.as_deref(), offer, &mut said);
+    }
+    said
+}
+
+/// True when no rule refuses.
+pub fn passes(rulings: &[Ruling]) -> bool {
+    rulings
+        .iter()
+        .all(|ruling| ruling.judgement != Judgement::Refuse)
+}
+
+/// The toolkits of a CUDA version: one toolkit where the version names an update, otherwise all of
+/// the minor version.
+pub fn toolkits(matrix: &Matrix, cuda: CudaVersion) -> impl Iterator<Item = &Toolkit> {
+    matrix.toolkits.iter().filter(move |row| {
+        row.version == cuda
+            || row.version.minor_version() == cuda.minor_version()
+                && (cuda.patch.is_none() || row.version.patch.is_none() && cuda.patch == Some(0))
+    })
+}
+
+/// The first driver with which a CUDA version works, and the first one with all its features.
+pub fn cuda_minimum(
+    matrix: &Matrix,
+    cuda: CudaVersion,
+) -> (Option<&DriverVersion>, Option<&DriverVersion>) {
+    let full = toolkits(matrix, cuda)
+        .filter_map(|row| row.min_driver.as_ref())
+        .min();
+    let major = matrix
+        .cuda_majors
+        .iter()
+        .find(|row| row.major == cuda.major);
+    let within_major = major.and_then(|row| row.minor_version_min_driver.as_ref());
+    (within_major.or(full), full)
+}
+
+/// The flavours that a branch has. A branch without a row is assumed to be like the next branch.
+pub fn branch_flavours(matrix: &Matrix, branch: Branch) -> (OpenModules, bool) {
+    if let Some(row) = matrix.branch(branch) {
+        return (row.open, row.proprietary);
+    }
+    let (older, newer) = neighbours(matrix, branch);
+    match (older, newer) {
+        (Some(older), _) => (older.open, older.proprietary),
+        (None, Some(newer)) => (newer.open, newer.proprietary),
+        (None, None) => (OpenModules::Default, true),
+    }
+}
+
+/// The rows next to a branch that has none: the nearest older and the nearest newer one.
+pub(super) fn neighbours(
+    matrix: &Matrix,
+    branch: Branch,
+) -> (Option<&BranchRow>, Option<&BranchRow>) {
+    let rows = || matrix.branches.iter();
+    let older = rows().filter(|row| row.branch < branch);
+    let newer = rows().filter(|row| row.branch > branch);
+    (
+        older.max_by_key(|row| row.branch),
+        newer.min_by_key(|row| row.branch),
+    )
+}
+
+/// What a branch does with an architecture that has no first driver of its own.
+enum Drives {
+    /// It came later than the architecture.
+    Likely,
+    /// It ends with an older one; the row that says so.
+    No(Architecture),
+    /// No row tells.
+    Unknown,
+}
+
+fn drives(matrix: &Matrix, branch: Branch, architecture: &Architecture) -> Drives {
+    let wanted = matrix.generation(architecture);
+    let newest = |row: &BranchRow| matrix.generation(&row.newest_architecture);
+    let (at_least, at_most) = match matrix.branch(branch) {
+        Some(row) => (Some(row), Some(row)),
+        None => neighbours(matrix, branch),
+    };
+    if let Some(row) = at_most.filter(|row| wanted > newest(row)) {
+        return Drives::No(row.newest_architecture.clone());
+    }
+    // Boards of its newest architecture still appear while a branch is made.
+    match at_least {
+        Some(row) if wanted < newest(row) => Drives::Likely,
+        _ => Drives::Unknown,
+    }
+}
+
+fn branch(matrix: &Matrix, offer: &Offer, said: &mut Vec<Ruling>) {
+    let branch = offer.version.branch();
+    let none: [&str; 0] = [];
+    let Some(row) = matrix.branch(branch) else {
+        // A branch between others is history, and the rows of its neighbours bound it. A branch
+        // after all others may be anything.
+        let (older, newer) = neighbours(matrix, branch);
+        let rows: Vec<&BranchRow> = older.into_iter().chain(newer).collect();
+        let (judgement, bounds, citations) = match newer {
+            Some(_) => {
+                let names: Vec<String> = rows.iter().map(|row| row.branch.to_string()).collect();
+                let bounds = format!("; the rules of {} bound it", names.join(" and "));
+                let cited = rows.iter().flat_map(|row| row.citations.clone());
+                (Judgement::Caution, bounds, cited.collect())
+            }
+            None => (Judgement::Unknown, String::new(), Vec::new()),
+        };
+        let text = format!("the matrix has no row for branch {branch}{bounds}");
+        said.push(say(Rule::UnknownBranch, judgement, text, &citations));
+        let missing = match branch_flavours(matrix, branch) {
+            (OpenModules::None, _) => offer.flavour == Flavour::Open,
+            (_, false) => offer.flavour == Flavour::Proprietary,
+            _ => false,
+        };
+        if missing {
+            let text = format!(
+                "branches next to {branch} have no {} modules",
+                offer.flavour
+            );
+            said.push(say(Rule::BranchFlavour, Judgement::Against, text, &none));
+        }
+        return;
+    };
+    let missing = match offer.flavour {
+        Flavour::Open => row.open == OpenModules::None,
+        Flavour::Proprietary => !row.proprietary,
+    };
+    if missing {
+        let text = format!("branch {branch} has no {} kernel modules", offer.flavour);
+        said.push(say(
+            Rule::BranchFlavour,
+            Judgement::Refuse,
+            text,
+            &row.citations,
+        ));
+    }
+    let end = row.end_of_life.as_deref();
+    match row.support {
+        Support::Supported => {}
+        Support::Ended => {
+            let when = end.map_or(String::new(), |end| format!(" ({end})"));
+            let text = format!("branch {branch} gets no fixes any more{when}");
+            said.push(say(Rule::Support, Judgement::Caution, text, &row.citations));
+        }
+        Support::Unknown => {
+            let text = format!("it is unknown whether branch {branch} gets fixes");
+            said.push(say(Rule::Support, Judgement::Caution, text, &row.citations));
+        }
+    }
+}
+
+fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Vec<Ruling>) {
+    let (version, label) = (&offer.version, &board.label);
+    let branch = version.branch();
+    let mut add = |rule, judgement, text| said.push(say(rule, judgement, text, &board.citations));
+
+    if let Some(profile) = board.vgpu {
+        let text = format!(
+            "{label} is a part of a GPU that a hypervisor provides: profile {} needs the licensed \
+             GRID guest driver of the hypervisor's vGPU release",
+            profile.name
+        );
+        add(Rule::Vgpu, Judgement::Refuse, text);
+    }
+    // If the last branch rules it out, the first driver does not matter.
+    let outlived = board.last_branch().is_some_and(|last| branch > last);
+    match (board.architecture, board.assumed_newer) {
+        _ if board.row.is_some() || outlived => {}
+        (Some(row), _) => {
+            // A branch that came later has known the boards of the architecture from its start.
+            let (judgement, but) = if let Drives::Likely = drives(matrix, branch, &row.name) {
+                let but = format!("; branch {branch} came after {}", row.title);
+                (Judgement::Caution, but)
+            } else {
+                (Judgement::Unknown, String::new())
+            };
+            let text = format!("{label} has no row, so its first driver is not known{but}");
+            add(Rule::UnknownGpu, judgement, text);
+        }
+        (None, true) => {
+            let text = format!("{label} has no row, so its first driver is not known");
+            add(Rule::UnknownGpu, Judgement::Unknown, text);
+        }
+        (None, false) => {
+            let text = format!(
+                "{label} has no row and is older than the first GPU that the open modules \
+                 support; the name of its chip in `pci.ids` would give the architecture"
+            );
+            add(Rule::UnknownGpu, Judgement::Refuse, text);
+        }
+    }
+    if let Some(last) = board.last_branch()
+        && branch > last
+    {
+        let title = board.architecture.map_or("", |row| row.title.as_str());
+        let text = format!("{label} is {title}, whose last branch is {last}; {branch} is newer");
+        add(Rule::LastBranch, Judgement::Refuse, text);
+    }
+
+    let listed = board.row.map_or(&[][..], |row| &row.min_drivers);
+    let in_branch = listed.iter().find(|first| first.branch() == branch);
+    let lowest = board.min_driver();
+    if let Some(first) = in_branch.or(lowest).filter(|first| version < *first) {
+        let text = format!("{label} needs driver {first} or newer; {version} is older");
+        add(Rule::MinDriver, Judgement::Refuse, text);
+        return;
+    }
+    if lowest.is_none()
+        && let Some(architecture) = board.architecture
+        && let Drives::No(newest) = drives(matrix, branch, &architecture.name)
+    {
+        let text = format!(
+            "{label} is {}; branch {branch} ends with {newest}",
+            architecture.title
+        );
+        add(Rule::NewestArchitecture, Judgement::Refuse, text);
+        return;
+    }
+    let Some(row) = board.row else { return };
+    if row.not_named_in.contains(&branch) {
+        let text = format!("no release of branch {branch} is known to list {label}");
+        add(Rule::Listed, Judgement::Against, text);
+    }
+    if let Some(since) = row.named_since.as_ref().filter(|since| version < *since) {
+        let text = format!("{since} is the first driver known to list {label}; {version} is older");
+        add(Rule::Listed, Judgement::Against, text);
+    }
+    if let Some(advised) = row
+        .advised_driver
+        .as_ref()
+        .filter(|advised| version < *advised)
+    {
+        let text = format!("{advised} or newer is recommended for {label}; {version} is older");
+        add(Rule::AdvisedDriver, Judgement::Caution, text);
+    }
+}
+
+fn board_flavour(board: &Board<'_>, flavour: Flavour, said: &mut Vec<Ruling>) {
+    let label = &board.label;
+    let text = match (board.modules, flavour) {
+        (SupportedFlavours::Proprietary, Flavour::Open) => {
+            format!("{label} has no GSP and runs only with the proprietary kernel modules")
+        }
+        (SupportedFlavours::Open, Flavour::Proprietary) => {
+            format!("{label} runs with the open kernel modules only")
+        }
+        (SupportedFlavours::Either, Flavour::Proprietary) if board.assumed_newer => {
+            let text = format!("{label} has no row; newer GPUs run only with the open modules");
+            said.push(say(
+                Rule::BoardFlavour,
+                Judgement::Against,
+                text,
+                &board.citations,
+            ));
+            return;
+        }
+        _ => return,
+    };
+    said.push(say(
+        Rule::BoardFlavour,
+        Judgement::Refuse,
+        text,
+        &board.citations,
+    ));
+}
+
+fn cuda_driver(
+    matrix: &Matrix,
+    cuda: CudaVersion,
+    offer: &Offer,
+    boards: &[Board<'_>],
+    said: &mut Vec<Ruling>,
+) {
+    let version = &offer.version;
+    let (needed, full) = cuda_minimum(matrix, cuda);
+    let citations: Vec<String> = toolkits(matrix, cuda)
+        .flat_map(|row| row.citations.clone())
+        .chain(
+            matrix
+                .cuda_majors
+                .iter()
+                .filter(|row| row.major == cuda.major)
+                .flat_map(|row| row.citations.clone()),
+        )
+        .collect();
+    if let Some(needed) = needed.filter(|needed| version < *needed) {
+        let forward = forward_compat(matrix, cuda, version.branch(), boards);
+        let (rule, hint) = match &forward {
+            Some(package) => (
+                Rule::ForwardCompat,
+                format!("; on data-centre GPUs the package {package} adds support"),
+            ),
+            None => (Rule::CudaDriver, String::new()),
+        };
+        let text = format!("CUDA {cuda} needs driver {needed} or newer; {version} is older{hint}");
+        said.push(say(rule, Judgement::Refuse, text, &citations));
+        return;
+    }
+    match full {
+        Some(full) if version < full => {
+            let text = format!(
+                "CUDA {cuda} runs on {version} by minor-version compatibility: features that need \
+                 {full} are missing, and code that contains only its PTX does not run; images that declare \
+                 `NVIDIA_REQUIRE_CUDA=cuda>={cuda}`, as NVIDIA's do, do not start beside it on other boards than those of data \
+                 centres (`NVIDIA_DISABLE_REQUIRE=1` starts them all the same)"
+            );
+            said.push(say(Rule::CudaDriver, Judgement::Caution, text, &citations));
+        }
+        Some(_) => {}
+        None => {
+            let reported = matrix.branch(version.branch()).map(|row| row.max_cuda);
+            if reported.is_none_or(|max| cuda.minor_version() > max) {
+                let text = format!("no row says which driver CUDA {cuda} needs");
+                said.push(say(Rule::CudaDriver, Judgement::Unknown, text, &citations));
+            }
+        }
+    }
+}
+
+/// The package that makes a CUDA version run on an older branch, where a row has this pair and no
+/// board is excluded.
+fn forward_compat(
+    matrix: &Matrix,
+    cuda: CudaVersion,
+    branch: Branch,
+    boards: &[Board<'_>],
+) -> Option<String> {
+    let excluded = |board: &Board<'_>| {
+        let mut brands = matrix.forward_compat_policy.excluded.iter();
+        brands.any(|brand| board.label.to_lowercase().contains(&brand.to_lowercase()))
+    };
+    let wanted = cuda.minor_version();
+    let has = matrix
+        .forward_compat
+        .iter()
+        .any(|row| row.cuda.minor_version() == wanted && row.branches.contains(&branch));
+    (has && !boards.iter().any(excluded))
+        .then(|| format!("cuda-compat-{}-{}", wanted.major, wanted.minor))
+}
+
+fn cuda_architecture(
+    matrix: &Matrix,
+    cuda: CudaVersion,
+    boards: &[Board<'_>],
+    said: &mut Vec<Ruling>,
+) {
+    for board in boards.iter().filter(|board| !board.capabilities.is_empty()) {
+        let citations: Vec<&str> = board
+            .capabilities
+            .iter()
+            .flat_map(|row| &row.citations)
+            .map(String::as_str)
+            .collect();
+        let title = board.architecture.map_or("", |row| row.title.as_str());
+        let wanted = cuda.minor_version();
+        // Where several capabilities are possible, only a limit of all of them counts.
+        let lasts: Option<Vec<CudaVersion>> =
+            board.capabilities.iter().map(|row| row.last_cuda).collect();
+        let last = lasts.and_then(|lasts| lasts.into_iter().max());
+        if let Some(last) = last.filter(|last| wanted > last.minor_version()) {
+            let text = format!(
+                "CUDA {cuda} has no code for {} ({title}): its last toolkit is {last}",
+                board.label
+            );
+            said.push(say(
+                Rule::CudaArchitecture,
+                Judgement::Refuse,
+                text,
+                &citations,
+            ));
+        }
+        if let Some((judgement, why)) = first_code(matrix, wanted, board) {
+            let text = format!("CUDA {cuda} has no code for {} ({title}){why}", board.label);
+            said.push(say(Rule::CudaArchitecture, judgement, text, &citations));
+        }
+    }
+}
+
+/// What a toolkit older than a board means. Code for a lower capability with the same first number
+/// runs on the board: that for 8.0 runs on 8.6.
+fn first_code(
+    matrix: &Matrix,
+    wanted: CudaVersion,
+    board: &Board<'_>,
+) -> Option<(Judgement, String)> {
+    let first = board.capabilities.iter().map(|row| row.first_cuda).min()?;
+    let first = first.minor_version();
+    if wanted >= first {
+        return None;
+    }
+    let relative = board.capability.and_then(|own| {
+        let rows =
+            (matrix.capabilities.iter()).filter(|row| wanted >= row.first_cuda.minor_version());
+        let lower = rows
+            .flat_map(|row| &row.versions)
+            .filter(|other| other.major == own.major && other.minor < own.minor);
+        // That of a Tegra, which has no row, does not run on a card.
+        let of_card = |version| {
+            matrix
+                .gpus
+                .iter()
+                .any(|gpu| gpu.compute_capability == version)
+        };
+        lower.filter(|other| of_card(**other)).max()
+    });
+    Some(match relative {
+        Some(other) => (
+            Judgement::Caution,
+            format!(
+                " before {first}; its code for compute capability {other} runs there, without the \
+                 features of the newer one"
+            ),
+        ),
+        None => (
+            Judgement::Against,
+            format!(
+                ", whose first toolkit is {first}: only programs that contain PTX run, compiled \
+                 when they start"
+            ),
+        ),
+    })
+}
+
+/// The rulings that a CUDA version has no code for a board.
+pub(super) fn without_code(matrix: &Matrix, needs: &Needs<'_>) -> Vec<Ruling> {
+    let mut said = Vec::new();
+    for cuda in &needs.cuda {
+        cuda_architecture(matrix, *cuda, &needs.boards, &mut said);
+    }
+    said.retain(|ruling| ruling.judgement >= Judgement::Against);
+    said
+}

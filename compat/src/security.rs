@@ -1,0 +1,167 @@
+//! The security fixes that a version lacks, by NVIDIA's bulletins.
+
+use crate::matrix::{DriverFloor, Matrix, PackageFloor};
+use crate::version::DriverVersion;
+
+/// What a version lacks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lacking {
+    /// The first version that lacks none of it.
+    pub first_fixed: String,
+    /// In words: the versions compared, and the newest bulletin.
+    pub why: String,
+    /// The newest bulletin, to read.
+    pub link: String,
+    /// Where the rows were read.
+    pub(super) citations: Vec<String>,
+}
+
+/// What a driver lacks; `None` where no bulletin has a newer version of its branch.
+pub fn of_driver(matrix: &Matrix, version: &DriverVersion) -> Option<Lacking> {
+    let branch = version.branch();
+    let newer = |row: &DriverFloor| {
+        let mut fixed = row.first_fixed.iter();
+        fixed
+            .find(|fixed| fixed.branch() == branch && version < *fixed)
+            .cloned()
+    };
+    let rows: Vec<(&DriverFloor, DriverVersion)> = (matrix.driver_floors.iter())
+        .filter_map(|row| Some((row, newer(row)?)))
+        .collect();
+    let first_fixed = rows.iter().map(|(_, fixed)| fixed).max()?.to_string();
+    let bulletins = rows.iter().map(|(row, _)| Bulletin {
+        number: &row.bulletin,
+        date: row.date,
+        cves: &row.cves,
+        citations: &row.citations,
+    });
+    lacking(
+        &format!("driver {version}"),
+        first_fixed,
+        bulletins.collect(),
+    )
+}
+
+/// What an installed package lacks, by its name and version.
+pub fn of_package(matrix: &Matrix, name: &str, version: &str) -> Option<Lacking> {
+    let upstream = upstream(version);
+    let rows: Vec<&PackageFloor> = (matrix.package_floors.iter())
+        .filter(|row| row.packages.iter().any(|one| one == name))
+        .filter(|row| order(upstream) < order(&row.first_fixed))
+        .collect();
+    let newest = rows.iter().max_by_key(|row| order(&row.first_fixed))?;
+    let bulletins = rows.iter().map(|row| Bulletin {
+        number: &row.bulletin,
+        date: row.date,
+        cves: &row.cves,
+        citations: &row.citations,
+    });
+    lacking(
+        &format!("{name} {version}"),
+        newest.first_fixed.clone(),
+        bulletins.collect(),
+    )
+}
+
+/// The part of a package's version that its maker gave: `1:4.5.2-1` gives `4.5.2`, `1.19.1+ds-1` gives `1.19.1`.
+fn upstream(version: &str) -> &str {
+    let version = version.split_once(':').map_or(version, |(_, rest)| rest);
+    version.split(['-', '+']).next().unwrap_or(version)
+}
+
+/// Sorts versions by their numbers, and a candidate (`1.19.1~rc.1`) before its release.
+fn order(version: &str) -> (Vec<u32>, bool) {
+    let (numbers, candidate) = version.split_once('~').unwrap_or((version, ""));
+    let numbers = numbers.split('.').map_while(|part| part.parse().ok());
+    (numbers.collect(), candidate.is_empty())
+}
+
+struct Bulletin<'m> {
+    number: &'m str,
+    date: jiff::civil::Date,
+    cves: &'m [String],
+    citations: &'m [String],
+}
+
+/// The newest bulletin is named: whoever has its fixes has those of the others.
+fn lacking(what: &str, first_fixed: String, bulletins: Vec<Bulletin<'_>>) -> Option<Lacking> {
+    let newest = bulletins.iter().max_by_key(|one| one.date)?;
+    let worst = newest.cves.first();
+    let cve = worst.map_or_else(String::new, |cve| format!(", {cve}"));
+    let (number, date) = (newest.number, newest.date);
+    Some(Lacking {
+        why: format!(
+            "{what} lacks security fixes of {first_fixed} (NVIDIA's bulletin {number} of {date}{cve})"
+        ),
+        link: format!(
+            "https://github.com/NVIDIA/product-security/blob/main/{}/{number}/{number}.md",
+            date.year()
+        ),
+        citations: (bulletins
+            .iter()
+            .flat_map(|one| one.citations.iter().cloned()))
+        .collect(),
+        first_fixed,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{of_driver, of_package};
+    use crate::matrix::Matrix;
+
+    #[test]
+    fn a_version_below_a_floor_is_told_with_its_bulletins() {
+        let matrix = Matrix::builtin().expect("it is sound");
+        let of = |version: &str| of_driver(&matrix, &version.parse().expect("a version"));
+        let old = of("535.261.03").expect("it is below three floors");
+        assert_eq!(old.first_fixed, "535.309.01");
+        assert_eq!(
+            old.why,
+            "driver 535.261.03 lacks security fixes of 535.309.01 (NVIDIA's bulletin 5821 of 2026-05-19, \
+             CVE-2026-24187)"
+        );
+        assert!(old.link.ends_with("/2026/5821/5821.md"), "{}", old.link);
+        // Above the floor of the older bulletin, and below that of the newer one.
+        let between = of("580.159.04").expect("it is below one floor");
+        assert_eq!(between.first_fixed, "580.178.04");
+        assert!(!between.why.contains("5821"), "{}", between.why);
+        for fixed in ["580.178.04", "535.309.01", "620.70.06", "550.163.01"] {
+            assert_eq!(of(fixed), None, "{fixed}");
+        }
+    }
+
+    #[test]
+    fn the_newest_version_of_every_supported_branch_is_above_all_floors() {
+        let matrix = Matrix::builtin().expect("it is sound");
+        for row in &matrix.branches {
+            let lacking = of_driver(&matrix, &row.newest_version);
+            assert_eq!(lacking, None, "{}", row.newest_version);
+        }
+    }
+
+    #[test]
+    fn a_package_is_judged_by_what_its_maker_calls_the_version() {
+        let matrix = Matrix::builtin().expect("it is sound");
+        for (name, version, first_fixed) in [
+            ("nvidia-container-toolkit", "1.19.0-1", Some("1.19.1")),
+            ("nvidia-container-toolkit", "1.9.0-1", Some("1.19.1")),
+            ("nvidia-container-toolkit-base", "1.17.7", Some("1.19.1")),
+            ("nvidia-container-toolkit", "1.19.1~rc.2-1", Some("1.19.1")),
+            ("nvidia-container-toolkit", "1.19.1-1", None),
+            ("nvidia-container-toolkit", "1.19.1+ds-1", None),
+            ("nvidia-container-toolkit", "1.20.0-1.el9", None),
+            ("datacenter-gpu-manager-4-core", "1:4.5.2-1", Some("4.5.3")),
+            ("datacenter-gpu-manager-4-core", "1:4.5.3-1", None),
+            ("docker-ce", "1.0", None),
+        ] {
+            let lacking = of_package(&matrix, name, version);
+            let found = lacking.as_ref().map(|one| one.first_fixed.as_str());
+            assert_eq!(found, first_fixed, "{name} {version}");
+        }
+        // Two bulletins are about it; the newer one is named.
+        let oldest = of_package(&matrix, "nvidia-container-toolkit", "1.17.7-1").expect("two");
+        let newer = "(NVIDIA's bulletin 5850 of 2026-06-30, CVE-2026-24260)";
+        assert!(oldest.why.ends_with(newer), "{}", oldest.why);
+    }
+}

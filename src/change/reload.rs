@@ -1,0 +1,171 @@
+//! A daemon that reads its configuration again while its containers keep running, and whose restart may stop them.
+//!
+//! Only consent (`runtime.restart`) stops containers: without it a restart is left to others, or to the next `install` while
+//! none runs. Which daemons are so, and what they take up without a restart, is in `runtimes`.
+
+use std::time::Duration;
+
+use super::{Applier, Class, Problem, Reverted, RuntimeDaemon, RuntimeSettings, Sink};
+use crate::{
+    config::desired::Daemon,
+    error::one_line,
+    runtimes::{Config, ReloadWords, Said},
+    tools::systemctl,
+};
+
+/// The time limit for the daemon to take up its configuration after the signal.
+const TAKE_UP_TIME_LIMIT: Duration = Duration::from_secs(30);
+
+impl Applier {
+    /// Makes the daemon know a runtime. It is restarted only if a reload does not help, and without consent only if that
+    /// stops no container.
+    pub(super) async fn reload(
+        &self,
+        settings: &RuntimeSettings,
+        words: &ReloadWords,
+        sink: &dyn Sink,
+    ) -> Result<(), Problem> {
+        let (unit, runtime) = (&*settings.unit, &settings.runtime);
+        let (kind, name) = (settings.kind, settings.kind.name());
+        self.reload_if_needed(unit, sink).await?;
+        if !self.unit_state(unit).await?.is_active() {
+            return self.bring_up("start", unit, sink).await;
+        }
+        let knows_it = |config: &Config| {
+            config.runtimes.contains(runtime)
+                && (!settings.default || config.default.as_ref() == Some(runtime))
+        };
+        let what = format!("wait for {name} to read its configuration");
+        let taken_up = if self.signal(unit, sink).await? {
+            self.awaited(&what, TAKE_UP_TIME_LIMIT, || async {
+                Ok(self.said(kind).await?.ok().filter(knows_it))
+            })
+            .await?
+        } else {
+            None
+        };
+        if (taken_up.as_ref()).is_some_and(|config| !settings.cdi || config.uses_cdi) {
+            return Ok(());
+        }
+        let containers = self.stopped_by_restart(kind, unit, words).await?;
+        let names = containers.join(", ");
+        if containers.is_empty() || settings.may_stop {
+            if !containers.is_empty() {
+                sink.note(&format!(
+                    "{name} is restarted, which stops the containers {names}"
+                ));
+            }
+            return self.bring_up("restart", unit, sink).await;
+        }
+        if taken_up.is_none() {
+            return Err(Problem::new(
+                "containers-run",
+                format!("restart `{unit}`: it would stop the containers {names}"),
+            )
+            .advice(format!(
+                "a reload did not make {name} use its configuration, so the former one is back: stop \
+                 the containers, or {} and run \
+                 `systemctl reload {unit}`, or set `runtime.restart = \"always\"`; then run the command again",
+                words.spare
+            )));
+        }
+        // All else works.
+        sink.note(&format!(
+            "{name} will use CDI from its next restart on, which would stop the containers {names}"
+        ));
+        Ok(())
+    }
+
+    /// Restarts the daemon, so that it forgets a runtime, if that stops no container; otherwise returns what it keeps until
+    /// its next restart.
+    pub(super) async fn forgets(
+        &self,
+        daemon: &RuntimeDaemon,
+        words: &ReloadWords,
+        sink: &dyn Sink,
+    ) -> Result<Option<Reverted>, Problem> {
+        let RuntimeDaemon {
+            unit,
+            runtime,
+            kind,
+        } = daemon;
+        let left = |why: String, who: &str| {
+            Some(Reverted::left(
+                format!("`{unit}`, which still uses the configuration from before the undo"),
+                format!("{why}; run `systemctl restart {unit}` when {who} may stop"),
+            ))
+        };
+        let containers = match self.stopped_by_restart(*kind, unit, words).await {
+            // The files are restored in any case.
+            Err(error) if error.class == Class::DaemonSilent => {
+                return Ok(left(format!("failed to {error}"), "its containers"));
+            }
+            containers => containers?.join(", "),
+        };
+        if containers.is_empty() {
+            self.restart_unit(unit, sink).await?;
+            return Ok(None);
+        }
+        let reloaded = self.signal(unit, sink).await?;
+        // New containers would be started with a default runtime whose program goes. A daemon that says nothing now may have
+        // such a one.
+        let uses_another =
+            (self.said(*kind).await?).is_ok_and(|config| config.default.as_ref() != Some(runtime));
+        if !reloaded || !uses_another {
+            let why = format!("a restart would stop the containers {containers}");
+            return Ok(left(why, "they"));
+        }
+        Ok(Some(Reverted::done(format!(
+            "reloaded `{unit}`; it lists the runtime {runtime} until its next restart, which \
+                 would stop the containers {containers}"
+        ))))
+    }
+
+    /// Has the daemon read its configuration again; whether systemd could.
+    async fn signal(&self, unit: &str, sink: &dyn Sink) -> Result<bool, Problem> {
+        let output = self.exec(&systemctl::act("reload", unit), sink).await;
+        let output = output.map_err(|source| Problem::tool(format!("reload `{unit}`"), source))?;
+        Ok(output.ok())
+    }
+
+    /// What a daemon says about itself, or why it says nothing.
+    async fn said(&self, kind: Daemon) -> Result<Result<Config, String>, Problem> {
+        let said = kind.configured().said(self.host.reader()).await;
+        let said = said.map_err(|source| Problem::tool(format!("ask {}", kind.name()), source))?;
+        Ok(match said {
+            Said::Known(config) => Ok(config),
+            Said::Silent(why) => Err(why),
+            Said::Absent => Err("its client is not installed".to_owned()),
+            Said::Unknown(error) => Err(one_line(&*error)),
+        })
+    }
+
+    /// Names of the containers that a restart of the daemon would stop.
+    ///
+    /// # Errors
+    /// Also if the daemon does not tell: what is not known may be stopped.
+    async fn stopped_by_restart(
+        &self,
+        kind: Daemon,
+        unit: &str,
+        words: &ReloadWords,
+    ) -> Result<Vec<String>, Problem> {
+        let silent = |why: String| {
+            let name = kind.name();
+            Problem::new(
+                words.silent,
+                format!("ask {name} which containers a restart of `{unit}` would stop: {why}"),
+            )
+            .advice(format!(
+                "see what `{}` says; when its containers may stop, run `systemctl restart {unit}`, then run the command again",
+                words.asks
+            ))
+            .of(Class::DaemonSilent)
+        };
+        if (self.said(kind).await?.map_err(silent)?).spares_containers {
+            return Ok(Vec::new());
+        }
+        let running = kind.configured().running(self.host.reader()).await;
+        running.map_err(|error| silent(one_line(&error)))
+    }
+}

@@ -1,0 +1,106 @@
+//! Puts the runtime back that `install` has set, before its daemon starts. A drop-in of the daemon's unit runs it on nodes whose
+//! provider writes the daemon's file anew ([`Rewritten`](crate::runtimes::Rewritten)), so that no pod with a GPU comes to a daemon
+//! without it. What failed is told to the log of the unit, and the daemon starts all the same.
+
+use super::{Failure, world::Env};
+use crate::{
+    change::{Change, RuntimeSettings},
+    engine,
+    exit::Exit,
+    host::Host,
+    runtimes::{Goal, Rewritten},
+};
+
+pub(super) async fn run(host: &Host, env: &Env) -> Result<Exit, Failure> {
+    env.only_root(host, "put the runtime back")?;
+    let Some((wanted, rewritten)) = wanted(host)? else {
+        return Ok(Exit::Ok);
+    };
+    let goal = Goal {
+        name: &wanted.runtime,
+        default: wanted.default,
+        cdi: true,
+        for_kubelet: false,
+    };
+    let put_back = wanted.kind.configured().put_back(host, &goal).await;
+    put_back.map_err(|why| {
+        Failure::new(
+            Exit::StepFailed,
+            "runtime-not-put-back",
+            &format!(
+                "failed to put the nvidia runtime into `{}`: {why}",
+                rewritten.file
+            ),
+            Some("run `gpu-bootstrap install` on this node"),
+        )
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// Returns the settings of the last applied change of a daemon whose file is rewritten. The change of an `install` that is just
+/// restarting the daemon is not complete. If it fails, the former configuration must stay.
+fn wanted(host: &Host) -> Result<Option<(RuntimeSettings, &'static Rewritten)>, Failure> {
+    let applied = engine::applied(host)?;
+    Ok(applied.into_iter().find_map(|change| match change {
+        Change::ConfigureRuntime { settings } => {
+            let rewritten = settings.kind.configured().rewritten()?;
+            Some((settings, rewritten))
+        }
+        _ => None,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{host::fake, journal};
+
+    /// A journal of a run that sets containerd's runtime several times.
+    fn journal_of(records: &[Value]) -> String {
+        let lines = records.iter().enumerate().map(|(seq, record)| {
+            let line = json!({
+                "schema": journal::SCHEMA, "seq": seq, "at": "2026-01-01T00:00:00Z", "run": "r", "record": record,
+            });
+            format!("{line}\n")
+        });
+        lines.collect()
+    }
+
+    #[test]
+    fn the_newest_applied_setting_counts() {
+        let undo = json!({"undo": "impossible", "what": "x", "why": "x"});
+        let intent = |default: bool| {
+            json!({
+                "kind": "intent", "steps": ["runtime.containerd-nvidia"], "undo": undo,
+                "change": {
+                    "kind": "configure-runtime",
+                    "settings": {
+                        "kind": "containerd", "unit": "containerd.service", "files": [], "runtime": "nvidia",
+                        "default": default, "cdi": false,
+                    },
+                },
+            })
+        };
+        let ended = |kind: &str, intent: u64| json!({"kind": kind, "intent": intent, "undo": undo});
+        let (host, fakes) = fake::host();
+        let default = |records: &[Value]| {
+            fakes
+                .files
+                .put(journal::path().as_str(), journal_of(records));
+            wanted(&host)
+                .expect("a journal")
+                .map(|(settings, _)| settings.default)
+        };
+        let mut records = vec![intent(false)];
+        assert_eq!(default(&records), None);
+        records.extend([ended("applied", 0), intent(true)]);
+        // The second change is being applied, or was interrupted.
+        assert_eq!(default(&records), Some(false));
+        records.push(ended("applied", 2));
+        assert_eq!(default(&records), Some(true));
+        records.extend([intent(false), ended("interrupted", 4)]);
+        assert_eq!(default(&records), Some(true));
+    }
+}

@@ -1,0 +1,73 @@
+//! `install --unattended`: a unit installs, reboots as often as it must, and this command waits for its end.
+
+use std::time::Duration;
+
+use super::{
+    Failure, args, prepare, status,
+    world::{Console, Env},
+};
+use crate::{config::layers, engine, exit::Exit, host::Host, journal::Request};
+
+/// The longest wait for the end of a run that is not attended; `status --wait` has the same.
+const UNATTENDED_WAIT: Duration = Duration::from_secs(3 * 3600);
+
+/// Starts a unit that installs, and waits until it has ended.
+pub(super) async fn run(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::InstallArgs,
+) -> Result<Exit, Failure> {
+    env.only_root(host, "install")?;
+    if let Some(setting) = layers::assignments(env.vars.clone()).first() {
+        let name = setting.split('=').next().unwrap_or_default();
+        return Err(Failure::new(
+            Exit::Usage,
+            "environment-not-kept",
+            &format!(
+                "failed to start a unit: the environment sets `{name}`, and the unit has another environment"
+            ),
+            Some("write the setting into a file of `/etc/gpu-bootstrap/config.d`, or use `--set`"),
+        ));
+    }
+    let request = prepare::request(&args.target, &args.image, true, args.lock_timeout)?;
+    if !request.credentials.is_empty() {
+        return Err(Failure::new(
+            Exit::Usage,
+            "secret-not-kept",
+            "failed to start a unit: `--set` has a secret, which the unit's properties would show to everybody",
+            Some("write it into a file of `/etc/gpu-bootstrap/config.d` with mode 0600"),
+        ));
+    }
+    let command = command(env, args, &request);
+    if !engine::start_unattended(host, &command).await? {
+        console.note("a run is under way; this command waits for it");
+    }
+    let wait = args::StatusArgs {
+        wait: Some(UNATTENDED_WAIT),
+        timing: false,
+        timeline: false,
+        output: args.output,
+    };
+    status::run(host, console, &wait).await
+}
+
+/// The command of the unit.
+fn command(env: &Env, args: &args::InstallArgs, request: &Request) -> Vec<String> {
+    let mut words = vec![
+        env.exe.to_string(),
+        "install".to_owned(),
+        "--reboot".to_owned(),
+    ];
+    let mut option = |name: &str, value: String| words.push(format!("--{name}={value}"));
+    (request.profile.iter()).for_each(|profile| option("profile", profile.clone()));
+    (request.config.iter()).for_each(|path| option("config", path.to_string()));
+    (args.target.set.iter()).for_each(|setting| option("set", setting.clone()));
+    if let Some(deadline) = args.deadline {
+        option("deadline", format!("{}s", deadline.as_secs()));
+    }
+    if let Some(timeout) = args.lock_timeout {
+        option("lock-timeout", format!("{}s", timeout.as_secs()));
+    }
+    words
+}

@@ -1,0 +1,84 @@
+//! What a command does after it has printed the report of a run: it reboots, hands the run over, or publishes modules.
+
+use super::{
+    RunReport, Session,
+    reboot::{REBOOT_STOPPED, reboot},
+    resume::{self, UNIT},
+};
+use crate::{change::Problem, error::one_line, exit::Exit, modules};
+
+/// A message after the last event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message<'m> {
+    Note(&'m str),
+    Warning(&'m str),
+}
+
+impl Session {
+    /// Reboots if the report requires it and the request allows it. Hands the run over to the resume unit if the terminal
+    /// has hung up. Publishes modules after a successful run. Returns the exit status of the command.
+    ///
+    /// # Errors
+    /// If the machine does not reboot.
+    pub async fn follow(
+        &self,
+        report: &RunReport,
+        say: &mut (dyn FnMut(Message<'_>) + Send),
+    ) -> Result<Exit, Problem> {
+        // A rollback is a separate run, with its own id and driver.
+        let session = self.inner.rollback.get().map_or(self, |session| &**session);
+        let is_due = report.reboot.as_ref().is_some_and(|one| one.automatic);
+        let manager = session
+            .inner
+            .desired
+            .as_ref()
+            .map(|one| one.packages.manager);
+        let locks = manager.map_or(&[][..], |manager| manager.backend().locks());
+        let rebooted = match is_due {
+            true => {
+                let mut note = |text: &str| say(Message::Note(text));
+                reboot(&session.tools, locks, &mut note).await
+            }
+            false => Ok(()),
+        };
+        if report.exit == Exit::Ok {
+            session.publish(say).await;
+        }
+        let may_go_on = matches!(report.exit, Exit::Terminated | Exit::RebootRequired);
+        if session.tools.cancel.hung_up() && may_go_on {
+            match resume::hand_over(&session.tools.host).await {
+                Ok(true) => say(Message::Note(&format!("`{UNIT}` continues the run"))),
+                Ok(false) => {}
+                Err(error) => say(Message::Note(&format!("failed to {}", one_line(&error)))),
+            }
+        }
+        match rebooted {
+            // The reason was printed.
+            Err(stopped) if stopped.reason == REBOOT_STOPPED => Ok(stopped.exit),
+            rebooted => rebooted.map(|()| report.exit),
+        }
+    }
+
+    /// Publishes the modules that were compiled here, on a machine that has passed validation with them. A failure costs
+    /// other machines the time of a compilation, and this one nothing.
+    async fn publish(&self, say: &mut (dyn FnMut(Message<'_>) + Send)) {
+        let desired = self.inner.desired.as_ref().filter(|desired| !desired.image);
+        let driver = desired.and_then(|desired| desired.driver.as_ref());
+        let Some((driver, wish)) = driver.and_then(|one| Some((one, one.publish.as_ref()?))) else {
+            return;
+        };
+        let state = self.inner.state();
+        let published = tokio::select! {
+            published = modules::publish(&self.tools.host, state.facts(), driver, wish) => published,
+            _ = self.tools.cancel.cancelled() => Err("it was stopped by a signal".to_owned()),
+        };
+        match published {
+            Ok(None) => {}
+            Ok(Some(what)) => say(Message::Note(&format!("published {what}"))),
+            Err(why) => say(Message::Warning(&format!(
+                "the modules that were compiled here are not published to `{}`: {why}",
+                wish.to
+            ))),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Whether the GPUs of a machine are behind switches of NVLink, by every evidence that files give. Boards before
+//! Blackwell show their switches on the bus; later ones show a network device, whose vital product data
+//! only root can read and no guest sees, so that the instance type and the board itself must tell.
+
+use gpu_compat::matrix::{Fabric, Matrix};
+
+use super::{Facts, GpuFact};
+
+/// What shows the switches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Evidence {
+    /// So many are on the bus.
+    Bus(usize),
+    /// The vital product data of a network device.
+    ProductData,
+    /// The instance type has them.
+    InstanceType(String),
+    /// All GPUs of a baseboard that is never built without them are there.
+    Board(String),
+    /// NVML says that GPUs wait to join a fabric.
+    Nvml,
+}
+
+/// A baseboard of Blackwell has so many GPUs.
+const BASEBOARD: usize = 8;
+
+/// The switches of the machine, as what they need and what shows them; `None` if nothing shows any.
+#[must_use]
+pub fn switches(matrix: &Matrix, facts: &Facts) -> Option<(Fabric, Evidence)> {
+    if facts.gpus.is_empty() {
+        return None;
+    }
+    match facts.nvswitches.len() {
+        0 => {}
+        count => return Some((Fabric::Fm, Evidence::Bus(count))),
+    }
+    if facts.nvlink_management == Some(true) {
+        return Some((Fabric::FmNvlsm, Evidence::ProductData));
+    }
+    let cloud = &facts.cloud;
+    if let (Some(provider), Some(name)) = (&cloud.provider, &cloud.instance_type)
+        && let Some(row) = matrix.instance_type(provider, name)
+        && matches!(row.fabric, Fabric::Fm | Fabric::FmNvlsm)
+        && facts.gpus.len() >= row.gpus as usize
+    {
+        return Some((row.fabric, Evidence::InstanceType(name.clone())));
+    }
+    // A guest may have all GPUs of a board whose switches somebody else manages.
+    let is_metal = facts.virtualization.as_deref() == Some("none");
+    let boards = facts
+        .gpus
+        .iter()
+        .map(GpuFact::identity)
+        .map(|gpu| matrix.board(&gpu));
+    let behind: Vec<_> = boards
+        .filter(|board| board.fabric() == Fabric::FmNvlsm)
+        .collect();
+    if is_metal && behind.len() >= BASEBOARD && facts.nvlink_management.is_none() {
+        return Some((Fabric::FmNvlsm, Evidence::Board(behind[0].label.clone())));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use gpu_compat::matrix::{Fabric, Matrix};
+
+    use super::{Evidence, switches};
+    use crate::{
+        facts::{Facts, PciFact},
+        steps::fixtures,
+    };
+
+    fn on(id: &str, count: usize) -> Facts {
+        let mut facts = fixtures::facts();
+        let gpu = facts.gpus[0].clone();
+        facts.gpus = vec![gpu; count];
+        for gpu in &mut facts.gpus {
+            gpu.pci_id = id.parse().unwrap();
+        }
+        facts.virtualization = Some("none".to_owned());
+        facts
+    }
+
+    #[test]
+    fn each_evidence_shows_switches() {
+        let matrix = Matrix::builtin().unwrap();
+        let of = |facts: &Facts| switches(&matrix, facts);
+        assert_eq!(of(&on("10de:2330", 8)), None);
+        let mut bus = on("10de:2330", 8);
+        bus.nvswitches.push(PciFact {
+            pci_address: "0000:07:00.0".parse().unwrap(),
+            pci_id: "10de:22a3".parse().unwrap(),
+            name: None,
+        });
+        assert_eq!(of(&bus), Some((Fabric::Fm, Evidence::Bus(1))));
+        let mut data = on("10de:2901", 8);
+        data.nvlink_management = Some(true);
+        assert_eq!(of(&data), Some((Fabric::FmNvlsm, Evidence::ProductData)));
+        for (provider, name, id, fabric) in rows! {
+            "aws", "p6-b300.48xlarge", "10de:3182", Some(Fabric::FmNvlsm);
+            "aws", "g6.xlarge", "10de:27b8", None;
+        } {
+            let mut guest = on(id, 8);
+            guest.virtualization = Some("amazon".to_owned());
+            guest.cloud.provider = Some(provider.to_owned());
+            guest.cloud.instance_type = Some(name.to_owned());
+            assert_eq!(of(&guest).map(|(fabric, _)| fabric), fabric, "{name}");
+        }
+        // Eight B300 on a machine of one's own; a guest with fewer, or with all, has no such evidence.
+        assert!(matches!(
+            of(&on("10de:3182", 8)),
+            Some((Fabric::FmNvlsm, Evidence::Board(_)))
+        ));
+        assert_eq!(of(&on("10de:3182", 4)), None);
+        let mut guest = on("10de:3182", 8);
+        guest.virtualization = Some("kvm".to_owned());
+        assert_eq!(of(&guest), None);
+        let mut denied = on("10de:3182", 8);
+        denied.nvlink_management = Some(false);
+        assert_eq!(of(&denied), None);
+        assert_eq!(of(&on("10de:3182", 0)), None);
+    }
+}

@@ -1,0 +1,288 @@
+//! `kubeadm join`, and `kubeadm reset` after it has failed or when the machine leaves.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::Join;
+use crate::work::{Hands, Problem, Reverted, Sink};
+use crate::{
+    error::one_line,
+    model::{cluster::Discovery, secret::Secret, token::TokenSource},
+    tools::{
+        faults,
+        kubernetes::kubeadm::{self, KubeadmDiscovery, Registration},
+    },
+};
+
+/// Below the state folder while this program joins: what an attempt leaves is this program's.
+pub(crate) const JOINING: &str = "joining";
+
+/// The configuration, below the run folder, while kubeadm runs.
+pub(crate) const CONFIGURATION: &str = "kubeadm-join.yaml";
+
+/// Folders that kubeadm makes, outermost first; `kubeadm reset` leaves them.
+const FOLDERS: [&str; 3] = ["/etc/kubernetes", "/etc/kubernetes/pki", "/var/lib/kubelet"];
+
+impl Hands {
+    /// Those of its folders that are not there yet.
+    pub(crate) fn folders_of_kubeadm(&self) -> Result<Vec<Utf8PathBuf>, Problem> {
+        let mut missing = Vec::new();
+        for folder in FOLDERS {
+            if !self.exists(folder)? {
+                missing.push(folder.into());
+            }
+        }
+        Ok(missing)
+    }
+
+    pub(crate) async fn join_by_kubeadm(
+        &self,
+        join: &Join,
+        (discovery, socket, ignored): (&Discovery, &str, &[String]),
+        sink: &dyn Sink,
+    ) -> Result<(), Problem> {
+        self.is_worker()?;
+        let mark = self.state.join(JOINING);
+        // An attempt that was cut off has left files that kubeadm refuses: by its step the machine is no node. Those of
+        // somebody else are not thrown away.
+        let found = self.left_of_a_join(ignored)?;
+        if !found.is_empty() {
+            if !self.host.files.exists(&mark)? {
+                return Err(begun(&found));
+            }
+            sink.line("an earlier attempt to join was cut off: `kubeadm reset` clears it away");
+            self.reset(socket, sink).await?;
+        }
+        let registration = Registration {
+            name: &join.node,
+            socket,
+            labels: &join.labels,
+            taints: &join.taints,
+            ignore_preflight_errors: ignored,
+            timeout: join.timeout(),
+        };
+        let configuration = self.configuration(discovery, &registration).await?;
+        let had_authority = self.exists(kubeadm::CA)?;
+        self.host.files.write(&mark, b"", 0o600)?;
+        let cmd_of = |path: &Utf8Path| kubeadm::join(path, join.timeout());
+        let ran = self
+            .with_secret_file(CONFIGURATION, &configuration, async |path| {
+                self.exec(&cmd_of(path), sink).await
+            })
+            .await?;
+        let (said, source) = match ran {
+            Ok(output) if output.ok() => {
+                self.host.files.remove(&mark)?;
+                return Ok(());
+            }
+            Ok(output) => (
+                format!("{}\n{}", output.stdout, output.stderr),
+                output.failure(&cmd_of(Utf8Path::new(CONFIGURATION))),
+            ),
+            Err(error) => (error.to_string(), error),
+        };
+        let signed = matches!(discovery, Discovery::Token { .. });
+        let fault = faults::of_kubeadm(&said, signed);
+        let last_words = match &*fault.reason {
+            "join-kubelet" => (self.words_of(kubeadm::UNIT).await).map(|words| last_of(&words)),
+            _ => None,
+        };
+        // The machine must be able to join with the next attempt.
+        if self.has_begun()? || (!had_authority && self.exists(kubeadm::CA)?) {
+            match self.reset(socket, sink).await {
+                Ok(()) => self.host.files.remove(&mark)?,
+                // The next attempt clears it away. What failed first is what must be told.
+                Err(error) => sink.note(&format!("failed to {}", one_line(&error))),
+            }
+        } else {
+            self.host.files.remove(&mark)?;
+        }
+        let what = format!("join the cluster: {}", fault.what);
+        Err(Problem {
+            hint: fault.hint.clone(),
+            passes: fault.passes,
+            ..Problem::new(&fault.reason, what)
+                .telling(last_words)
+                .caused_by(source)
+        })
+    }
+
+    async fn configuration(
+        &self,
+        discovery: &Discovery,
+        registration: &Registration<'_>,
+    ) -> Result<Secret, Problem> {
+        match discovery {
+            Discovery::Token {
+                server,
+                token_source,
+                ca_cert_hashes,
+            } => {
+                let token = self.bootstrap_token(token_source).await?;
+                let found = KubeadmDiscovery::Token {
+                    server,
+                    token: &token,
+                    ca_cert_hashes,
+                };
+                Ok(kubeadm::join_configuration(&found, registration))
+            }
+            Discovery::File { path, token_source } => {
+                let token = match token_source {
+                    Some(source) => Some(self.bootstrap_token(source).await?),
+                    None => None,
+                };
+                self.refuse_unusable(path)?;
+                let found = KubeadmDiscovery::File {
+                    path,
+                    token: token.as_ref(),
+                };
+                Ok(kubeadm::join_configuration(&found, registration))
+            }
+        }
+    }
+
+    async fn bootstrap_token(&self, source: &TokenSource) -> Result<Secret, Problem> {
+        let wrong = |token: &str| (!kubeadm::is_token(token)).then_some(kubeadm::NO_TOKEN);
+        self.usable_token(source, wrong).await
+    }
+
+    /// What kubeadm writes and refuses to find, unless its checks are to be ignored. Source:
+    /// kubernetes/kubernetes 1.34, `cmd/kubeadm/app/preflight/checks.go`, `RunJoinNodeChecks`.
+    fn left_of_a_join(&self, ignored: &[String]) -> Result<Vec<&'static str>, Problem> {
+        let mut found = Vec::new();
+        for path in [kubeadm::KUBELET_CONF, kubeadm::BOOTSTRAP_CONF, kubeadm::CA] {
+            let check = format!("fileavailable-{}", path.replace('/', "-"));
+            let is_ignored = (ignored.iter())
+                .any(|name| name.eq_ignore_ascii_case("all") || name.eq_ignore_ascii_case(&check));
+            if !is_ignored && self.exists(path)? {
+                found.push(path);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether kubeadm has begun to join, and perhaps not ended.
+    pub(crate) fn has_begun(&self) -> Result<bool, Problem> {
+        Ok(self.exists(kubeadm::BOOTSTRAP_CONF)? || self.exists(kubeadm::KUBELET_CONF)?)
+    }
+
+    /// Refuses a machine that has, or had, a control plane: `kubeadm reset` would delete its data.
+    fn is_worker(&self) -> Result<(), Problem> {
+        for mark in kubeadm::OF_CONTROL_PLANES.map(Utf8Path::new) {
+            let found = match mark.file_name() {
+                Some("manifests") => (self.host.files.list(mark)?)
+                    .into_iter()
+                    .find(|name| name.ends_with(".yaml"))
+                    .map(|name| mark.join(name)),
+                _ => (self.host.files.exists(mark)?).then(|| mark.to_owned()),
+            };
+            if let Some(found) = found {
+                return Err(Problem::new(
+                    "control-plane",
+                    format!("join the cluster: `{found}` is there, which only a control plane has"),
+                )
+                .advice(
+                    "this program prepares workers only, and never resets a control plane; run `kubeadm reset` \
+                     yourself if the machine is none any more",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn exists(&self, path: &str) -> Result<bool, Problem> {
+        Ok(self.host.files.exists(Utf8Path::new(path))?)
+    }
+
+    async fn reset(&self, socket: &str, sink: &dyn Sink) -> Result<(), Problem> {
+        let what = "forget the cluster with `kubeadm reset`";
+        self.tool(what, &kubeadm::reset(socket), sink)
+            .await
+            .map(drop)
+    }
+
+    pub(crate) async fn leave_by_kubeadm(
+        &self,
+        (socket, folders): (&str, &[Utf8PathBuf]),
+        sink: &dyn Sink,
+    ) -> Result<Reverted, Problem> {
+        self.is_worker()?;
+        if !self.has_begun()? {
+            return Ok(Reverted::nothing("the machine is no node any more"));
+        }
+        self.reset(socket, sink).await?;
+        for folder in folders.iter().rev() {
+            self.host.files.remove_empty_folder(folder)?;
+        }
+        Ok(Reverted::done("the machine has left the cluster"))
+    }
+}
+
+/// The error where somebody else has begun to join, or the kubelet has lost its certificate.
+fn begun(found: &[&str]) -> Problem {
+    let paths: Vec<String> = found.iter().map(|path| format!("`{path}`")).collect();
+    let are = if paths.len() == 1 { "is" } else { "are" };
+    let paths = paths.join(", ");
+    Problem::new(
+        "join-begun",
+        format!("join the cluster: {paths} {are} there, of an earlier join that is not complete"),
+    )
+    .advice(
+        "see whether a disk with `/var/lib/kubelet` is not mounted; if a `kubeadm join` that failed has left it, or \
+         the machine shall forget that cluster, run `kubeadm reset`, then run the command again",
+    )
+}
+
+/// Returns the kubelet's last lines, cut to a length that can be read. systemd's lines about the unit count only if there are
+/// no others: a kubelet that fails at once is started again and again, and they would push its own lines out.
+fn last_of(words: &str) -> String {
+    const LINES: usize = 5;
+    const LETTERS: usize = 240;
+    // `Started kubelet.service - kubelet: …`; before systemd 250 without the unit's name.
+    let is_systemds = |line: &&str| {
+        let verbs = [
+            "Starting ",
+            "Started ",
+            "Stopping ",
+            "Stopped ",
+            "Failed to start ",
+        ];
+        let rest = verbs.iter().find_map(|verb| line.strip_prefix(verb));
+        line.starts_with("kubelet.service: ")
+            || rest.is_some_and(|rest| rest.starts_with("kubelet"))
+    };
+    let mut lines: Vec<&str> = words.lines().collect();
+    if !lines.iter().all(is_systemds) {
+        lines.retain(|line| !is_systemds(line));
+    }
+    let last = &lines[lines.len().saturating_sub(LINES)..];
+    let short = |line: &&str| match line.char_indices().nth(LETTERS) {
+        Some((at, _)) => format!("{} …", &line[..at]),
+        None => (*line).to_owned(),
+    };
+    last.iter().map(short).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::last_of;
+
+    #[test]
+    fn long_lines_of_a_kubelet_are_cut() {
+        let words = format!("1\n2\n3\n4\n5\n{}", "ü".repeat(300));
+        let last = last_of(&words);
+        assert_eq!(last.lines().count(), 5);
+        assert!(last.starts_with("2\n") && last.ends_with("ü …"));
+        assert_eq!(last_of("one"), "one");
+    }
+
+    #[test]
+    fn what_systemd_says_about_a_kubelet_does_not_take_the_place_of_its_own_lines() {
+        let systemds = "kubelet.service: Failed with result 'exit-code'.\n\
+                        Started kubelet: The Kubernetes Node Agent.\n\
+                        kubelet.service: Scheduled restart job, restart counter is at 1.\n\
+                        Stopped kubelet.service - kubelet: The Kubernetes Node Agent.\n\
+                        Starting kubelet.service - kubelet: The Kubernetes Node Agent...";
+        assert_eq!(last_of(&format!("its error\n{systemds}")), "its error");
+        assert_eq!(last_of(systemds), systemds);
+    }
+}

@@ -1,0 +1,329 @@
+//! The token that joins a cluster, fetched at the moment of joining. What a cloud's store of secrets wants is in `clouds/`;
+//! one file here for each way in which an instance shows who it is.
+//!
+//! The identity of the instance is asked of its metadata service, through no proxy; the secret through the proxy of the
+//! settings.
+
+mod bearer;
+mod signed;
+
+use std::time::Duration;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::Value;
+
+use super::bad_secret;
+use crate::work::{Hands, Problem};
+use crate::{
+    facts::Service,
+    host::{Host, HttpError, HttpRequest, HttpResponse, Method, RetryLimit, Route, ask_again},
+    model::{
+        clouds::{self, CloudRow, Identity, SecretFault as TokenFault, SecretRow},
+        pattern,
+        secret::{Secret, Secrets},
+        token::{SecretPlace, TokenSource},
+    },
+};
+
+/// How long the metadata service may take.
+const IDENTITY: Duration = Duration::from_secs(15);
+
+/// How long the service with the secret may take, and one of its answers.
+const SECRET: Duration = Duration::from_secs(30);
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// How often each may say nothing.
+const SILENCES: u32 = 3;
+
+/// A secret of AWS has up to 64 KiB, and JSON may double it.
+const LARGEST: u64 = 256 << 10;
+
+impl Hands {
+    /// The token from its place.
+    pub(crate) async fn token(&self, source: &TokenSource) -> Result<Secret, Problem> {
+        if let TokenSource::File(path) = source {
+            return self.secret(path);
+        }
+        let metadata = Service::of(&self.host, IDENTITY, SILENCES);
+        let clouds = Clouds {
+            host: &self.host,
+            metadata,
+            secrets: &self.secrets,
+            instead: None,
+        };
+        let what = format!("get the token from `{source}`");
+        self.unless_stopped(&what, clouds.token(source)).await?
+    }
+
+    /// The token, unless `wrong` says why it cannot be used.
+    pub(crate) async fn usable_token(
+        &self,
+        source: &TokenSource,
+        wrong: impl Fn(&str) -> Option<&'static str>,
+    ) -> Result<Secret, Problem> {
+        let token = self.token(source).await?;
+        let Some(why) = wrong(token.expose()) else {
+            return Ok(token);
+        };
+        Err(match source {
+            TokenSource::File(path) => bad_secret(path, why),
+            source => problem(TokenFault::Form, source, why),
+        })
+    }
+}
+
+/// The services of the clouds.
+struct Clouds<'h> {
+    host: &'h Host,
+    metadata: Service<'h>,
+    /// What the run hides: all that is fetched is added.
+    secrets: &'h Secrets,
+    /// An address that answers in place of theirs.
+    instead: Option<&'h str>,
+}
+
+/// Why a cloud gives no token.
+type TokenFailure = (TokenFault, String);
+
+/// The error; `why` is without the secret.
+fn problem(fault: TokenFault, place: &TokenSource, why: &str) -> Problem {
+    let hints = match place {
+        TokenSource::Store(place) => place.store().map(|row| &row.hints),
+        _ => None,
+    };
+    let own = hints
+        .and_then(|hints| hints.get(&fault))
+        .map(String::as_str);
+    let (reason, hint) = match (fault, place) {
+        (TokenFault::NoIdentity, _) => (
+            "join-token-no-identity",
+            "give the machine an identity that may read the secret",
+        ),
+        (TokenFault::Denied, _) => (
+            "join-token-denied",
+            "let the machine's identity read the secret",
+        ),
+        (TokenFault::NotFound, TokenSource::Credential(_)) => (
+            "join-token-not-found",
+            "see `systemd-creds list --system`; `/etc/credstore` is a place that lasts",
+        ),
+        (TokenFault::NotFound, _) => (
+            "join-token-not-found",
+            "correct `cluster.token`, or make the secret",
+        ),
+        (TokenFault::Form, _) => (
+            "join-token-form",
+            "store the token alone, as text, as a new version of the secret",
+        ),
+        (TokenFault::Unreachable, _) => (
+            "join-token-unreachable",
+            "see that routes, firewalls and `packages.proxy` let this machine reach it, then run the command again",
+        ),
+        (TokenFault::Refused, _) => (
+            "join-token-refused",
+            "see what the cloud's log of requests says",
+        ),
+    };
+    Problem {
+        passes: fault == TokenFault::Unreachable,
+        ..Problem::new(reason, format!("get the token from `{place}`: {why}"))
+            .advice(own.unwrap_or(hint))
+    }
+}
+
+impl Clouds<'_> {
+    async fn token(&self, source: &TokenSource) -> Result<Secret, Problem> {
+        let fetched = match source {
+            TokenSource::Store(place) => self.of_store(place).await,
+            TokenSource::File(_) | TokenSource::Credential(_) => {
+                Err((TokenFault::NotFound, "it is not there".to_owned()))
+            }
+        };
+        let token = fetched.and_then(|token| {
+            self.secrets.learn(&token);
+            let text = token.expose().trim();
+            let is_one = !text.is_empty() && !text.contains(char::is_whitespace);
+            let wrong = || (TokenFault::Form, "the secret is no single word".to_owned());
+            is_one.then(|| Secret::new(text)).ok_or_else(wrong)
+        });
+        token.map_err(|(fault, why)| problem(fault, source, &why))
+    }
+
+    /// The secret of a cloud's store.
+    async fn of_store(&self, place: &SecretPlace) -> Result<Secret, TokenFailure> {
+        let none = || (TokenFault::NotFound, "there is no such store".to_owned());
+        let of = |cloud: &'static CloudRow| Some((cloud, cloud.secret.as_ref()?));
+        let mut stores = clouds::all().iter().filter_map(of);
+        let (cloud, row) =
+            (stores.find(|(_, row)| row.scheme == place.scheme())).ok_or_else(none)?;
+        let request = StoreRequest::of(row, place);
+        let headers = match row.identity {
+            Identity::Bearer => self.bearer(cloud, row).await?,
+            Identity::SignedV4 => self.signed(cloud, row, place, &request).await?,
+        };
+        let method = match &request.body {
+            Some(body) => Method::Post(body.clone()),
+            None => Method::Get,
+        };
+        let answer = (self.ask(method, &request.host, &request.path, headers)).await?;
+        let document = document(&answer.body);
+        let at = |pointer: &String| document.pointer(pointer).and_then(Value::as_str);
+        if answer.status == 200 {
+            if let Some(text) = row.value.iter().find_map(at) {
+                return Ok(Secret::new(text));
+            }
+            let text = row.value_base64.iter().find_map(at).ok_or_else(valueless)?;
+            return decoded(STANDARD.decode(text));
+        }
+        // It may have a name space before `#`.
+        let word = at(&row.word).and_then(|word| word.rsplit('#').next());
+        match word.and_then(|word| row.words.get(word)) {
+            Some(fault) => Err((*fault, said(answer.status, word))),
+            None => Err(refused(answer.status, word)),
+        }
+    }
+
+    /// What the metadata service has of the identity.
+    async fn identity(
+        &self,
+        cloud: &'static CloudRow,
+        row: &'static SecretRow,
+        behind: &str,
+    ) -> Result<Vec<u8>, TokenFailure> {
+        let Some(metadata) = &cloud.metadata else {
+            return Err((
+                TokenFault::NoIdentity,
+                "there is no metadata service".to_owned(),
+            ));
+        };
+        let header = self.metadata.header(metadata).await.map_err(failed)?;
+        let path = format!("{}{behind}", row.identity_path);
+        let told = self.metadata.ask(Method::Get, &path, header).await;
+        told.map_err(|error| match &error {
+            HttpError::Status { status, .. } if row.later.contains(status) => {
+                (TokenFault::Unreachable, error.to_string())
+            }
+            HttpError::Status { status, .. } => match row.none.get(&status.to_string()) {
+                Some(why) => (TokenFault::NoIdentity, why.clone()),
+                None => failed(error),
+            },
+            _ => failed(error),
+        })
+    }
+
+    /// What an identity's document has at a key; it is secret.
+    fn learned(&self, document: &Value, key: &str) -> Result<Secret, TokenFailure> {
+        let text = document
+            .get(key)
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        if text.is_empty() {
+            let why = format!("the metadata service tells no `{key}`");
+            return Err((TokenFault::NoIdentity, why));
+        }
+        let secret = Secret::new(text);
+        self.secrets.learn(&secret);
+        Ok(secret)
+    }
+
+    /// Asks a service of the cloud.
+    async fn ask(
+        &self,
+        method: Method,
+        host: &str,
+        path: &str,
+        headers: Vec<(&'static str, Secret)>,
+    ) -> Result<HttpResponse, TokenFailure> {
+        let url = match self.instead {
+            Some(instead) => format!("{instead}{path}"),
+            None => format!("https://{host}{path}"),
+        };
+        let clock = &*self.host.clock;
+        let request = HttpRequest {
+            method,
+            route: Route::Proxied,
+            url,
+            headers,
+            within: ANSWER,
+            limit: LARGEST,
+        };
+        let persistence = RetryLimit {
+            until: clock.monotonic() + SECRET,
+            silences: SILENCES,
+        };
+        (ask_again(&*self.host.http, clock, &request, persistence).await).map_err(failed)
+    }
+}
+
+/// What is asked of a store.
+struct StoreRequest {
+    host: String,
+    path: String,
+    body: Option<String>,
+}
+
+impl StoreRequest {
+    fn of(row: &'static SecretRow, place: &SecretPlace) -> Self {
+        let mut special = row.host_where.iter();
+        let special = special.find(|(form, _)| pattern::matches(form, place.first()));
+        let host = special.map_or(&row.host, |(_, host)| host);
+        let filled = |text: &String| place.filled(row, text);
+        Self {
+            host: filled(host),
+            path: filled(&row.path),
+            body: row.body.as_ref().map(filled),
+        }
+    }
+}
+
+fn failed(error: HttpError) -> TokenFailure {
+    let fault = match &error {
+        error if error.passes() => TokenFault::Unreachable,
+        HttpError::TooLarge { .. } => TokenFault::Form,
+        _ => TokenFault::Refused,
+    };
+    (fault, error.to_string())
+}
+
+/// An answer that is no success, by its status and by the word with which the service names the error.
+fn refused(status: u16, word: Option<&str>) -> TokenFailure {
+    let fault = match status {
+        401 | 403 => TokenFault::Denied,
+        404 => TokenFault::NotFound,
+        _ => TokenFault::Refused,
+    };
+    // Only a word: a text may repeat what was sent.
+    let is_word = |word: &&str| {
+        word.len() <= 64 && word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    let word = word.filter(is_word);
+    (fault, said(status, word))
+}
+
+fn said(status: u16, word: Option<&str>) -> String {
+    match word {
+        Some(word) => format!("the service answered {status}, {word}"),
+        None => format!("the service answered {status}"),
+    }
+}
+
+/// A document of JSON; anything else is null.
+fn document(body: &[u8]) -> Value {
+    serde_json::from_slice(body).unwrap_or_default()
+}
+
+/// The text of a value that may be in Base64.
+fn decoded(bytes: Result<Vec<u8>, base64::DecodeError>) -> Result<Secret, TokenFailure> {
+    let text = bytes.ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    text.map(Secret::new)
+        .ok_or_else(|| (TokenFault::Form, "the secret is no text".to_owned()))
+}
+
+/// An answer without the value.
+fn valueless() -> TokenFailure {
+    let why = "the answer has no secret in it".to_owned();
+    (TokenFault::Form, why)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,437 @@
+//! Kernel modules that were compiled once for many machines: what DKMS has built, packed, and put where others find it.
+
+pub(crate) mod registry;
+
+use std::time::Duration;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use serde::Serialize;
+
+pub(crate) use registry::Registry;
+
+use crate::{
+    config::desired::{DriverWish, Prebuilt, Publish},
+    error::one_line,
+    facts::Facts,
+    host::{
+        Files, FilesError, Host, ReadFiles,
+        trusted::{refuse_foreign, unusable_secret},
+    },
+    model::{
+        paths,
+        version::{DriverVersion, KernelVersion},
+    },
+    state::loaded_driver,
+    tools::{
+        dkms, kmod,
+        module_file::{flavour_of_license, modinfo},
+        oci::{self, Address},
+        prebuilt::{self, BuildTarget, LIMIT, Modules, PrivateKey, SIGNATURE, TOOK, Trust, Unfit},
+    },
+};
+
+/// The time limit of one source. Compiling takes 80 to 275 s.
+pub(crate) const SOURCE_TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// How often a pair of archive and signature is written at most, if other machines write the same names.
+const WRITES: usize = 4;
+
+/// The largest signature that is read, in bytes: one of minisign has some 300.
+pub(crate) const SIGNATURE_LIMIT: u64 = 16 << 10;
+
+/// What DKMS has built for one kernel.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Built {
+    /// The name by which DKMS knows the modules.
+    pub(crate) name: String,
+    pub(crate) driver: DriverVersion,
+    pub(crate) kernel: KernelVersion,
+    pub(crate) architecture: String,
+    /// Where they come from, as `take` wrote it into DKMS' log; `None` if DKMS compiled them without `take`.
+    pub(crate) origin: Option<String>,
+    #[serde(skip)]
+    folder: Utf8PathBuf,
+}
+
+/// Returns what DKMS has built of NVIDIA's driver.
+pub(crate) fn built(files: &dyn ReadFiles) -> Result<Vec<Built>, FilesError> {
+    let mut found = Vec::new();
+    for build in dkms::builds(files)? {
+        let folder = build.modules();
+        let (Ok(driver), Ok(kernel)) = (build.version.parse(), build.kernel.parse()) else {
+            continue;
+        };
+        if !(files.list(&folder)?.iter()).any(|file| kmod::is_nvidia_module(file)) {
+            continue;
+        }
+        let log = files.read_lossy(&build.log())?.unwrap_or_default();
+        found.push(Built {
+            name: build.module,
+            driver,
+            kernel,
+            architecture: build.architecture,
+            origin: prebuilt::said(&log).last().map(str::to_owned),
+            folder,
+        });
+    }
+    Ok(found)
+}
+
+/// An archive that is ready for other machines.
+pub(crate) struct Packed {
+    pub(crate) name: String,
+    pub(crate) content: Vec<u8>,
+    /// In minisign's format.
+    pub(crate) signature: Option<String>,
+}
+
+impl Packed {
+    /// Signs it, if there is a key.
+    pub(crate) fn new(
+        (name, content): (String, Vec<u8>),
+        key: Option<&PrivateKey>,
+        host: &Host,
+    ) -> Self {
+        let signature = key.map(|key| key.sign(&content, &name, host.clock.now()));
+        Self {
+            name,
+            content,
+            signature,
+        }
+    }
+
+    /// Writes it into a folder. The signature is written first, so that nobody finds the archive without it. If another
+    /// machine writes the same names at the same time, the last one to finish sees a mixed pair and writes its own again.
+    pub(crate) fn write(
+        &self,
+        files: &dyn Files,
+        folder: &Utf8Path,
+    ) -> Result<Utf8PathBuf, FilesError> {
+        let path = folder.join(&self.name);
+        let Some(signature) = &self.signature else {
+            files.write(&path, &self.content, 0o644)?;
+            return Ok(path);
+        };
+        let beside = signature_of(&path);
+        for _ in 0..WRITES {
+            files.write(&beside, signature.as_bytes(), 0o644)?;
+            files.write(&path, &self.content, 0o644)?;
+            let has_own = |path: &Utf8Path, own: &[u8]| {
+                let found = files.read(path)?;
+                Ok::<_, FilesError>(found.as_deref() == Some(own))
+            };
+            if has_own(&beside, signature.as_bytes())? == has_own(&path, &self.content)? {
+                break;
+            }
+        }
+        Ok(path)
+    }
+
+    /// Uploads it to a registry.
+    pub(crate) async fn push(&self, registry: &mut Registry<'_>) -> Result<(), String> {
+        let name = format!("{}{SIGNATURE}", self.name);
+        let mut files = vec![oci::File {
+            name: &self.name,
+            media_type: "application/gzip",
+            content: &self.content,
+        }];
+        files.extend(self.signature.as_ref().map(|signature| oci::File {
+            name: &name,
+            media_type: "text/plain",
+            content: signature.as_bytes(),
+        }));
+        registry.push(&oci::tag(&self.name), &files).await
+    }
+}
+
+/// Returns the path of an archive's signature.
+pub(crate) fn signature_of(archive: &Utf8Path) -> Utf8PathBuf {
+    format!("{archive}{SIGNATURE}").into()
+}
+
+/// Reads an archive in a folder with its signature, as far as both exist and have a plausible size.
+pub(crate) fn pair_in(
+    files: &dyn ReadFiles,
+    archive: &Utf8Path,
+) -> Result<(Option<Vec<u8>>, Option<Vec<u8>>), FilesError> {
+    let read = |path: &Utf8Path, limit: u64| match files.stat(path)? {
+        Some(stat) if stat.size <= limit => files.read(path),
+        _ => Ok(None),
+    };
+    Ok((
+        read(archive, LIMIT)?,
+        read(&signature_of(archive), SIGNATURE_LIMIT)?,
+    ))
+}
+
+/// Reads the private key that signs archives.
+pub(crate) fn private_key(files: &dyn ReadFiles, path: &Utf8Path) -> Result<PrivateKey, String> {
+    let plain = |error: FilesError| one_line(&error);
+    if let Some(why) = unusable_secret(files, path).map_err(plain)? {
+        return Err(format!("the private key `{path}` is not used: {why}"));
+    }
+    let text = files.read_lossy(path).map_err(plain)?.unwrap_or_default();
+    PrivateKey::read(&text).map_err(|why| format!("the private key `{path}` is not used: {why}"))
+}
+
+/// Publishes the loaded modules if DKMS has compiled them here. Returns where they are now; `None` if
+/// there is nothing to publish, or if it is published already.
+pub(crate) async fn publish(
+    host: &Host,
+    facts: &Facts,
+    driver: &DriverWish,
+    wish: &Publish,
+) -> Result<Option<String>, String> {
+    let (Some(module), Some(kernel), Some(os)) = (&driver.dkms, &facts.kernel.running, &facts.os)
+    else {
+        return Ok(None);
+    };
+    let all = built(&*host.files).map_err(|error| one_line(&error))?;
+    // DKMS may still have another version, which this machine has not validated.
+    let loaded = loaded_driver(&*host.files).map_err(|error| one_line(&error))?;
+    let compiled = |one: &Built| {
+        let taken = one
+            .origin
+            .as_ref()
+            .is_some_and(|said| said.starts_with(TOOK));
+        one.name == *module
+            && one.kernel == *kernel
+            && loaded.as_ref() == Some(&one.driver)
+            && !taken
+    };
+    let Some(one) = all.into_iter().find(compiled) else {
+        return Ok(None);
+    };
+    let purpose = BuildTarget {
+        distribution: os.id.clone(),
+        kernel: kernel.clone(),
+        architecture: one.architecture.clone(),
+        driver: one.driver.clone(),
+        flavour: driver.flavour,
+    };
+    let name = purpose.archive();
+    let folder = Utf8PathBuf::from(&wish.to);
+    let registry = || {
+        Address::parse(&wish.to).map(|to| Registry::new(host, to, SOURCE_TIME_LIMIT).for_writing())
+    };
+    let key = match &wish.key {
+        Some(path) => Some(private_key(&*host.files, path)?),
+        None => None,
+    };
+    let trust = (driver.prebuilt.as_ref()).map_or_else(Trust::default, Prebuilt::trust);
+    let is_there = match registry() {
+        Some(mut registry) => {
+            let signature = format!("{name}{SIGNATURE}");
+            match registry.layers(&oci::tag(&name)).await? {
+                None => false,
+                // One manifest has both, so they match.
+                Some(_) if trust.not_before.is_none() => true,
+                Some(layers) if !layers.iter().any(|layer| layer.is(&signature)) => false,
+                Some(layers) => {
+                    let mut source = Source::Tag(registry, layers);
+                    let archive = source.bring(&name, LIMIT, false).await?;
+                    let signature = source.bring(&signature, SIGNATURE_LIMIT, false).await?;
+                    prebuilt::verify(&archive, &name, &signature, &trust).is_ok()
+                }
+            }
+        }
+        None => {
+            let (folder, path) = (folder.clone(), folder.join(&name));
+            let look = move |files: &dyn Files| {
+                refuse_foreign(files, &folder).and_then(|()| pair_in(files, &path))
+            };
+            let own = key.iter().map(PrivateKey::public);
+            let trust = Trust {
+                keys: trust.keys.iter().cloned().chain(own).collect(),
+                ..trust.clone()
+            };
+            match in_folder(host, look).await? {
+                (None, _) => false,
+                // A pair of two machines, or what a killed one has left, is replaced.
+                (Some(archive), Some(signature)) if key.is_some() => {
+                    prebuilt::verify(&archive, &name, &signature, &trust).is_ok()
+                }
+                (Some(_), _) => key.is_none(),
+            }
+        }
+    };
+    if is_there {
+        return Ok(None);
+    }
+    let packed = Packed::new(pack(host, &one, &os.id).await?, key.as_ref(), host);
+    if packed.name != name {
+        return Err(format!(
+            "the settings want `{name}`, and DKMS has compiled `{}`",
+            packed.name
+        ));
+    }
+    if let (Some(signature), false) = (&packed.signature, trust.keys.is_empty()) {
+        let verified = prebuilt::verify(&packed.content, &name, signature.as_bytes(), &trust);
+        verified.map_err(|why| match why {
+            Unfit::Signer => {
+                "`driver.prebuilt.sign-key` belongs to none of `driver.prebuilt.public-keys`"
+                    .to_owned()
+            }
+            why => why.to_string(),
+        })?;
+    }
+    match registry() {
+        Some(mut registry) => packed.push(&mut registry).await?,
+        None => {
+            in_folder(host, move |files| packed.write(files, &folder)).await?;
+        }
+    }
+    Ok(Some(format!("`{name}` to {}", wish.to)))
+}
+
+/// Where archives are fetched from.
+pub(crate) enum Source<'h> {
+    /// A folder or a web server.
+    Place(&'h Host, String),
+    /// A tag of a registry, with its files.
+    Tag(Registry<'h>, Vec<oci::ArtifactLayer>),
+}
+
+impl<'h> Source<'h> {
+    pub(crate) async fn of(host: &'h Host, source: &str, archive: &str) -> Result<Self, String> {
+        let Some(address) = Address::parse(source) else {
+            let place = source.trim_end_matches('/').to_owned();
+            return Ok(Self::Place(host, place));
+        };
+        let mut registry = Registry::new(host, address, SOURCE_TIME_LIMIT);
+        let tag = oci::tag(archive);
+        match registry.layers(&tag).await? {
+            Some(layers) => Ok(Self::Tag(registry, layers)),
+            None => Err(format!("it has no `{tag}`")),
+        }
+    }
+
+    pub(crate) async fn bring(
+        &mut self,
+        name: &str,
+        limit: u64,
+        unsigned: bool,
+    ) -> Result<Vec<u8>, String> {
+        match self {
+            Self::Place(host, place) => {
+                fetch(host, &format!("{place}/{name}"), limit, unsigned).await
+            }
+            Self::Tag(registry, layers) => match layers.iter().find(|layer| layer.is(name)) {
+                Some(layer) => registry.blob(layer, limit).await,
+                None => Err(format!("the artifact has no `{name}`")),
+            },
+        }
+    }
+}
+
+/// Reads a file from a folder or a web server. If archives need no signature, it refuses a folder in which others
+/// than root may write.
+async fn fetch(host: &Host, place: &str, limit: u64, unsigned: bool) -> Result<Vec<u8>, String> {
+    let mut address = place.to_owned();
+    if place.starts_with('/') {
+        if unsigned {
+            let path = Utf8PathBuf::from(place);
+            in_folder(host, move |files| refuse_foreign(files, &path)).await?;
+        }
+        address = format!("file://{}", place.replace('%', "%25"));
+    }
+    (host.http.get(&address, limit).await).map_err(|error| one_line(&error))
+}
+
+/// Packs what DKMS has built. Returns the name of the archive and its content.
+pub(crate) async fn pack(
+    host: &Host,
+    one: &Built,
+    distribution: &str,
+) -> Result<(String, Vec<u8>), String> {
+    let unpacked = Utf8Path::new(paths::RUN).join(format!("export-{}", std::process::id()));
+    let modules = read(host, one, &unpacked).await;
+    let removed = host.files.remove_empty_folder(&unpacked);
+    let modules = modules?;
+    removed.map_err(|error| one_line(&error))?;
+    let flavour = (modules.iter())
+        .find(|(name, _)| kmod::is_nvidia_module(&format!("{name}.ko")))
+        .and_then(|(_, content)| modinfo(content, "license"))
+        .and_then(flavour_of_license);
+    let purpose = BuildTarget {
+        distribution: distribution.to_owned(),
+        kernel: one.kernel.clone(),
+        architecture: one.architecture.clone(),
+        driver: one.driver.clone(),
+        flavour: flavour.ok_or("their license does not tell which flavour they are of")?,
+    };
+    let compiler = compiler(&*host.files, one.kernel.as_str()).map_err(|error| one_line(&error))?;
+    let archive = prebuilt::pack(&purpose, compiler, &modules).map_err(|error| one_line(&error))?;
+    Ok((purpose.archive(), archive))
+}
+
+/// Reads the modules of a build, decompressed.
+async fn read(host: &Host, one: &Built, unpacked: &Utf8Path) -> Result<Modules, String> {
+    let files = &*host.files;
+    let plain = |error: FilesError| one_line(&error);
+    let mut modules = Modules::new();
+    for name in files.list(&one.folder).map_err(plain)? {
+        let Some(module) = kmod::name_of(&name) else {
+            continue;
+        };
+        let path = one.folder.join(&name);
+        let missing = |path: &Utf8Path| format!("`{path}` is not there any more");
+        let mut content = files
+            .read(&path)
+            .map_err(plain)?
+            .ok_or_else(|| missing(&path))?;
+        let copy = unpacked.join(&name);
+        if let Some(cmd) = prebuilt::decompress(&copy) {
+            files.create_folder(unpacked, 0o700).map_err(plain)?;
+            files.write(&copy, &content, 0o600).map_err(plain)?;
+            let ran = host
+                .exec
+                .run(&cmd, &mut |_, _| {})
+                .await
+                .and_then(|output| output.success(&cmd));
+            let result = copy.with_extension("");
+            let read = files.read(&result).map_err(plain)?;
+            for left in [&copy, &result] {
+                files.remove(left).map_err(plain)?;
+            }
+            ran.map_err(|error| one_line(&error))?;
+            content = read.ok_or_else(|| missing(&result))?;
+        }
+        modules.insert(module.to_owned(), content);
+    }
+    Ok(modules)
+}
+
+/// Returns the compiler that built a kernel, by the configuration in its headers or beside its image.
+pub(crate) fn compiler(files: &dyn ReadFiles, kernel: &str) -> Result<Option<String>, FilesError> {
+    for path in [
+        format!("/lib/modules/{kernel}/build/.config"),
+        format!("/boot/config-{kernel}"),
+    ] {
+        if let Some(config) = files.read_lossy(Utf8Path::new(&path))?
+            && let Some(compiler) = prebuilt::compiler(&config)
+        {
+            return Ok(Some(compiler));
+        }
+    }
+    Ok(None)
+}
+
+/// Runs `work` for [`SOURCE_TIME_LIMIT`] at most: it blocks for ever in a network folder whose server does not answer.
+pub(crate) async fn in_folder<T: Send + 'static>(
+    host: &Host,
+    work: impl FnOnce(&dyn Files) -> Result<T, FilesError> + Send + 'static,
+) -> Result<T, String> {
+    let files = host.files.clone();
+    let work = tokio::task::spawn_blocking(move || work(&*files));
+    let ended = (tokio::time::timeout(SOURCE_TIME_LIMIT, work).await).map_err(|_| {
+        format!(
+            "the folder did not answer in {} s",
+            SOURCE_TIME_LIMIT.as_secs()
+        )
+    })?;
+    ended
+        .map_err(|error| one_line(&error))?
+        .map_err(|error| one_line(&error))
+}

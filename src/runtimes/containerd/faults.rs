@@ -1,0 +1,845 @@
+//! What makes containerd refuse its files, or makes them say something else than who wrote them meant. The files are
+//! read as the daemon reads them.
+//!
+//! Sources: containerd, `cmd/containerd/server/config/config.go` (versions, imports, merging) and
+//! `internal/cri/config/config.go` (`ValidateRuntimeConfig`: the default runtime must be there);
+//! NVIDIA/aicr issue 1688 and NVIDIA/gpu-operator issue 2646 (a file that is imported may not be of a higher version
+//! than the root file); containerd/containerd issue 5237 (before 2.0 a file without `version` is of version 1, in which
+//! plugins have short names); containerd, `RELEASES.md`, "Deprecated features" (types of runtimes that 2.0 lacks), and
+//! `plugins/cri/runtime/plugin.go`, `configMigration` (the older table is read only in files of an older version than
+//! containerd's own); containerd/containerd issues 3843 and 4806, and `pkg/config/config.go` of its CRI plugin in 1.2.5 and 1.3.0
+//! (pods are of type `io.containerd.runtime.v1.linux` by default only before 1.3); containerd 1.7, `services/server/config/config.go`
+//! (`ValidateV2`), 2.x, `cmd/containerd/server/config/config.go` (`ValidateVersion`), NVIDIA/nvidia-container-toolkit issue 410
+//! (plugins with names of version 1 in files of version 2).
+
+use std::collections::BTreeMap;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use toml::{Table, Value};
+
+use super::PLUGINS;
+use crate::{
+    model::document::check_toml,
+    runtimes::{BUILT_IN, ConfigFile, Version},
+    tools::toolkit,
+};
+
+/// A fault of a configuration file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigFault {
+    /// The file.
+    pub path: Utf8PathBuf,
+    /// What is wrong, and what follows.
+    pub why: String,
+    /// What mends it.
+    pub remedy: String,
+    /// The daemon does not start with it; otherwise containers of one runtime do not.
+    pub refused: bool,
+}
+
+struct ParsedConfig<'f> {
+    path: &'f Utf8Path,
+    root: Table,
+    format: Option<i64>,
+}
+
+impl ParsedConfig<'_> {
+    /// The table of the plugin with the runtimes. containerd 2 keeps other keys below the older name, and reads runtimes
+    /// below the newer one.
+    fn plugin(&self) -> Option<&Table> {
+        let plugins = self.root.get("plugins")?.as_table()?;
+        (super::ids(&self.root).rev()).find_map(|name| plugins.get(name)?.as_table())
+    }
+}
+
+/// Types of runtimes that containerd lacks from 2.0 on.
+const REMOVED: [&str; 2] = ["io.containerd.runtime.v1.linux", "io.containerd.runc.v1"];
+
+/// A runtime, as all files say together, and the file that spoke last.
+#[derive(Clone)]
+struct MergedRuntime<'f> {
+    keys: Table,
+    path: &'f Utf8Path,
+}
+
+/// The faults of the files: the first is the one that containerd is started with, the others are those that it
+/// imports, in their order. `strays` are files beside them that nothing imports.
+#[must_use]
+pub fn faults(
+    files: &[ConfigFile],
+    strays: &[ConfigFile],
+    version: Option<Version>,
+) -> Vec<ConfigFault> {
+    let mut found = Vec::new();
+    let mut parsed = Vec::new();
+    for file in files {
+        let Some(text) = &file.text else { continue };
+        match check_toml(text) {
+            Err(why) => found.push(ConfigFault {
+                path: file.path.clone(),
+                why: format!(
+                    "`{}` is no TOML ({why}), so containerd does not start",
+                    file.path
+                ),
+                remedy: format!(
+                    "correct `{}`, then run `systemctl restart containerd`",
+                    file.path
+                ),
+                refused: true,
+            }),
+            Ok(()) => parsed.extend(parse(file)),
+        }
+    }
+    if !found.is_empty() {
+        return found;
+    }
+    found.extend(versions(&parsed, version));
+    if !found.is_empty() {
+        return found;
+    }
+    let (runtimes, default) = merged(&parsed, version);
+    found.extend(no_default(&runtimes, default, version));
+    found.extend(first_shim(&parsed, &runtimes, version));
+    // The built-in runc keeps its type from 2.0 on, whatever keys a file adds (`config dump` of 2.1.9 and 2.3.7; 1.7.24
+    // prints an empty one).
+    let keeps_type =
+        |name: &str| name == BUILT_IN && version.is_none_or(|version| !version.forgets_runc());
+    for (name, runtime) in runtimes.iter().filter(|(name, _)| !keeps_type(name)) {
+        let of_type = runtime.keys.get("runtime_type").and_then(Value::as_str);
+        let removed = of_type.filter(|name| REMOVED.contains(name));
+        if let (Some(name_of_type), Some(version)) =
+            (removed, version.filter(|version| *version >= Version(2, 0)))
+        {
+            found.push(ConfigFault {
+                path: runtime.path.to_owned(),
+                why: format!(
+                    "runtime `{name}` is of type `{name_of_type}` (`{}`), which containerd {version} lacks: no container of \
+                     it starts",
+                    runtime.path
+                ),
+                remedy: format!(
+                    "set `runtime_type = \"io.containerd.runc.v2\"` in its table in `{}`, with its program as `BinaryName` \
+                     in its `options`; then run `systemctl restart containerd`",
+                    runtime.path
+                ),
+                refused: false,
+            });
+        }
+        if of_type.is_none_or(str::is_empty) {
+            found.push(ConfigFault {
+                path: runtime.path.to_owned(),
+                why: format!(
+                    "runtime `{name}` has no `runtime_type` (`{}`), so no container of it starts",
+                    runtime.path
+                ),
+                remedy: format!(
+                    "set `runtime_type = \"io.containerd.runc.v2\"` in its table in `{}`, then run \
+                     `systemctl restart containerd`",
+                    runtime.path
+                ),
+                refused: false,
+            });
+        }
+    }
+    let lost = |name: &str| !runtimes.contains_key(name);
+    for stray in strays {
+        let Some(root) = stray
+            .text
+            .as_deref()
+            .and_then(|text| toml::from_str(text).ok())
+        else {
+            continue;
+        };
+        let file = ParsedConfig {
+            path: &stray.path,
+            format: None,
+            root,
+        };
+        let name = (file.plugin().and_then(runtimes_of).into_iter().flatten())
+            .map(|(name, _)| name)
+            .find(|name| lost(name));
+        let root = files
+            .first()
+            .map_or("config.toml", |file| file.path.as_str());
+        if let Some(name) = name {
+            let pattern = stray.path.parent().map_or_else(
+                || stray.path.to_string(),
+                |folder| folder.join("*.toml").into_string(),
+            );
+            found.push(ConfigFault {
+                path: stray.path.clone(),
+                why: format!(
+                    "containerd has no runtime `{name}`: `{}` has it, and nothing imports that file",
+                    stray.path
+                ),
+                remedy: format!(
+                    "add \"{pattern}\" to `imports` in `{root}`, or move the file to a folder that is imported; \
+                     then run `systemctl restart containerd`"
+                ),
+                refused: false,
+            });
+        }
+    }
+    // The table of a plugin in a later file replaces that of earlier ones.
+    for file in &parsed {
+        for name in file
+            .plugin()
+            .and_then(runtimes_of)
+            .into_iter()
+            .flatten()
+            .map(|(name, _)| name)
+        {
+            if lost(name) && name != BUILT_IN {
+                let last = parsed.iter().rev().find(|file| file.plugin().is_some());
+                let last = last.map_or(file.path, |last| last.path);
+                found.push(ConfigFault {
+                    path: last.to_owned(),
+                    why: format!(
+                        "containerd has no runtime `{name}`, which `{}` names: before containerd 2.1 the plugin's \
+                         table in `{last}` replaces the whole table",
+                        file.path
+                    ),
+                    remedy: format!("write runtime `{name}` into `{last}`, too"),
+                    refused: false,
+                });
+            }
+        }
+    }
+    found
+}
+
+fn parse(file: &ConfigFile) -> Option<ParsedConfig<'_>> {
+    let root = toml::from_str::<Table>(file.text.as_deref()?).ok()?;
+    Some(ParsedConfig {
+        path: &file.path,
+        format: root.get("version").and_then(Value::as_integer),
+        root,
+    })
+}
+
+/// A runtime and the program that it names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// The name of the runtime.
+    pub runtime: String,
+    pub program: String,
+    /// The file that spoke last.
+    pub path: Utf8PathBuf,
+    /// Whether containers get this runtime that ask for none.
+    pub default: bool,
+}
+
+/// The programs that the runtimes name, as all files say together.
+#[must_use]
+pub fn programs(files: &[ConfigFile], version: Option<Version>) -> Vec<Program> {
+    let parsed: Vec<ParsedConfig<'_>> = files.iter().filter_map(parse).collect();
+    let (runtimes, default) = merged(&parsed, version);
+    (runtimes.into_iter())
+        .filter_map(|(name, runtime)| {
+            let program = runtime.keys.get("options")?.get("BinaryName")?.as_str()?;
+            (!program.is_empty()).then(|| Program {
+                program: program.to_owned(),
+                path: runtime.path.to_owned(),
+                default: default
+                    .as_ref()
+                    .is_some_and(|(default, _)| *default == name),
+                runtime: name,
+            })
+        })
+        .collect()
+}
+
+/// The versions of the files against containerd and against each other.
+fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
+    let root = files.first()?;
+    let odd =
+        (files.iter()).find(|file| file.format.is_none() && file.root.contains_key("version"));
+    if let Some(file) = odd {
+        return Some(ConfigFault {
+            path: file.path.to_owned(),
+            why: format!(
+                "`version` in `{}` is no number, so containerd does not start",
+                file.path
+            ),
+            remedy: format!(
+                "write `version = 2` without quotes in `{}`, then run `systemctl restart containerd`",
+                file.path
+            ),
+            refused: true,
+        });
+    }
+    // Below 2.0 one version counts for all files.
+    let is_first = files
+        .iter()
+        .all(|file| file.format.is_none_or(|format| format < 2));
+    let unread = (files.iter()).find(|file| {
+        let plugins = file.root.get("plugins").and_then(Value::as_table);
+        plugins.is_some_and(|plugins| plugins.contains_key(PLUGINS[0]))
+    });
+    if let (true, Some(version), Some(file)) = (
+        is_first,
+        version.filter(|version| *version < Version(2, 0)),
+        unread,
+    ) {
+        return Some(ConfigFault {
+            path: file.path.to_owned(),
+            why: format!(
+                "`{}` has no `version`, so containerd {version} takes it for one of version 1 and does not see \
+                 `plugins.\"{}\"`: its runtimes are not there",
+                file.path, PLUGINS[0]
+            ),
+            remedy: format!(
+                "write `version = 2` as the first line of `{}`, then run `systemctl restart containerd`",
+                root.path
+            ),
+            refused: false,
+        });
+    }
+    for file in files {
+        let Some(format) = file.format else { continue };
+        if let Some(version) = version.filter(|version| format > version.format()) {
+            let newest = version.format();
+            return Some(ConfigFault {
+                path: file.path.to_owned(),
+                why: format!(
+                    "containerd {version} reads files up to version {newest}, and `{}` is of version {format}: it \
+                     does not start",
+                    file.path
+                ),
+                remedy: format!(
+                    "write the file in version {newest} (plugin `{}`), or upgrade containerd",
+                    super::layout::plugin(newest)
+                ),
+                refused: true,
+            });
+        }
+        if let Some(own) = root.format.filter(|own| format > *own) {
+            return Some(ConfigFault {
+                path: file.path.to_owned(),
+                why: format!(
+                    "`{}` is of version {format}, and `{}`, which imports it, of version {own}: containerd does \
+                     not start",
+                    file.path, root.path
+                ),
+                remedy: format!(
+                    "write `{}` in version {own} (plugin `{}`) or remove it, then run `systemctl restart containerd`",
+                    file.path,
+                    super::layout::plugin(own)
+                ),
+                refused: true,
+            });
+        }
+    }
+    short_name(files, version).or_else(|| old_table(files, version))
+}
+
+/// A plugin with its name of version 1 in files of a later version. 1.x judges what all files say together, tables too;
+/// 2.0 and newer judge each file, and lists alone.
+fn short_name(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
+    const LISTS: [&str; 2] = ["disabled_plugins", "required_plugins"];
+    let together = version.is_some_and(|version| version < Version(2, 0));
+    let last = (files.iter().rev()).find_map(|file| file.format);
+    let is_short = |name: &&str| !name.contains('.');
+    files.iter().find_map(|file| {
+        let format = if together { last } else { file.format };
+        let format = format.filter(|format| *format > 1)?;
+        let in_list = LISTS.iter().find_map(|list| {
+            let names = file.root.get(*list)?.as_array()?;
+            let name = names.iter().filter_map(Value::as_str).find(is_short)?;
+            Some((name, *list))
+        });
+        let as_table = || {
+            let plugins = file.root.get("plugins")?.as_table()?;
+            let name = plugins.keys().map(String::as_str).find(is_short)?;
+            together.then_some((name, "plugins"))
+        };
+        let (name, place) = in_list.or_else(as_table)?;
+        let path = file.path;
+        let long = match name {
+            super::FIRST_PLUGIN => format!("`{}`", PLUGINS[0]),
+            _ => "its long one (`io.containerd.…`)".to_owned(),
+        };
+        let leave_out = match (name, place) {
+            (super::FIRST_PLUGIN, "disabled_plugins") => {
+                "; a kubelet that uses this containerd needs that plugin: then take the name out"
+            }
+            _ => "",
+        };
+        Some(ConfigFault {
+            path: path.to_owned(),
+            why: format!(
+                "containerd does not start with `{path}`: `{place}` has `{name}`, the name of a plugin in files of version 1, and \
+                 the file is read as one of version {format}"
+            ),
+            remedy: format!(
+                "write {long} in place of `{name}` in `{place}` of `{path}`{leave_out}; then run `systemctl restart \
+                 containerd`"
+            ),
+            refused: true,
+        })
+    })
+}
+
+/// A runtime in the table of version 2, in a file of containerd's own version, which names it otherwise.
+fn old_table(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
+    let version = version.filter(|version| *version >= Version(2, 0))?;
+    let [old, new] = PLUGINS;
+    // Before 2.3 the version that the last file names counts for all files: with an older one, both tables are read.
+    let last = (files.iter().rev()).find_map(|file| file.format.filter(|format| *format > 1));
+    if version < Version(2, 3) && last != Some(version.format()) {
+        return None;
+    }
+    let is_known = |name: &str| {
+        (files.iter()).any(|file| below(file, new).is_some_and(|known| known.contains_key(name)))
+    };
+    files.iter().find_map(|file| {
+        let format = file.format.filter(|format| *format == version.format())?;
+        let name = below(file, old)?
+            .keys()
+            .find(|name| !is_known(name))?;
+        let path = file.path;
+        Some(ConfigFault {
+            path: path.to_owned(),
+            why: format!(
+                "`{path}` is of version {format}, in which containerd {version} does not see runtimes below \
+                 `plugins.\"{old}\"`: what it says about runtime `{name}` counts for nothing"
+            ),
+            remedy: format!(
+                "name the table `plugins.\"{new}\".containerd.runtimes.{name}` in `{path}`, then run `systemctl restart \
+                 containerd`"
+            ),
+            refused: false,
+        })
+    })
+}
+
+/// The toolkit's runtime as the program of the first shims alone: pods have other ones.
+fn first_shim(
+    files: &[ParsedConfig<'_>],
+    runtimes: &BTreeMap<String, MergedRuntime<'_>>,
+    version: Option<Version>,
+) -> Option<ConfigFault> {
+    const SHIM: [&str; 2] = ["linux", REMOVED[0]];
+    let version = version.filter(|version| *version >= Version(1, 3))?;
+    let has_toolkit = |keys: &Table| {
+        let options = keys.get("options");
+        let program = options.and_then(|options| options.get("BinaryName")?.as_str());
+        let of_type = keys.get("runtime_type").and_then(Value::as_str);
+        program.is_some_and(toolkit::is_named_in) || of_type == Some(REMOVED[0])
+    };
+    // The default runtime, before it had a name.
+    let has_unnamed = |file: &ParsedConfig<'_>| {
+        let plugin = file.plugin();
+        let keys =
+            plugin.and_then(|plugin| plugin.get("containerd")?.get("default_runtime")?.as_table());
+        keys.is_some_and(has_toolkit)
+    };
+    // Without the plugin, as where Docker alone uses containerd, there are no pods.
+    let is_off = |file: &ParsedConfig<'_>| {
+        let names = file.root.get("disabled_plugins").and_then(Value::as_array);
+        (names.into_iter().flatten().filter_map(Value::as_str))
+            .any(|name| name == super::FIRST_PLUGIN || PLUGINS.contains(&name))
+    };
+    if runtimes.values().any(|runtime| has_toolkit(&runtime.keys))
+        || files.iter().any(|file| has_unnamed(file) || is_off(file))
+    {
+        return None;
+    }
+    files.iter().find_map(|file| {
+        let plugins = file.root.get("plugins")?.as_table()?;
+        let name = SHIM.iter().find(|name| {
+            let program = (plugins.get(**name)).and_then(|shim| shim.get("runtime")?.as_str());
+            program.is_some_and(toolkit::is_named_in)
+        })?;
+        let path = file.path;
+        Some(ConfigFault {
+            path: path.to_owned(),
+            why: format!(
+                "`{path}` names `{}` in `plugins.{name}`, which containerd {version} does not use for pods, and their \
+                 runtimes do not name it: no pod gets a GPU by it",
+                toolkit::RUNTIME_NAME
+            ),
+            remedy: "run `nvidia-ctk runtime configure --runtime=containerd --set-as-default`, which makes a runtime `nvidia` that \
+                     of pods that ask for none, then run `systemctl restart containerd`"
+                .to_owned(),
+            refused: false,
+        })
+    })
+}
+
+/// Returns the runtimes that a file has below one id of the plugin.
+fn below<'f>(file: &'f ParsedConfig<'_>, plugin: &str) -> Option<&'f Table> {
+    let plugins = file.root.get("plugins")?;
+    plugins.get(plugin)?.as_table().and_then(runtimes_of)
+}
+
+fn runtimes_of(plugin: &Table) -> Option<&Table> {
+    plugin.get("containerd")?.get("runtimes")?.as_table()
+}
+
+/// The runtimes as all files say together, and the default one with its file.
+fn merged<'f>(
+    files: &'f [ParsedConfig<'f>],
+    version: Option<Version>,
+) -> (
+    BTreeMap<String, MergedRuntime<'f>>,
+    Option<(String, &'f Utf8Path)>,
+) {
+    let mut runtimes: BTreeMap<String, MergedRuntime<'f>> = BTreeMap::new();
+    let mut default = None;
+    for file in files {
+        let Some(plugin) = file.plugin() else {
+            continue;
+        };
+        if version.is_some_and(|version| !version.merges()) {
+            runtimes.clear();
+            default = None;
+        }
+        for (name, keys) in runtimes_of(plugin).into_iter().flatten() {
+            let keys = keys.as_table().cloned().unwrap_or_default();
+            let runtime = runtimes
+                .entry(name.clone())
+                .or_insert_with(|| MergedRuntime {
+                    keys: Table::new(),
+                    path: file.path,
+                });
+            runtime.keys.extend(keys);
+            runtime.path = file.path;
+        }
+        let named = plugin
+            .get("containerd")
+            .and_then(|table| table.get("default_runtime_name"));
+        if let Some(name) = named
+            .and_then(Value::as_str)
+            .filter(|name| !name.is_empty())
+        {
+            default = Some((name.to_owned(), file.path));
+        }
+    }
+    (runtimes, default)
+}
+
+/// A default runtime that is not there: the CRI plugin does not start.
+fn no_default(
+    runtimes: &BTreeMap<String, MergedRuntime<'_>>,
+    default: Option<(String, &Utf8Path)>,
+    version: Option<Version>,
+) -> Option<ConfigFault> {
+    let built_in = runtimes.is_empty() || version.is_some_and(|version| !version.forgets_runc());
+    let (name, path) = match default {
+        Some((name, path)) => (name, path.to_owned()),
+        None => {
+            let (_, first) = runtimes.first_key_value()?;
+            // Only a containerd that is known to forget runc lacks it.
+            version.filter(|version| version.forgets_runc())?;
+            (BUILT_IN.to_owned(), first.path.to_owned())
+        }
+    };
+    let is_there = runtimes.contains_key(&name) || (name == BUILT_IN && built_in);
+    (!is_there && (version.is_some() || name != BUILT_IN)).then(|| ConfigFault {
+        why: format!(
+            "the default runtime of containerd is `{name}`, which no file configures (`{path}`): its CRI plugin does \
+             not start"
+        ),
+        remedy: format!(
+            "name runtime `{name}` in `{path}`, or another one as `default_runtime_name`; then run `systemctl restart \
+             containerd`"
+        ),
+        path,
+        refused: true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::fixtures::{ROOT, file};
+    use super::{ConfigFault, ConfigFile, Version, faults, programs};
+
+    const DROP_IN: &str = "/etc/containerd/conf.d/99-nvidia.toml";
+
+    /// A runtime of a file of version 2.
+    fn old(name: &str, more: &str) -> String {
+        let table = format!("[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.{name}]\n");
+        format!("version = 2\n{table}{more}\n")
+    }
+
+    fn new(version: u32, name: &str, more: &str) -> String {
+        let table =
+            format!("[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.{name}]\n");
+        format!("version = {version}\n{table}{more}\n")
+    }
+
+    const TYPE: &str = "runtime_type = 'io.containerd.runc.v2'";
+
+    fn only(found: Vec<ConfigFault>) -> ConfigFault {
+        assert_eq!(found.len(), 1, "{found:?}");
+        found.into_iter().next().unwrap()
+    }
+
+    #[test]
+    fn files_that_are_right_have_no_faults() {
+        for (texts, version) in rows! {
+            vec![], Some(Version(1, 7));
+            vec![old("runc", TYPE)], Some(Version(1, 7));
+            vec!["disabled_plugins = ['cri']\n".to_owned()], Some(Version(2, 1));
+            vec![new(3, "runc", TYPE), old("nvidia", TYPE)], Some(Version(2, 1));
+            vec![new(3, "nvidia", TYPE)], Some(Version(2, 0));
+            vec![new(4, "nvidia", TYPE)], Some(Version(2, 3));
+            vec![old("nvidia", TYPE)], None;
+            // What one file lacks another one has.
+            vec![new(3, "nvidia", TYPE), new(3, "nvidia", "snapshotter = 'x'")],
+                Some(Version(2, 1));
+        } {
+            let paths = [ROOT, DROP_IN];
+            let files: Vec<ConfigFile> = (texts.iter().zip(paths))
+                .map(|(text, path)| file(path, text))
+                .collect();
+            assert_eq!(faults(&files, &[], version), [], "{texts:?}");
+        }
+    }
+
+    #[test]
+    fn what_containerd_refuses_is_named_with_its_file() {
+        for (files, version, path, words) in rows! {
+            vec![file(ROOT, "version = 2\n[plugins\n")], None, ROOT, "no TOML";
+            vec![file(ROOT, &new(3, "runc", TYPE))], Some(Version(1, 7)), ROOT,
+                "containerd 1.7 reads files up to version 2";
+            vec![file(ROOT, &new(4, "runc", TYPE))], Some(Version(2, 1)), ROOT, "up to version 3";
+            vec![file(ROOT, &old("runc", TYPE)), file(DROP_IN, &new(4, "nvidia", TYPE))],
+                Some(Version(2, 3)), DROP_IN, "which imports it, of version 2";
+            vec![file(ROOT, &old("runc", TYPE)), file(DROP_IN, &new(3, "nvidia", TYPE))], None,
+                DROP_IN, "of version 3";
+            vec![file(
+                ROOT,
+                &format!(
+                    "{}[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'nvidia'\n",
+                    new(3, "runc", TYPE)
+                ),
+            )], Some(Version(2, 0)), ROOT, "default runtime of containerd is `nvidia`";
+        } {
+            let fault = only(faults(&files, &[], version));
+            assert_eq!(fault.path, path, "{}", fault.why);
+            assert!(fault.why.contains(words), "{}", fault.why);
+            assert!(fault.refused);
+        }
+    }
+
+    #[test]
+    fn names_of_the_first_version_in_later_files_are_refused() {
+        let disabled = "version = 2\ndisabled_plugins = ['cri']\n";
+        let table = format!(
+            "{}[plugins.cri]\nsandbox_image = 'x'\n",
+            old("nvidia", TYPE)
+        );
+        let whole = "version = 2\ndisabled_plugins = ['io.containerd.grpc.v1.cri']\n";
+        for (text, version, place) in rows! {
+            disabled, Some(Version(1, 7)), Some("disabled_plugins");
+            disabled, Some(Version(2, 1)), Some("disabled_plugins");
+            disabled, None, Some("disabled_plugins");
+            "version = 3\nrequired_plugins = ['restart']\n", Some(Version(2, 2)), Some("required_plugins");
+            table.as_str(), Some(Version(1, 6)), Some("plugins");
+            // 2.0 and newer do not read such a table.
+            table.as_str(), Some(Version(2, 1)), None;
+            table.as_str(), None, None;
+            whole, Some(Version(1, 7)), None;
+            "disabled_plugins = ['cri']\n", Some(Version(1, 7)), None;
+        } {
+            let found = faults(&[file(ROOT, text)], &[], version);
+            let Some(place) = place else {
+                assert_eq!(found, [], "{text}");
+                continue;
+            };
+            let fault = only(found);
+            assert!(fault.refused && fault.path == ROOT, "{}", fault.why);
+            assert!(fault.why.contains(&format!("`{place}`")), "{}", fault.why);
+        }
+        // Below 2.0 the version of a later file counts for the earlier one.
+        let files = [
+            file(ROOT, "disabled_plugins = ['cri']\n"),
+            file(DROP_IN, &old("nvidia", TYPE)),
+        ];
+        let fault = only(faults(&files, &[], Some(Version(1, 7))));
+        assert_eq!(fault.path, ROOT);
+        assert!(
+            fault.remedy.contains("io.containerd.grpc.v1.cri"),
+            "{}",
+            fault.remedy
+        );
+        assert_eq!(faults(&files, &[], Some(Version(2, 1))), []);
+    }
+
+    #[test]
+    fn a_runtime_without_a_type_starts_no_container() {
+        let files = [
+            file(ROOT, &new(3, "runc", TYPE)),
+            file(DROP_IN, &new(3, "nvidia", "x = 1")),
+        ];
+        let fault = only(faults(&files, &[], Some(Version(2, 1))));
+        assert_eq!(fault.path, DROP_IN);
+        assert!(fault.why.contains("runtime `nvidia` has no `runtime_type`"));
+        assert!(!fault.refused);
+    }
+
+    #[test]
+    fn files_of_the_first_version_are_read_as_such() {
+        let unversioned = old("nvidia", TYPE).replace("version = 2\n", "");
+        let files = [file(ROOT, &unversioned)];
+        let fault = only(faults(&files, &[], Some(Version(1, 7))));
+        assert!(fault.why.contains("has no `version`"), "{}", fault.why);
+        assert!(fault.remedy.contains("version = 2"), "{}", fault.remedy);
+        // 2.0 and newer know it by its long name, too; and another file can name the version of all.
+        assert_eq!(faults(&files, &[], Some(Version(2, 1))), []);
+        let both = [files[0].clone(), file(DROP_IN, &old("runc", TYPE))];
+        assert!(
+            faults(&both, &[], Some(Version(1, 7)))
+                .iter()
+                .all(|fault| !fault.why.contains("has no `version`"))
+        );
+        let text = "version = '2'\n";
+        let fault = only(faults(&[file(ROOT, text)], &[], None));
+        assert!(fault.refused && fault.why.contains("is no number"));
+        let linux = "[plugins.cri.containerd.runtimes.nvidia]\nruntime_type = 'io.containerd.runtime.v1.linux'\n";
+        let fault = only(faults(&[file(ROOT, linux)], &[], Some(Version(2, 1))));
+        assert!(
+            fault.why.contains("which containerd 2.1 lacks"),
+            "{}",
+            fault.why
+        );
+    }
+
+    #[test]
+    fn a_runtime_in_the_table_of_an_older_version_counts_for_nothing() {
+        let both = format!(
+            "{}[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\n{TYPE}\n",
+            new(3, "runc", TYPE)
+        );
+        let only_old = old("nvidia", TYPE).replace("version = 2", "version = 3");
+        for (text, version) in rows! {
+            &both, Version(2, 0);
+            &only_old, Version(2, 2);
+            &only_old.replace("version = 3", "version = 4"), Version(2, 3);
+        } {
+            let fault = only(faults(&[file(ROOT, text)], &[], Some(version)));
+            assert!(!fault.refused && fault.path == ROOT, "{}", fault.why);
+            assert!(
+                fault.why.contains("does not see runtimes") && fault.why.contains("`nvidia`"),
+                "{}",
+                fault.why
+            );
+            assert!(
+                (fault.remedy)
+                    .contains("io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia"),
+                "{}",
+                fault.remedy
+            );
+        }
+        // From 2.3 on files of version 3 are older ones; what both tables name is there.
+        let twice = format!(
+            "{}[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\n{TYPE}\n",
+            new(3, "nvidia", TYPE)
+        );
+        for (text, version) in rows! {
+            &only_old, Some(Version(2, 3));
+            &only_old, None;
+            &twice, Some(Version(2, 1));
+        } {
+            assert_eq!(faults(&[file(ROOT, text)], &[], version), [], "{text}");
+        }
+        // Another file has the right table, or makes containerd read all as older ones.
+        for later in [new(3, "nvidia", TYPE), old("x", TYPE)] {
+            let files = [file(ROOT, &only_old), file(DROP_IN, &later)];
+            let found = faults(&files, &[], Some(Version(2, 1)));
+            let is_said = (found.iter()).any(|fault| fault.why.contains("does not see runtimes"));
+            assert!(!is_said, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn the_program_of_the_first_shims_is_none_of_pods() {
+        let shim =
+            |plugin: &str| format!("[plugins.'{plugin}']\nruntime = 'nvidia-container-runtime'\n");
+        let (short, long) = (shim("linux"), shim("io.containerd.runtime.v1.linux"));
+        let options = "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia.options]\n";
+        let program = "BinaryName = '/usr/bin/nvidia-container-runtime'\n";
+        let whole = format!("{}{options}{program}{long}", old("nvidia", TYPE));
+        let first = "[plugins.cri.containerd.runtimes.a]\nruntime_type = 'io.containerd.runtime.v1.linux'\n";
+        for (text, version, said) in rows! {
+            short.clone(), Some(Version(1, 7)), true;
+            format!("version = 2\n{long}"), Some(Version(2, 1)), true;
+            short.clone(), Some(Version(1, 2)), false;
+            short.clone(), None, false;
+            short.replace("nvidia-container-runtime", "runc"), Some(Version(1, 7)), false;
+            format!("{short}{first}"), Some(Version(1, 6)), false;
+            format!("{short}{}", first.replace("runtimes.a", "default_runtime")), Some(Version(1, 6)), false;
+            format!("disabled_plugins = ['cri']\n{short}"), Some(Version(1, 7)), false;
+            whole, Some(Version(1, 7)), false;
+        } {
+            let found = faults(&[file(ROOT, &text)], &[], version);
+            let is_said = found
+                .iter()
+                .any(|fault| fault.why.contains("does not use for pods"));
+            assert_eq!(is_said, said, "{text}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn the_programs_of_the_runtimes_are_those_of_all_files_together() {
+        let plugin = "plugins.'io.containerd.grpc.v1.cri'.containerd";
+        let options = format!("[{plugin}.runtimes.nvidia.options]\nBinaryName = '/opt/nvidia'\n");
+        let root = format!("version = 2\n[{plugin}]\ndefault_runtime_name = 'nvidia'\n{options}");
+        let found = programs(&[file(ROOT, &root)], None);
+        let [one] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert!(one.default && one.program == "/opt/nvidia" && one.runtime == "nvidia");
+        assert_eq!(programs(&[file(ROOT, "version = 2\n[x\n")], None), []);
+    }
+
+    #[test]
+    fn a_file_that_nothing_imports_is_named() {
+        let stray = [file(
+            "/etc/containerd/config.d/99-nvidia.toml",
+            &old("nvidia", TYPE),
+        )];
+        let root = [file(ROOT, &old("runc", TYPE))];
+        let fault = only(faults(&root, &stray, Some(Version(1, 7))));
+        assert_eq!(fault.path, stray[0].path);
+        assert!(
+            fault.why.contains("nothing imports that file"),
+            "{}",
+            fault.why
+        );
+        // It is harmless where the runtime is there all the same.
+        let root = [file(
+            ROOT,
+            &format!(
+                "{}[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc]\n{TYPE}\n",
+                old("nvidia", TYPE)
+            ),
+        )];
+        assert_eq!(faults(&root, &stray, Some(Version(1, 7))), []);
+    }
+
+    #[test]
+    fn before_2_1_a_later_table_replaces_the_whole_one() {
+        let root = old("nvidia", TYPE);
+        let later = old("runc", TYPE);
+        let files = [file(ROOT, &root), file(DROP_IN, &later)];
+        let fault = only(faults(&files, &[], Some(Version(1, 7))));
+        assert!(
+            fault.why.contains("replaces the whole table"),
+            "{}",
+            fault.why
+        );
+        assert_eq!(faults(&files, &[], Some(Version(2, 1))), []);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "(version = [0-9]\n|\\[plugins|runtimes|=|'|\\]|.|\n)*") {
+            for version in [None, Some(Version(1, 6)), Some(Version(2, 3))] {
+                let _ = faults(&[file(ROOT, &text)], &[file(DROP_IN, &text)], version);
+            }
+        }
+    }
+}

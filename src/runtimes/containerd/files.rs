@@ -1,0 +1,127 @@
+//! Which files containerd reads, and what they say together.
+
+use std::collections::BTreeSet;
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{CriConfig, parse_config};
+use crate::{
+    host::{FileKind, FilesError, ReadFiles},
+    model::{document::check_toml, pattern},
+    runtimes::{Broken, ConfigFile, Version},
+};
+
+/// The file that it reads first.
+pub const CONFIG: &str = "/etc/containerd/config.toml";
+
+/// The folder of its files.
+pub(super) const FOLDER: &str = "/etc/containerd";
+
+/// Reads the files: the one that it reads first, whether it exists or not, and those that it imports, in their order. It stops
+/// behind one that is no TOML.
+pub(super) fn read(
+    files: &dyn ReadFiles,
+    version: Option<Version>,
+) -> Result<(Vec<ConfigFile>, Option<Broken>), FilesError> {
+    // 1.6 looks for them where it was started (seen with 1.6.20, not with 1.7.24).
+    let relative_patterns = version.is_none_or(|version| version >= Version(1, 7));
+    let mut found = vec![ConfigFile {
+        path: CONFIG.into(),
+        text: files.read_text(Utf8Path::new(CONFIG))?,
+    }];
+    // Names with `..` and links lead to one file by many paths.
+    let place = |path: &Utf8Path| -> Result<Utf8PathBuf, FilesError> {
+        Ok(files.resolve(path)?.unwrap_or_else(|| path.to_owned()))
+    };
+    let mut read = BTreeSet::from([place(Utf8Path::new(CONFIG))?]);
+    let mut at = 0;
+    while let Some(ConfigFile { path, text }) = found.get(at).cloned() {
+        at += 1;
+        let Some(text) = text else { continue };
+        let config = match check_toml(&text).and_then(|()| parse_config(&text)) {
+            Ok(config) => config,
+            Err(why) => return Ok((found, Some(Broken::for_all(path, why)))),
+        };
+        for import in config.imports {
+            if import.contains('*') && !import.starts_with('/') && !relative_patterns {
+                continue;
+            }
+            // A relative one is relative to the file that names it.
+            let import = path.parent().unwrap_or(Utf8Path::new("/")).join(import);
+            let (Some(folder), Some(names)) = (import.parent(), import.file_name()) else {
+                continue;
+            };
+            for name in files.list(folder)? {
+                let path = folder.join(&name);
+                // A file that is imported twice is read once.
+                if pattern::matches(names, &name) && read.insert(place(&path)?) {
+                    let text = files.read_text(&path)?;
+                    found.push(ConfigFile { path, text });
+                }
+            }
+        }
+    }
+    Ok((found, None))
+}
+
+/// What the files say together; one that is no TOML says nothing.
+pub(super) fn merged(files: &[ConfigFile], version: Option<Version>) -> CriConfig {
+    let mut config = CriConfig {
+        enabled: true,
+        version: 2,
+        ..CriConfig::default()
+    };
+    let merges = version.is_none_or(Version::merges);
+    for (at, file) in files.iter().enumerate() {
+        let Some(Ok(more)) = file.text.as_deref().map(parse_config) else {
+            continue;
+        };
+        if at == 0 {
+            config = more;
+            continue;
+        }
+        // Lists are united.
+        config.enabled &= more.enabled;
+        if more.has_plugin && !merges {
+            let (enabled, version) = (config.enabled, config.version);
+            config = CriConfig {
+                enabled,
+                version,
+                ..more
+            };
+            continue;
+        }
+        config.systemd_cgroup.extend(more.systemd_cgroup);
+        config.programs.extend(more.programs);
+        config.runtimes.extend(more.runtimes);
+        config.default_runtime = more.default_runtime.or(config.default_runtime);
+    }
+    config
+}
+
+/// The files that are beside those that it reads: `*.toml` in folders below its own.
+pub(super) fn strays(
+    files: &dyn ReadFiles,
+    read: &[ConfigFile],
+) -> Result<Vec<ConfigFile>, FilesError> {
+    let mut found = Vec::new();
+    for folder in files.list(Utf8Path::new(FOLDER))? {
+        let folder = Utf8Path::new(FOLDER).join(folder);
+        if files
+            .stat(&folder)?
+            .is_none_or(|stat| stat.kind != FileKind::Folder)
+        {
+            continue;
+        }
+        for name in files.list(&folder)? {
+            let path = folder.join(&name);
+            if name.ends_with(".toml") && read.iter().all(|file| file.path != path) {
+                found.push(ConfigFile {
+                    text: files.read_text(&path)?,
+                    path,
+                });
+            }
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,460 @@
+//! containerd among the runtimes.
+
+use async_trait::async_trait;
+use camino::Utf8Path;
+
+use super::{
+    CriConfig, KubernetesDistribution, OWNERS, ctr, faults,
+    files::{self, CONFIG},
+    kubelets,
+    layout::{self, ContainerdRuntime},
+};
+use crate::{
+    error::one_line,
+    host::{Cmd, ExecError, FilesError, Host, Output, Query, ReadFiles, Reader},
+    model::document::{Document, FileSettings, Format},
+    runtimes::{
+        Answer, BUILT_IN, Broken, Config, ConfigFile, Configured, Containers, Fault, Goal, Harm,
+        LackError, NVIDIA, OneContainer, Place, ReadError, Report, Rewritten, Runtime,
+        RuntimeFacts, RuntimeView, Said, Surroundings, VARIABLES, Validated, Version, crictl,
+        mounts,
+        program::Named,
+        quiet,
+        view::{ask, last_lines, last_words, said},
+        words,
+    },
+    tools::toolkit,
+};
+
+/// containerd, as the kubelet uses it.
+#[derive(Debug)]
+pub struct Containerd;
+
+/// Its socket.
+pub const SOCKET: &str = "/run/containerd/containerd.sock";
+
+static FACTS: RuntimeFacts = RuntimeFacts {
+    title: "containerd",
+    // Debian 12 archive; Docker and Azure repositories.
+    packages: &["containerd.io", "containerd", "moby-containerd"],
+    binaries: &["/usr/bin/containerd", "/usr/local/bin/containerd"],
+    unit: Some("containerd.service"),
+    folder: files::FOLDER,
+    versioned: Some(CONFIG),
+    data: Some("/var/lib/containerd"),
+    scheme: "containerd",
+    cri: Some(SOCKET),
+    sockets: &[SOCKET],
+    bridge: None,
+    repositories: None,
+    has_sources: true,
+    first: None,
+    reads_groups: None,
+};
+
+/// Google's script of each boot, whose unit starts it (kubernetes/cloud-provider-gcp, `cluster/gce/gci/configure-helper.sh`,
+/// `setup-containerd`), and that of Canonical's image for EKS, by which the node joins. The runtime is put back before each
+/// start, so also before the first pod.
+static REWRITTEN: Rewritten = Rewritten {
+    units: &["kube-node-configuration.service"],
+    programs: &["/etc/eks/bootstrap.sh"],
+    file: CONFIG,
+    drop_in: "/etc/systemd/system/containerd.service.d/50-gpu-bootstrap.conf",
+    subcommand: "containerd-runtime",
+};
+
+impl From<CriConfig> for Config {
+    fn from(cri: CriConfig) -> Self {
+        Self {
+            runtimes: cri.runtimes.into_iter().collect(),
+            default: cri.default_runtime,
+            programs: cri.programs,
+            systemd_cgroup: cri.systemd_cgroup,
+            serves_pods: cri.enabled,
+            spares_containers: true,
+            ..Self::default()
+        }
+    }
+}
+
+/// What the answer to [`super::config_dump`] says.
+fn of_dump(output: &Output) -> Said {
+    match super::parse_config(&output.stdout) {
+        Ok(config) if output.ok() => Said::Known(config.into()),
+        _ => Said::Silent(last_words(output)),
+    }
+}
+
+/// Why CRI, the part of containerd that the kubelet talks to, cannot be used yet. The list of plugins tells it, and CRI itself
+/// if `crictl` is installed.
+async fn cri_answers(host: Reader<'_>) -> Result<Answer, ExecError> {
+    let flaw = |why: String| Answer {
+        flaw: Some(why),
+        notes: Vec::new(),
+    };
+    let plugins = ask(host, &ctr::plugins()).await?;
+    let status = (plugins.as_ref()).and_then(|said| ctr::cri_status(&said.stdout));
+    if let Some(status) = status.filter(|status| *status != "ok") {
+        return Ok(flaw(format!("the status of its CRI plugin is `{status}`")));
+    }
+    let Some(said) = ask(host, &crictl::info(SOCKET)).await? else {
+        return Ok(Answer::default());
+    };
+    if !said.ok() {
+        let is_of_another_version = status.is_some() && crictl::knows_no_service(&said.stderr);
+        return Ok(match is_of_another_version {
+            true => Answer::default(),
+            false => flaw(last_lines(&said)),
+        });
+    }
+    let conditions = match crictl::parse_info(&said.stdout) {
+        Ok(conditions) => conditions,
+        Err(why) => return Ok(flaw(why)),
+    };
+    let of = |name| conditions.iter().find(|one| one.name == name)?.flaw();
+    let runtime = of("RuntimeReady");
+    // A new node has no pod network before it joins.
+    let notes = match (&runtime, of("NetworkReady")) {
+        (None, Some(network)) => vec![format!("containerd has no pod network yet: {network}")],
+        _ => Vec::new(),
+    };
+    Ok(Answer {
+        flaw: runtime,
+        notes,
+    })
+}
+
+#[async_trait]
+impl Runtime for Containerd {
+    fn facts(&self) -> &'static RuntimeFacts {
+        &FACTS
+    }
+
+    async fn view(&self, place: Place<'_>) -> Result<RuntimeView, ReadError> {
+        let (found, broken) = files::read(place.host.files(), place.version)?;
+        let by_files = (place.installed && broken.is_none())
+            .then(|| files::merged(&found, place.version).into());
+        Ok(RuntimeView {
+            files: found,
+            broken,
+            elsewhere: None,
+            by_files,
+            printed: None,
+            said: self.said(place.host).await.into(),
+            version: place.version,
+        })
+    }
+
+    async fn report(
+        &self,
+        place: Place<'_>,
+        view: &RuntimeView,
+        _: Surroundings<'_>,
+    ) -> Result<Option<Report>, ReadError> {
+        if !place.installed {
+            let why = "containerd is not installed".to_owned();
+            return Ok(Some(Report::Nothing(why)));
+        }
+        let files = place.host.files();
+        let strays = files::strays(files, &view.files)?;
+        let of_fault = |fault: faults::ConfigFault| Fault {
+            why: fault.why,
+            remedy: fault.remedy,
+            harm: match fault.refused {
+                true => Harm::All,
+                false => Harm::Containers,
+            },
+        };
+        let mut found: Vec<Fault> = (faults::faults(&view.files, &strays, view.version)
+            .into_iter())
+        .map(of_fault)
+        .collect();
+        // What containerd does not read names no program.
+        if found.iter().all(|fault| fault.harm != Harm::All) {
+            for one in faults::programs(&view.files, view.version) {
+                let named = Named {
+                    of: FACTS.title,
+                    unit: "containerd",
+                    runtime: &one.runtime,
+                    program: &one.program,
+                    path: Some(&one.path),
+                    default: one
+                        .default
+                        .then_some("and is the default one: no pod starts"),
+                };
+                if named.counts() {
+                    found.extend(named.fault(files)?);
+                }
+            }
+        }
+        if found.is_empty() && !view.has_file() {
+            return Ok(Some(Report::Nothing("it has none".to_owned())));
+        }
+        let whole = "they can be read, and their runtimes are whole";
+        Ok(Some(Report::of(found, whole)))
+    }
+
+    fn refuses_kubelet(&self, kubelet: &str, version: &str) -> Option<String> {
+        kubelets::with_containerd(kubelet, version)
+    }
+
+    fn untested_kubelet(&self, kubelet: &str, version: &str) -> Option<(String, &'static str)> {
+        let releases =
+            "https://github.com/containerd/containerd/blob/main/RELEASES.md#kubernetes-support";
+        Some((kubelets::untested_containerd(kubelet, version)?, releases))
+    }
+
+    fn owners(&self) -> &'static [KubernetesDistribution] {
+        &OWNERS
+    }
+
+    fn containers(&self) -> Option<&dyn Containers> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Configured for Containerd {
+    fn lacking(
+        &self,
+        files: &dyn ReadFiles,
+        view: &RuntimeView,
+        goal: &Goal<'_>,
+    ) -> Result<Vec<FileSettings>, LackError> {
+        let kept = match &view.said {
+            Said::Known(config) => match config.programs.get(NVIDIA) {
+                Some(program) => files.exists(Utf8Path::new(program))?,
+                None => false,
+            },
+            _ => false,
+        };
+        // Both must let the same one make the control groups.
+        let cgroup = view.config().and_then(|config| {
+            let of = |name| config.systemd_cgroup.get(name);
+            match (of(BUILT_IN), of(NVIDIA)) {
+                (Some(true), _) => Some(true),
+                (runc, Some(_)) => Some(runc.copied().unwrap_or_default()),
+                _ => None,
+            }
+        });
+        let runtime = ContainerdRuntime {
+            name: goal.name,
+            program: toolkit::RUNTIME,
+            kept,
+            default: goal.default,
+            cdi: goal.cdi,
+            // kubeadm's kubelet lets systemd make the control groups (Kubernetes, "Configuring a cgroup driver"), and this
+            // machine has systemd.
+            systemd_cgroup: if goal.for_kubelet { Some(true) } else { cgroup },
+            for_kubelet: goal.for_kubelet,
+        };
+        layout::settings(&view.files, view.version, &runtime)
+            .map_err(|why| LackError::Broken(Broken::for_all(CONFIG, why)))
+    }
+
+    async fn validate(
+        &self,
+        host: Reader<'_>,
+        _: &str,
+        _: &[&Utf8Path],
+    ) -> Result<Validated, ReadError> {
+        // `containerd config dump` of 1.6 fails if there is no file, although the daemon starts.
+        if !host.files().exists(CONFIG.into())? {
+            return Ok(Validated::Untold);
+        }
+        let Some(said) = ask(host, &super::config_dump()).await? else {
+            return Ok(Validated::Refused("containerd is not installed".to_owned()));
+        };
+        if !said.ok() {
+            return Ok(Validated::Refused(last_lines(&said)));
+        }
+        Ok(match super::parse_config(&said.stdout) {
+            Ok(config) => Validated::Reads(config.into()),
+            Err(why) => Validated::Refused(why),
+        })
+    }
+
+    fn is_for_kubelet(&self) -> bool {
+        true
+    }
+
+    fn dump(&self) -> Option<&'static str> {
+        Some("containerd config dump")
+    }
+
+    fn rewritten(&self) -> Option<&'static Rewritten> {
+        Some(&REWRITTEN)
+    }
+
+    async fn put_back(&self, host: &Host, goal: &Goal<'_>) -> Result<(), String> {
+        let path = Utf8Path::new(CONFIG);
+        let text = host
+            .files
+            .read_text(path)
+            .map_err(|error| one_line(&error))?;
+        let version = match host.reader().query(&super::version()).await {
+            Ok(output) if output.ok() => Version::parse(&output.stdout),
+            _ => None,
+        };
+        let file = ConfigFile {
+            path: path.to_owned(),
+            text: text.clone(),
+        };
+        let runtime = ContainerdRuntime {
+            name: goal.name,
+            program: toolkit::RUNTIME,
+            kept: false,
+            default: goal.default,
+            cdi: goal.cdi,
+            systemd_cgroup: None,
+            for_kubelet: false,
+        };
+        let mut document = Document::parse(Format::Toml, text.as_deref().unwrap_or_default())
+            .map_err(|error| error.to_string())?;
+        let lacking = layout::settings(&[file], version, &runtime)?;
+        let keys: Vec<_> = lacking.iter().flat_map(|file| &file.settings).collect();
+        if keys.is_empty() {
+            return Ok(());
+        }
+        for setting in keys {
+            document.set(setting).map_err(|error| error.to_string())?;
+        }
+        let mode = host.files.stat(path).map_err(|error| one_line(&error))?;
+        let mode = mode.map_or(0o644, |stat| stat.mode & 0o777);
+        (host.files.write(path, document.text().as_bytes(), mode)).map_err(|error| one_line(&error))
+    }
+
+    async fn said(&self, host: Reader<'_>) -> Result<Said, ExecError> {
+        said(host, &super::config_dump(), of_dump).await
+    }
+
+    async fn answers(&self, host: Reader<'_>, for_kubelet: bool) -> Result<Answer, ExecError> {
+        match ask(host, &ctr::version()).await? {
+            None => Ok(Answer::default()),
+            Some(said) if said.ok() && for_kubelet => cri_answers(host).await,
+            Some(said) => Ok(Answer {
+                flaw: (!said.ok()).then(|| last_lines(&said)),
+                notes: Vec::new(),
+            }),
+        }
+    }
+
+    async fn running(&self, host: Reader<'_>) -> Result<Vec<String>, ExecError> {
+        let mut found = Vec::new();
+        for query in ctr::NAMESPACES_OF_CONTAINERS.map(ctr::tasks) {
+            let output = host.query(&query).await?.success(query.cmd())?;
+            found.extend(ctr::parse_running(&output.stdout));
+        }
+        Ok(found)
+    }
+}
+
+/// An image was pulled into the namespace of the kubelet.
+fn namespace<'a>(container: &'a str, image: Option<&str>) -> &'a str {
+    image.map_or(container, |_| ctr::KUBERNETES)
+}
+
+#[async_trait]
+impl Containers for Containerd {
+    fn image_name(&self, image: &str) -> String {
+        ctr::full_name(image)
+    }
+
+    fn find_image(&self, _: &str) -> Query {
+        ctr::images(ctr::KUBERNETES)
+    }
+
+    fn has_image(&self, image: &str, output: &Output) -> Option<bool> {
+        (output.ok()).then(|| output.stdout.lines().any(|line| line.trim() == image))
+    }
+
+    /// Logins come from [`ctr::HOSTS`].
+    fn pull(&self, files: &dyn ReadFiles, image: &str) -> Result<Cmd, FilesError> {
+        let hosts = files.exists(ctr::HOSTS.into())?;
+        Ok(ctr::pull(ctr::KUBERNETES, image, hosts))
+    }
+
+    fn remove_image(&self, image: &str) -> Cmd {
+        ctr::remove(ctr::KUBERNETES, image)
+    }
+
+    fn start(&self, container: &OneContainer<'_>) -> Cmd {
+        // The default of the CPU shares needs the CPU controller, which systemd does not enable on every machine.
+        let mut args = words(&format!(
+            "--namespace={} run --rm --cpu-shares=0 --runc-binary={} {VARIABLES}",
+            namespace(container.name, container.image),
+            toolkit::RUNTIME
+        ));
+        let place = match container.image {
+            None => {
+                args.push("--rootfs".to_owned());
+                container.root.as_str()
+            }
+            Some(image) => {
+                args.extend(mounts(container, "options=rbind:ro"));
+                image
+            }
+        };
+        // It takes the name as a word, and all that follows replaces the image's entry point.
+        args.extend(["--", place, container.name].map(str::to_owned));
+        args.extend(container.command.iter().map(ToString::to_string));
+        Cmd::new("ctr", args)
+    }
+
+    async fn remove(
+        &self,
+        host: &Host,
+        name: &str,
+        image: Option<&str>,
+        line: &(dyn for<'t> Fn(&'t str) + Sync),
+    ) -> Result<(), ExecError> {
+        let namespace = namespace(name, image);
+        let list = ctr::containers(namespace);
+        let listed = (host.reader().query(&list).await?).success(list.cmd())?;
+        if !listed.stdout.lines().any(|found| found.trim() == name) {
+            return Ok(());
+        }
+        // Its task may have ended; if it still runs, the removal of the container fails.
+        (host.exec)
+            .run(&ctr::end_task(namespace, name), &mut |_, _| {})
+            .await?;
+        quiet(host, &ctr::remove_container(namespace, name), line).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake;
+
+    /// Google's script writes the file anew at each boot, and restarts containerd.
+    #[tokio::test]
+    async fn a_file_that_was_written_anew_gets_the_runtime_back_once() {
+        let (host, fakes) = fake::host();
+        fakes.exec.on("containerd", |_, _| {
+            fake::ok("containerd containerd.io v2.1.5 abc\n")
+        });
+        let googles = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/home/kubernetes/bin\"\n\
+                       [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n\
+                       runtime_type = \"io.containerd.runc.v2\"\n\
+                       [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\nSystemdCgroup = true\n";
+        fakes.files.put(CONFIG, googles);
+        let goal = Goal {
+            name: NVIDIA,
+            default: false,
+            cdi: true,
+            for_kubelet: false,
+        };
+        Containerd.put_back(&host, &goal).await.expect("put back");
+        let text = fakes.files.text(CONFIG);
+        let read = super::super::parse_config(&text).expect("TOML");
+        assert_eq!(read.programs["nvidia"], toolkit::RUNTIME, "{text}");
+        assert!(read.systemd_cgroup["nvidia"], "{text}");
+        assert!(text.contains("/home/kubernetes/bin"), "{text}");
+        let before = fakes.files.mutations();
+        Containerd.put_back(&host, &goal).await.expect("put back");
+        assert_eq!(fakes.files.mutations(), before);
+        fakes.files.put(CONFIG, "version = ");
+        assert!(Containerd.put_back(&host, &goal).await.is_err());
+    }
+}

@@ -1,0 +1,520 @@
+//! CRI-O: its configuration as it prints it, and which keys of which file make it know a runtime.
+//!
+//! Sources: CRI-O, `docs/crio.conf.d.5.md` (files in the order of their names, the last value counts),
+//! `docs/crio.8.md` (`crio config` prints what the files say), `internal/criocli/config.go` (and validates it),
+//! `docs/crio-status.8.md`, `pkg/config/reload.go` (SIGHUP takes up runtimes); NVIDIA/nvidia-container-toolkit,
+//! `pkg/config/engine/crio/crio.go` (the keys of a runtime). None of it was tried with a real CRI-O.
+
+mod runtime;
+
+use std::collections::BTreeMap;
+
+use camino::Utf8Path;
+use serde_json::{Map, Value, json};
+
+pub use runtime::Crio;
+
+use super::ConfigFile;
+use crate::{
+    host::Query,
+    model::document::{Document, FileSettings, Format, Setting},
+};
+
+/// The file that it reads first.
+pub const CONFIG: &str = "/etc/crio/crio.conf";
+
+/// Its socket, as its `crio.8` names it.
+pub const SOCKET: &str = "/var/run/crio/crio.sock";
+
+/// The folder of the files that it reads then.
+pub const DROP_INS: &str = "/etc/crio/crio.conf.d";
+
+/// A folder that it does not read, and in which versions of NVIDIA's toolkit write its runtime.
+///
+/// Source: NVIDIA/nvidia-container-toolkit PR 1829.
+pub const UNREAD: &str = "/etc/crio/conf.d";
+
+/// The folder into which NVIDIA's GPU Operator puts its hook where CDI is off, and which CRI-O reads only where a file names
+/// it. Sources: NVIDIA/gpu-operator issue 172 and pull request 1796; CRI-O, `docs/crio.conf.5.md` (`hooks_dir`).
+pub const HOOKS: &str = "/run/containers/oci/hooks.d";
+
+/// The file of a runtime that no file names yet.
+const OWN: &str = "/etc/crio/crio.conf.d/99-nvidia.toml";
+
+/// Where the runtimes are.
+const RUNTIMES: [&str; 3] = ["crio", "runtime", "runtimes"];
+
+/// Asks the daemon what it runs with.
+#[must_use]
+pub fn status() -> Query {
+    Query::new("crio", ["status", "config"])
+}
+
+/// Asks the program what its files say. The status is not 0 if the daemon would not start with them.
+#[must_use]
+pub fn config() -> Query {
+    Query::new("crio", ["config"])
+}
+
+/// What CRI-O is configured with, as far as it matters here.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CrioConfig {
+    /// The keys of each runtime.
+    pub runtimes: BTreeMap<String, Map<String, Value>>,
+    pub default_runtime: Option<String>,
+}
+
+impl CrioConfig {
+    /// The programs that run containers, by runtime.
+    #[must_use]
+    pub fn programs(&self) -> BTreeMap<String, String> {
+        let program =
+            |keys: &Map<String, Value>| Some(keys.get("runtime_path")?.as_str()?.to_owned());
+        (self.runtimes.iter())
+            .filter_map(|(name, keys)| Some((name.clone(), program(keys)?)))
+            .collect()
+    }
+}
+
+/// Reads the answer to [`status`] or [`config`].
+///
+/// # Errors
+/// Where and why it is not TOML.
+pub fn parse(text: &str) -> Result<CrioConfig, String> {
+    let document = Document::parse(Format::Toml, text).map_err(|error| error.to_string())?;
+    let runtimes = document.get(&key(&RUNTIMES)).unwrap_or_default();
+    let default = document.get(&key(&["crio", "runtime", "default_runtime"]));
+    let table = |value: &Value| value.as_object().cloned().unwrap_or_default();
+    Ok(CrioConfig {
+        runtimes: (table(&runtimes).into_iter())
+            .map(|(name, keys)| (name, table(&keys)))
+            .collect(),
+        default_runtime: (default.as_ref().and_then(Value::as_str))
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned),
+    })
+}
+
+/// The programs of the runtimes, as all files say together; a file that is no TOML says nothing.
+#[must_use]
+pub fn programs(files: &[ConfigFile]) -> BTreeMap<String, String> {
+    let parsed = files.iter().filter_map(|file| parse(file.text()).ok());
+    let mut found = BTreeMap::new();
+    for config in parsed {
+        found.extend(config.programs());
+    }
+    found.retain(|_, program| !program.is_empty());
+    found
+}
+
+/// Whether CRI-O reads the hooks in [`HOOKS`]: the last file that names folders counts.
+#[must_use]
+pub fn reads_hooks(files: &[ConfigFile]) -> bool {
+    let folders = files.iter().rev().find_map(|file| {
+        let document = Document::parse(Format::Toml, file.text()).ok()?;
+        document.get(&key(&["crio", "runtime", "hooks_dir"]))
+    });
+    let is_it = |folder: &Value| {
+        let folder = folder.as_str().unwrap_or_default();
+        folder.trim_end_matches('/') == HOOKS
+    };
+    folders.is_some_and(|folders| folders.as_array().is_some_and(|all| all.iter().any(is_it)))
+}
+
+/// The runtimes that are only in files that CRI-O does not read.
+#[must_use]
+pub fn astray(read: &[ConfigFile], unread: &[ConfigFile]) -> Vec<CrioFault> {
+    let known: Vec<String> = (read.iter())
+        .filter_map(|file| parse(file.text()).ok())
+        .flat_map(|config| config.runtimes.into_keys())
+        .collect();
+    let mut found = Vec::new();
+    for file in unread {
+        let runtimes = parse(file.text()).unwrap_or_default().runtimes;
+        for name in runtimes.into_keys().filter(|name| !known.contains(name)) {
+            found.push(CrioFault {
+                why: format!(
+                    "CRI-O has no runtime `{name}`: `{}` configures it, in a folder that CRI-O does not read",
+                    file.path
+                ),
+                remedy: format!(
+                    "move `{}` into `{DROP_INS}`, then run `systemctl restart crio`",
+                    file.path
+                ),
+            });
+        }
+    }
+    found
+}
+
+/// A runtime that CRI-O has to know.
+#[derive(Debug, Clone, Copy)]
+pub struct CrioRuntime<'a> {
+    pub name: &'a str,
+    /// The program that takes runc's place.
+    pub program: &'a str,
+    /// Whether the entry that there is stays as it is.
+    pub kept: bool,
+    /// Whether it has to be the default one.
+    pub default: bool,
+}
+
+/// The keys to set, by file; none if the files say all of it. `files` are in the order in which they are read,
+/// `now` is what they say together.
+///
+/// # Errors
+/// Which file cannot be read, and why; in one line.
+pub fn settings(
+    files: &[ConfigFile],
+    now: &CrioConfig,
+    runtime: &CrioRuntime<'_>,
+) -> Result<Vec<FileSettings>, String> {
+    let documents = (files.iter())
+        .map(|file| {
+            let document = Document::parse(Format::Toml, file.text())
+                .map_err(|error| format!("`{}` cannot be read: {error}", file.path))?;
+            Ok((file.path.as_path(), document))
+        })
+        .collect::<Result<Vec<_>, String>>()?;
+    let entry = key(&[&RUNTIMES[..], &[runtime.name]].concat());
+    let mut wanted = Vec::new();
+    if !runtime.kept {
+        wanted.push((entry, entry_of(now, runtime)));
+    }
+    if runtime.default {
+        let default = key(&["crio", "runtime", "default_runtime"]);
+        wanted.push((default, json!(runtime.name)));
+    }
+    let mut found: Vec<FileSettings> = Vec::new();
+    for (key, value) in wanted {
+        // The last file with a key is the one whose value counts.
+        let last = (documents.iter().rev()).find_map(|(path, document)| {
+            let now = document.get(&key)?;
+            Some((*path, now))
+        });
+        if last.as_ref().is_some_and(|(_, now)| *now == value) {
+            continue;
+        }
+        // A file that is read later than the own one has the last word; earlier ones stay as they are.
+        let own = Utf8Path::new(OWN);
+        let is_later = |path: &Utf8Path| path.parent() == own.parent() && path > own;
+        let path = last.map_or(own, |(path, _)| if is_later(path) { path } else { own });
+        let setting = Setting {
+            key,
+            value: Some(value),
+        };
+        match found.iter_mut().find(|one| one.path == path) {
+            Some(one) => one.settings.push(setting),
+            None => found.push(FileSettings {
+                path: path.to_owned(),
+                settings: vec![setting],
+            }),
+        }
+    }
+    Ok(found)
+}
+
+/// The fault of a runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CrioFault {
+    /// What is wrong, and what follows.
+    pub why: String,
+    /// What mends it.
+    pub remedy: String,
+}
+
+/// Why CRI-O does not start with its files, read in their order. `in_path` tells whether a program is where the
+/// daemon looks for programs without a path.
+///
+/// Source: CRI-O, `pkg/config/config.go` (`ValidateConmonPath`: a runtime without `monitor_path` takes `conmon` of the
+/// table above, or the one in `PATH`; the default runtime must be there).
+#[must_use]
+pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioFault> {
+    let mut found = Vec::new();
+    let mut runtimes: BTreeMap<String, (Map<String, Value>, &Utf8Path)> = BTreeMap::new();
+    let (mut default, mut conmon) = (None, None);
+    for file in files {
+        let document = match Document::parse(Format::Toml, file.text()) {
+            Ok(document) => document,
+            Err(error) => {
+                found.push(CrioFault {
+                    why: format!(
+                        "`{}` is no TOML ({error}), so CRI-O does not start",
+                        file.path
+                    ),
+                    remedy: format!("correct `{}`, then run `systemctl restart crio`", file.path),
+                });
+                continue;
+            }
+        };
+        if let Some(Value::Object(tables)) = document.get(&key(&RUNTIMES)) {
+            for (name, keys) in tables {
+                let entry = runtimes
+                    .entry(name)
+                    .or_insert_with(|| (Map::new(), file.path.as_path()));
+                entry
+                    .0
+                    .extend(keys.as_object().cloned().unwrap_or_default());
+                entry.1 = &file.path;
+            }
+        }
+        let text = |name: &str| {
+            let value = document.get(&key(&["crio", "runtime", name]))?;
+            Some(value.as_str()?.to_owned()).filter(|text| !text.is_empty())
+        };
+        default = text("default_runtime")
+            .map(|name| (name, &file.path))
+            .or(default);
+        conmon = text("conmon").or(conmon);
+    }
+    if !found.is_empty() {
+        return found;
+    }
+    let says = |keys: &Map<String, Value>, name: &str| {
+        keys.get(name)
+            .and_then(Value::as_str)
+            .is_some_and(|text| !text.is_empty())
+    };
+    let known = (runtimes.values())
+        .find_map(|(keys, _)| keys.get("monitor_path")?.as_str())
+        .filter(|path| !path.is_empty())
+        .unwrap_or("/usr/bin/conmon")
+        .to_owned();
+    for (name, (keys, path)) in &runtimes {
+        let is_vm = keys.get("runtime_type").and_then(Value::as_str) == Some("vm");
+        if !is_vm && !says(keys, "monitor_path") && conmon.is_none() && !in_path("conmon") {
+            found.push(CrioFault {
+                why: format!(
+                    "runtime `{name}` has no `monitor_path` (`{path}`), and `conmon` is not in the `PATH`, so CRI-O \
+                     does not start"
+                ),
+                remedy: format!(
+                    "set `monitor_path = \"{known}\"` in its table in `{path}`, then run `systemctl restart crio`"
+                ),
+            });
+        }
+    }
+    // runc and crun are built in.
+    if let Some((name, path)) = default
+        && !runtimes.contains_key(&name)
+        && !["runc", "crun"].contains(&name.as_str())
+    {
+        found.push(CrioFault {
+            why: format!(
+                "the default runtime of CRI-O is `{name}` (`{path}`), which no file configures, so it does not start"
+            ),
+            remedy: format!("configure runtime `{name}`, or name another one in `{path}`"),
+        });
+    }
+    found
+}
+
+/// The keys of the runtime: those of the default one, which name the monitor of its containers, with another
+/// program.
+fn entry_of(now: &CrioConfig, runtime: &CrioRuntime<'_>) -> Value {
+    let default = (now.default_runtime.as_deref())
+        .filter(|name| *name != runtime.name)
+        .into_iter()
+        .chain(["crun", "runc"]);
+    let like = default.filter_map(|name| now.runtimes.get(name)).next();
+    let mut entry = like.cloned().unwrap_or_default();
+    entry.insert("runtime_path".to_owned(), json!(runtime.program));
+    entry.insert("runtime_type".to_owned(), json!("oci"));
+    Value::Object(entry)
+}
+
+fn key(names: &[&str]) -> Vec<String> {
+    names.iter().map(ToString::to_string).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::text::reads_any_text;
+
+    const NVIDIA: CrioRuntime<'_> = CrioRuntime {
+        name: "nvidia",
+        program: "/usr/bin/nvidia-container-runtime",
+        kept: false,
+        default: false,
+    };
+
+    /// As CRI-O's packages have it, with what an administrator adds.
+    const PACKAGED: &str = "[crio.runtime]\ndefault_runtime = \"crun\" # the package's\n\n\
+        [crio.runtime.runtimes.crun]\nruntime_path = \"/usr/libexec/crio/crun\"\n\
+        monitor_path = \"/usr/libexec/crio/conmon\"\nallowed_annotations = [\n    \"io.containers.trace-syscall\",\n]\n";
+    const OLDER: &str = "# by hand\n[crio.runtime.runtimes.nvidia]\n\
+        runtime_path = \"/opt/gone/nvidia-container-runtime\"\nruntime_type = \"oci\"\n";
+
+    fn file(path: &str, text: &str) -> ConfigFile {
+        ConfigFile {
+            path: path.into(),
+            text: Some(text.to_owned()),
+        }
+    }
+
+    #[test]
+    fn the_last_file_that_names_folders_of_hooks_counts() {
+        let dirs = |all: &str| format!("[crio.runtime]\nhooks_dir = [{all}]\n");
+        let (usual, both) = (
+            dirs("'/usr/share/containers/oci/hooks.d'"),
+            dirs("'/usr/share/containers/oci/hooks.d', '/run/containers/oci/hooks.d/'"),
+        );
+        let other = "[crio.runtime]\ndefault_runtime = 'runc'\n".to_owned();
+        for (texts, reads) in rows! {
+            vec![], false;
+            vec![&usual], false;
+            vec![&both, &other], true;
+            vec![&both, &usual], false;
+        } {
+            let files: Vec<ConfigFile> = (texts.iter())
+                .map(|text| ConfigFile {
+                    path: CONFIG.into(),
+                    text: Some((*text).clone()),
+                })
+                .collect();
+            assert_eq!(reads_hooks(&files), reads, "{texts:?}");
+        }
+    }
+
+    #[test]
+    fn a_runtime_in_a_folder_that_is_not_read_is_named() {
+        let read = [file("/etc/crio/crio.conf.d/10-crio.conf", PACKAGED)];
+        let unread = [file("/etc/crio/conf.d/99-nvidia.toml", OLDER)];
+        let [fault] = &astray(&read, &unread)[..] else {
+            panic!("one runtime is astray");
+        };
+        assert!(fault.why.contains("no runtime `nvidia`"), "{}", fault.why);
+        assert!(
+            fault.remedy.contains("/etc/crio/crio.conf.d"),
+            "{}",
+            fault.remedy
+        );
+        // It is read from elsewhere, too.
+        let both = [
+            &read[..],
+            &[file("/etc/crio/crio.conf.d/99-nvidia.toml", OLDER)],
+        ]
+        .concat();
+        assert!(astray(&both, &unread).is_empty());
+    }
+
+    /// The files after the settings, each with its name.
+    fn after(files: &[ConfigFile], runtime: &CrioRuntime<'_>) -> (Vec<ConfigFile>, String) {
+        // No file of these tests takes the place of an entry of an earlier one.
+        let mut now = CrioConfig::default();
+        for one in files {
+            let more = parse(one.text()).expect("TOML");
+            now.runtimes.extend(more.runtimes);
+            now.default_runtime = more.default_runtime.or(now.default_runtime);
+        }
+        let mut files = files.to_vec();
+        for one in settings(&files, &now, runtime).expect("readable") {
+            let at = files.iter().position(|file| file.path == one.path);
+            let text = at.map(|at| files[at].text().to_owned()).unwrap_or_default();
+            let mut document = Document::parse(Format::Toml, &text).expect("TOML");
+            for setting in &one.settings {
+                document.set(setting).expect("a key that can be set");
+            }
+            let new = file(one.path.as_str(), &document.text());
+            match at {
+                Some(at) => files[at] = new,
+                None => files.push(new),
+            }
+        }
+        let all = (files.iter()).map(|file| format!("== {}\n{}", file.path, file.text()));
+        let all = all.collect();
+        (files, all)
+    }
+
+    #[test]
+    fn each_arrangement_of_files_gets_its_keys() {
+        let packaged = file("/etc/crio/crio.conf.d/10-crio.conf", PACKAGED);
+        let older = file("/etc/crio/crio.conf.d/50-gpu.conf", OLDER);
+        let default = CrioRuntime {
+            default: true,
+            ..NVIDIA
+        };
+        let cases = rows! {
+            "no file", vec![], NVIDIA;
+            "the package's file", vec![packaged.clone()], NVIDIA;
+            "as the default", vec![packaged.clone()], default;
+            "an entry whose program is gone", vec![packaged.clone(), older.clone()], NVIDIA;
+            "an entry that is kept, as the default", vec![packaged, older],
+                CrioRuntime { kept: true, ..default };
+        };
+        let mut all = String::new();
+        for (name, files, runtime) in cases {
+            let (files, text) = after(&files, &runtime);
+            all.push_str(&format!("#### {name}\n{text}\n"));
+            // What the files say already is not set again.
+            assert_eq!(after(&files, &runtime).1, text, "{name}");
+        }
+        insta::assert_snapshot!(all);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named() {
+        let files = [file(CONFIG, "[crio")];
+        let why = settings(&files, &CrioConfig::default(), &NVIDIA).unwrap_err();
+        assert!(
+            why.starts_with("`/etc/crio/crio.conf` cannot be read: "),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn what_it_prints_is_read() {
+        let config = parse(PACKAGED).expect("TOML");
+        assert_eq!(config.default_runtime.as_deref(), Some("crun"));
+        assert_eq!(config.programs()["crun"], "/usr/libexec/crio/crun");
+        assert_eq!(parse("# [crio.runtime]\n"), Ok(CrioConfig::default()));
+        assert!(parse("FATA[0000] failed\n").is_err());
+    }
+
+    reads_any_text!("(\\[crio|\\.runtime|\\]|=|\n|.)*", |text| parse(&text));
+
+    #[test]
+    fn files_that_cri_o_refuses_are_named() {
+        let file = |name: &str, text: &str| super::ConfigFile {
+            path: format!("/etc/crio/crio.conf.d/{name}").into(),
+            text: Some(text.to_owned()),
+        };
+        let crun = "[crio.runtime.runtimes.crun]\nmonitor_path = '/usr/libexec/crio/conmon'\n";
+        let nvidia =
+            "[crio.runtime.runtimes.nvidia]\nruntime_path = '/usr/bin/nvidia-container-runtime'\n";
+        let monitor = "monitor_path = '/usr/libexec/crio/conmon'\n";
+        let of = |files: &[super::ConfigFile], conmon: bool| {
+            let found = super::faults(files, |_| conmon);
+            found.into_iter().map(|fault| fault.why).collect::<Vec<_>>()
+        };
+        let both = [file("10-crio.conf", crun), file("99-nvidia.conf", nvidia)];
+        assert!(of(&both, false)[0].contains("runtime `nvidia` has no `monitor_path`"));
+        let fault = super::faults(&both, |_| false).remove(0);
+        assert!(
+            fault.remedy.contains("/usr/libexec/crio/conmon"),
+            "{}",
+            fault.remedy
+        );
+        assert!(of(&both, true).is_empty());
+        let whole = [file("99-nvidia.conf", &format!("{nvidia}{monitor}"))];
+        assert!(of(&whole, false).is_empty());
+        let old = [file(
+            "99-nvidia.conf",
+            &format!("[crio.runtime]\nconmon = '/opt/conmon'\n{nvidia}"),
+        )];
+        assert!(of(&old, false).is_empty());
+        let default = [file(
+            "50.conf",
+            "[crio.runtime]\ndefault_runtime = 'nvidia'\n",
+        )];
+        assert!(of(&default, true)[0].contains("default runtime of CRI-O is `nvidia`"));
+        assert!(of(&[file("x.conf", "[crio\n")], true)[0].contains("no TOML"));
+        let later = file(
+            "99.conf",
+            "[crio.runtime.runtimes.nvidia]\nruntime_path = '/opt/nvidia'\n",
+        );
+        let programs = super::programs(&[file("10.conf", nvidia), later]);
+        assert_eq!(programs["nvidia"], "/opt/nvidia");
+    }
+}

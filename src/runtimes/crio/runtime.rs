@@ -1,0 +1,287 @@
+//! CRI-O among the runtimes. It runs pods only, which need a network, so no container for a proof.
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{CrioConfig, CrioFault, CrioRuntime};
+use crate::{
+    host::{ExecError, FileKind, FilesError, Output, ReadFiles, Reader},
+    model::document::FileSettings,
+    runtimes::{
+        Answer, Broken, Config, ConfigFile, Configured, Fault, Goal, Harm, LackError, NVIDIA,
+        Place, ReadError, Report, Runtime, RuntimeFacts, RuntimeView, Said, Surroundings,
+        Validated, cdi, crictl,
+        program::{Named, is_missing},
+        view::{ask, last_lines, last_words, said},
+    },
+    tools::toolkit,
+};
+
+/// CRI-O, as the kubelet uses it.
+#[derive(Debug)]
+pub struct Crio;
+
+static FACTS: RuntimeFacts = RuntimeFacts {
+    title: "CRI-O",
+    // CRI-O install documentation.
+    packages: &["cri-o"],
+    binaries: &["/usr/bin/crio", "/usr/local/bin/crio"],
+    unit: Some("crio.service"),
+    folder: "/etc/crio",
+    versioned: None,
+    data: None,
+    scheme: "cri-o",
+    cri: Some(super::SOCKET),
+    sockets: &["/run/crio/crio.sock"],
+    bridge: None,
+    repositories: None,
+    has_sources: false,
+    first: None,
+    reads_groups: None,
+};
+
+impl From<CrioConfig> for Config {
+    fn from(config: CrioConfig) -> Self {
+        Self {
+            programs: config.programs(),
+            runtimes: config.runtimes.into_keys().collect(),
+            default: config.default_runtime,
+            serves_pods: true,
+            spares_containers: true,
+            ..Self::default()
+        }
+    }
+}
+
+/// What the answer to [`super::status`] says.
+fn of_status(output: &Output) -> Said {
+    match super::parse(&output.stdout) {
+        Ok(config) if output.ok() => Said::Known(config.into()),
+        _ => Said::Silent(last_words(output)),
+    }
+}
+
+/// The files, in the order in which it reads them.
+fn read(files: &dyn ReadFiles) -> Result<Vec<ConfigFile>, FilesError> {
+    let folder = Utf8Path::new(super::DROP_INS);
+    let mut names = files.list(folder)?;
+    names.sort_unstable();
+    let paths = std::iter::once(Utf8PathBuf::from(super::CONFIG))
+        .chain(names.iter().map(|name| folder.join(name)));
+    let mut found = Vec::new();
+    for path in paths {
+        if let Some(text) = files.read_text(&path)? {
+            let text = Some(text);
+            found.push(ConfigFile { path, text });
+        }
+    }
+    Ok(found)
+}
+
+/// The files of [`super::UNREAD`].
+fn unread(files: &dyn ReadFiles) -> Result<Vec<ConfigFile>, FilesError> {
+    let folder = Utf8Path::new(super::UNREAD);
+    let mut found = Vec::new();
+    for name in files.list(folder)? {
+        let path = folder.join(name);
+        let is_file = files
+            .stat(&path)?
+            .is_some_and(|stat| stat.kind == FileKind::File);
+        if let Some(text) = files.read(&path)?.filter(|_| is_file) {
+            let text = Some(String::from_utf8_lossy(&text).into_owned());
+            found.push(ConfigFile { path, text });
+        }
+    }
+    Ok(found)
+}
+
+/// The hook of NVIDIA's GPU Operator, where CRI-O does not run it, has no runtime of the toolkit, and no CDI specification is
+/// there.
+fn unread_hook(
+    files: &dyn ReadFiles,
+    read: &[ConfigFile],
+) -> Result<Option<CrioFault>, FilesError> {
+    let mut programs = super::programs(read).into_values();
+    if super::reads_hooks(read)
+        || programs.any(|program| toolkit::is_named_in(&program))
+        || cdi::is_there(files)?
+    {
+        return Ok(None);
+    }
+    let names = files.list(Utf8Path::new(super::HOOKS))?;
+    let Some(name) = (names.iter()).find(|name| name.contains("nvidia") && name.ends_with(".json"))
+    else {
+        return Ok(None);
+    };
+    Ok(Some(CrioFault {
+        why: format!(
+            "CRI-O does not run the hook `{folder}/{name}`, by which containers get GPUs: `hooks_dir` does not name that folder",
+            folder = super::HOOKS
+        ),
+        remedy: format!(
+            "write `hooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"{folder}\"]` below `[crio.runtime]` into a file of \
+             `{drop_ins}`, then run `systemctl restart crio`; or set `cdi.enabled=true` in the operator's ClusterPolicy",
+            folder = super::HOOKS,
+            drop_ins = super::DROP_INS
+        ),
+    }))
+}
+
+#[async_trait]
+impl Runtime for Crio {
+    fn facts(&self) -> &'static RuntimeFacts {
+        &FACTS
+    }
+
+    async fn view(&self, place: Place<'_>) -> Result<RuntimeView, ReadError> {
+        let found = read(place.host.files())?;
+        let mut said = Said::from(self.said(place.host).await);
+        // Its program prints what its files say, with what is built in.
+        let output = match &said {
+            Said::Unknown(_) => Ok(None),
+            _ => ask(place.host, &super::config()).await,
+        };
+        let (printed, broken) = match output {
+            Err(error) => {
+                said = Said::from(Err(error));
+                (None, None)
+            }
+            Ok(None) => (None, None),
+            Ok(Some(output)) if output.ok() => match super::parse(&output.stdout) {
+                Ok(_) => (Some(output.stdout), None),
+                Err(why) => (None, Some(Broken::for_all(super::CONFIG, why))),
+            },
+            Ok(Some(output)) => (
+                None,
+                Some(Broken::for_all(super::CONFIG, last_words(&output))),
+            ),
+        };
+        Ok(RuntimeView {
+            files: found,
+            broken,
+            elsewhere: None,
+            by_files: None,
+            printed,
+            said,
+            version: place.version,
+        })
+    }
+
+    async fn report(
+        &self,
+        place: Place<'_>,
+        view: &RuntimeView,
+        _: Surroundings<'_>,
+    ) -> Result<Option<Report>, ReadError> {
+        let (files, found) = (place.host.files(), &view.files);
+        let unread = unread(files)?;
+        let hook = match place.installed {
+            true => unread_hook(files, found)?,
+            false => None,
+        };
+        if found.is_empty() && unread.is_empty() && hook.is_none() {
+            return Ok(Some(Report::Nothing("CRI-O has none".to_owned())));
+        }
+        // What cannot be looked for is not said to be missing.
+        let in_path = |name: &str| !is_missing(files, name).unwrap_or(false);
+        let mut faults = super::faults(found, in_path);
+        faults.extend(super::astray(found, &unread));
+        // Files that wait for CRI-O, as NVIDIA's toolkit writes them, break nothing yet.
+        let harm = match place.installed {
+            true => Harm::Containers,
+            false => Harm::Perhaps,
+        };
+        let of_fault = |fault: CrioFault| Fault {
+            why: fault.why,
+            remedy: fault.remedy,
+            harm,
+        };
+        let mut all: Vec<Fault> = faults.into_iter().map(of_fault).collect();
+        if all.is_empty() {
+            for (name, program) in super::programs(found) {
+                let named = Named {
+                    of: FACTS.title,
+                    unit: "crio",
+                    runtime: &name,
+                    program: &program,
+                    path: None,
+                    default: None,
+                };
+                if named.counts() {
+                    let fault = named.fault(files)?;
+                    all.extend(fault.map(|fault| Fault { harm, ..fault }));
+                }
+            }
+        }
+        if all.is_empty() {
+            all.extend(hook.map(of_fault));
+        }
+        let whole = "they can be read, and their runtimes are whole";
+        Ok(Some(Report::of(all, whole)))
+    }
+}
+
+#[async_trait]
+impl Configured for Crio {
+    fn lacking(
+        &self,
+        files: &dyn ReadFiles,
+        view: &RuntimeView,
+        goal: &Goal<'_>,
+    ) -> Result<Vec<FileSettings>, LackError> {
+        let broken = |why: String| LackError::Broken(Broken::for_all(super::CONFIG, why));
+        let now = match &view.printed {
+            None => CrioConfig::default(),
+            Some(text) => super::parse(text).map_err(broken)?,
+        };
+        let kept = match now.programs().get(NVIDIA) {
+            Some(program) => files.exists(Utf8Path::new(program))?,
+            None => false,
+        };
+        let runtime = CrioRuntime {
+            name: NVIDIA,
+            program: toolkit::RUNTIME,
+            kept,
+            default: goal.default,
+        };
+        super::settings(&view.files, &now, &runtime).map_err(broken)
+    }
+
+    async fn validate(
+        &self,
+        host: Reader<'_>,
+        _: &str,
+        _: &[&Utf8Path],
+    ) -> Result<Validated, ReadError> {
+        let Some(said) = ask(host, &super::config()).await? else {
+            return Ok(Validated::Refused("crio is not installed".to_owned()));
+        };
+        if !said.ok() {
+            return Ok(Validated::Refused(last_lines(&said)));
+        }
+        Ok(match super::parse(&said.stdout) {
+            Ok(config) => Validated::Reads(config.into()),
+            Err(why) => Validated::Refused(why),
+        })
+    }
+
+    async fn said(&self, host: Reader<'_>) -> Result<Said, ExecError> {
+        said(host, &super::status(), of_status).await
+    }
+
+    async fn answers(&self, host: Reader<'_>, _: bool) -> Result<Answer, ExecError> {
+        Ok(match ask(host, &super::status()).await? {
+            None => Answer::default(),
+            Some(said) => Answer {
+                flaw: (!said.ok()).then(|| last_lines(&said)),
+                notes: Vec::new(),
+            },
+        })
+    }
+
+    async fn running(&self, host: Reader<'_>) -> Result<Vec<String>, ExecError> {
+        let query = crictl::running(super::SOCKET);
+        let output = host.query(&query).await?.success(query.cmd())?;
+        Ok(output.stdout.lines().map(str::to_owned).collect())
+    }
+}

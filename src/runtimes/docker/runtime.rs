@@ -1,0 +1,538 @@
+//! Docker among the runtimes.
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{Info, UnitFlag};
+use crate::{
+    host::{Cmd, ExecError, FilesError, Host, Output, Query, ReadFiles, Reader},
+    model::document::{Document, FileSettings, Format},
+    runtimes::{
+        Answer, Broken, Config, ConfigFile, Configured, Containers, Fault, Goal, Harm, LackError,
+        OneContainer, OtherForm, PREPARE_DEADLINE, PickUp, Place, ReadError, ReloadWords, Report,
+        Runtime, RuntimeFacts, RuntimeView, Said, Surroundings, VARIABLES, Validated, cdi, mounts,
+        program::Named,
+        quiet,
+        view::{ask, last_lines, last_words, said},
+        words,
+    },
+    tools::{systemctl, toolkit},
+};
+
+/// Docker Engine.
+#[derive(Debug)]
+pub struct Docker;
+
+/// Its configuration file.
+pub const DAEMON_JSON: &str = "/etc/docker/daemon.json";
+
+static FACTS: RuntimeFacts = RuntimeFacts {
+    title: "Docker",
+    // Debian 12 archive; Docker and Azure repositories; Amazon Linux 2023.
+    packages: &["docker-ce", "docker.io", "moby-engine", "docker"],
+    binaries: &[
+        "/usr/bin/dockerd",
+        "/usr/sbin/dockerd",
+        "/usr/local/bin/dockerd",
+    ],
+    unit: Some(super::UNIT),
+    folder: "/etc/docker",
+    versioned: None,
+    data: Some("/var/lib/docker"),
+    scheme: "docker",
+    cri: None,
+    // Kubernetes' documentation, "Container Runtimes", Docker Engine: the socket of cri-dockerd.
+    sockets: &["/run/cri-dockerd.sock"],
+    bridge: Some(super::BRIDGE),
+    repositories: Some("download.docker.com/linux/"),
+    has_sources: true,
+    first: None,
+    reads_groups: None,
+};
+
+/// What an answer to [`super::info`] says.
+fn of_info(output: &Output) -> Said {
+    match super::parse_info(&output.stdout) {
+        Ok(info) if output.ok() && info.server_errors.is_empty() => Said::Known(config_of(info)),
+        Ok(info) => {
+            let said = info.server_errors.first().cloned();
+            Said::Silent(said.unwrap_or_else(|| last_words(output)))
+        }
+        Err(_) if !output.stderr.trim().is_empty() => Said::Silent(last_words(output)),
+        Err(_) if output.stdout.trim().is_empty() => {
+            Said::Silent("`docker info` prints nothing".to_owned())
+        }
+        Err(why) => Said::Silent(format!("the answer of `docker info` is unknown: {why}")),
+    }
+}
+
+fn config_of(info: Info) -> Config {
+    let uses_cdi = (info.cdi_folders.as_ref()).is_some_and(|folders| !folders.is_empty());
+    Config {
+        lenient: info.is_lenient(),
+        without_cdi: info.needs_cdi() && !uses_cdi,
+        uses_cdi,
+        spares_containers: info.live_restore_enabled,
+        programs: info.programs(),
+        runtimes: info.runtimes.into_keys().collect(),
+        default: info.default_runtime,
+        serves_pods: true,
+        ..Config::default()
+    }
+}
+
+/// What was read of the file that it reads, and of the command line of its unit.
+struct Read {
+    path: Utf8PathBuf,
+    text: Option<String>,
+    flags: Vec<UnitFlag>,
+}
+
+impl Read {
+    fn of(files: &dyn ReadFiles) -> Result<Self, FilesError> {
+        // A unit can name another file than the usual one.
+        let other = super::other_config(files, super::UNIT, DAEMON_JSON)?
+            .filter(|other| other.config.starts_with('/'));
+        let path = Utf8Path::new(other.as_ref().map_or(DAEMON_JSON, |other| &other.config));
+        Ok(Self {
+            text: files.read_text(path)?,
+            path: path.to_owned(),
+            flags: super::unit_flags(files, super::UNIT)?,
+        })
+    }
+
+    /// The first thing with which it does not start, and what mends it; `lenient` where it forgives flaws.
+    fn flaw(&self, lenient: bool) -> Option<(String, Option<String>, bool)> {
+        let text = self.text.as_deref()?;
+        if let Err(flaw) = super::check_config(text) {
+            return match flaw.forgiven {
+                false => Some((flaw.why, None, true)),
+                true if lenient => None,
+                true => Some((
+                    format!("{}, which Docker before 23 does not read", flaw.why),
+                    None,
+                    false,
+                )),
+            };
+        }
+        if let Some(UnitFlag {
+            key, path: unit, ..
+        }) = super::conflict(text, &self.flags)
+        {
+            let path = &self.path;
+            return Some((
+                format!("`{key}` is in it, and is a flag of the command line in `{unit}`, too"),
+                Some(format!(
+                    "take `{key}` out of `{path}`, or the flag out of `{unit}` (`systemctl edit docker`: an empty \
+                     `ExecStart=`, then the command without it); then run `systemctl daemon-reload` and `systemctl \
+                     restart docker`"
+                )),
+                true,
+            ));
+        }
+        let (key, meant) = super::mistyped(text)?;
+        Some((
+            format!("`{key}` is no key of Docker; it means `{meant}`"),
+            None,
+            true,
+        ))
+    }
+
+    /// The fault of a file with which it does not start. A file that waits for Docker breaks nothing yet.
+    fn broken(
+        &self,
+        installed: bool,
+        (why, remedy, for_sure): (String, Option<String>, bool),
+    ) -> Fault {
+        let path = &self.path;
+        match installed {
+            true => Fault {
+                why: format!("Docker does not start with `{path}`: {why}"),
+                remedy: remedy.unwrap_or_else(|| {
+                    format!("correct `{path}`, then run `systemctl restart docker`")
+                }),
+                harm: match for_sure {
+                    true => Harm::All,
+                    false => Harm::Perhaps,
+                },
+            },
+            false => Fault {
+                why: format!(
+                    "Docker, which is not installed, would not start with `{path}`: {why}"
+                ),
+                remedy: format!("correct `{path}`, or remove it"),
+                harm: Harm::Perhaps,
+            },
+        }
+    }
+}
+
+/// What is told of a Docker without NVIDIA's runtime on a system where containers reach the GPU by that or by CDI alone:
+/// NVIDIA-AI-IOT/live-vlm-webui issue 28, dusty-nv/jetson-containers issue 1460.
+fn lacks_runtime(
+    files: &dyn ReadFiles,
+    surroundings: Surroundings<'_>,
+) -> Result<Option<Fault>, FilesError> {
+    let Some(owner) = surroundings.needs_runtime else {
+        return Ok(None);
+    };
+    if cdi::is_there(files)? {
+        return Ok(None);
+    }
+    Ok(Some(Fault {
+        why: format!(
+            "Docker has no runtime `nvidia`, by which containers reach the GPU on a system of {owner} (`unknown or invalid \
+             runtime name: nvidia`)"
+        ),
+        remedy: "install `nvidia-container-toolkit`, then run `nvidia-ctk runtime configure --runtime=docker`, and run \
+                 `systemctl reload docker`"
+            .to_owned(),
+        harm: Harm::Perhaps,
+    }))
+}
+
+/// What Docker's own program says against its file alone; `None` where it says nothing, or cannot be asked. What the
+/// flags of its unit contradict is not seen.
+async fn validated(host: Reader<'_>, path: &Utf8Path) -> Option<String> {
+    let version = host.query(&super::daemon_version()).await.ok()?;
+    if !version.ok() || !super::can_validate(&version.stdout) {
+        return None;
+    }
+    let output = host.query(&super::validate(&[], path)).await.ok()?;
+    if output.ok() {
+        return None;
+    }
+    // Flags that the unit adds are not known here: what only they explain is no fault of the file.
+    let said = format!("{}{}", output.stderr, output.stdout);
+    said.lines().next_back().map(|line| line.trim().to_owned())
+}
+
+#[async_trait]
+impl Runtime for Docker {
+    fn facts(&self) -> &'static RuntimeFacts {
+        &FACTS
+    }
+
+    async fn view(&self, place: Place<'_>) -> Result<RuntimeView, ReadError> {
+        let files = place.host.files();
+        let path = Utf8PathBuf::from(DAEMON_JSON);
+        let text = files.read_text(&path)?;
+        let flaw = (text.as_deref()).and_then(|text| super::check_config(text).err());
+        Ok(RuntimeView {
+            broken: flaw.map(|flaw| Broken {
+                path: path.clone(),
+                why: flaw.why,
+                forgiven: flaw.forgiven,
+            }),
+            elsewhere: super::other_config(files, super::UNIT, DAEMON_JSON)?,
+            files: vec![ConfigFile { path, text }],
+            by_files: None,
+            printed: None,
+            said: self.said(place.host).await.into(),
+            version: place.version,
+        })
+    }
+
+    async fn report(
+        &self,
+        place: Place<'_>,
+        view: &RuntimeView,
+        surroundings: Surroundings<'_>,
+    ) -> Result<Option<Report>, ReadError> {
+        let (files, installed) = (place.host.files(), place.installed);
+        if let Some(form) = self.in_another_form(files)? {
+            let beside = match files.exists(Utf8Path::new(DAEMON_JSON))? {
+                true => format!(", and not `{DAEMON_JSON}`, which is there"),
+                false => String::new(),
+            };
+            return Ok(Some(Report::Faulty(vec![Fault {
+                why: format!(
+                    "Docker is a snap (`{}`): it reads `{}`{beside}",
+                    form.folder,
+                    super::SNAP_CONFIG
+                ),
+                remedy: form.remedy.to_owned(),
+                harm: Harm::Perhaps,
+            }])));
+        }
+        let one = |fault| Ok(Some(Report::Faulty(vec![fault])));
+        let read = Read::of(files)?;
+        let exists = read.text.is_some();
+        if !exists && read.flags.iter().all(|flag| flag.key != "runtimes") {
+            // A tree may lack the file.
+            if installed
+                && surroundings.is_this_machine
+                && let Some(fault) = lacks_runtime(files, surroundings)?
+            {
+                return one(fault);
+            }
+            return Ok(Some(Report::Nothing(match installed {
+                true => "it has none".to_owned(),
+                false => "Docker is not installed".to_owned(),
+            })));
+        }
+        let lenient = view.config().is_some_and(|config| config.lenient);
+        if let Some(flaw) = read.flaw(lenient) {
+            return one(read.broken(installed, flaw));
+        }
+        let text = read.text.as_deref().unwrap_or_default();
+        if lenient && super::check_config(text).is_err() && exists {
+            return Ok(Some(Report::Whole("it can be read")));
+        }
+        if exists && let Some(why) = validated(place.host, &read.path).await {
+            return one(read.broken(installed, (why, None, true)));
+        }
+        let runtimes = super::runtimes(text, &read.flags);
+        let default = super::default_runtime(text, &read.flags);
+        let lost = |name: &String| !super::is_built_in(name) && !runtimes.contains_key(name);
+        if let Some(name) = default.as_ref().filter(|name| lost(name)) {
+            let why = format!("its `default-runtime` is `{name}`, which it does not configure");
+            return one(read.broken(installed, (why, None, true)));
+        }
+        for (name, program) in &runtimes {
+            let Some(program) = program else { continue };
+            let named = Named {
+                of: FACTS.title,
+                unit: "docker",
+                runtime: name,
+                program,
+                path: None,
+                default: (default.as_ref() == Some(name))
+                    .then_some("and is the default one: no container starts"),
+            };
+            if let Some(fault) = named.fault(files)? {
+                return one(match installed {
+                    true => fault,
+                    false => Fault {
+                        harm: Harm::Perhaps,
+                        ..fault
+                    },
+                });
+            }
+        }
+        let is_nvidia = |program: &String| toolkit::is_named_in(program);
+        if installed
+            && !runtimes.contains_key("nvidia")
+            && !runtimes.values().flatten().any(is_nvidia)
+            && let Some(fault) = lacks_runtime(files, surroundings)?
+        {
+            return one(fault);
+        }
+        Ok(Some(Report::Whole(match exists {
+            true => "it can be read, and its runtimes are there",
+            false => "it has none, and the runtimes of its command line are there",
+        })))
+    }
+
+    fn in_another_form(&self, files: &dyn ReadFiles) -> Result<Option<OtherForm>, FilesError> {
+        Ok(super::snap(files)?.map(|folder| OtherForm {
+            why: format!(
+                "Docker is there as a snap (`{folder}`), which does not read `{DAEMON_JSON}`; a second one beside it would \
+                 have other containers"
+            ),
+            folder,
+            remedy: super::SNAP_REMEDY,
+        }))
+    }
+
+    fn containers(&self) -> Option<&dyn Containers> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Configured for Docker {
+    fn lacking(
+        &self,
+        files: &dyn ReadFiles,
+        view: &RuntimeView,
+        goal: &Goal<'_>,
+    ) -> Result<Vec<FileSettings>, LackError> {
+        let path = Utf8PathBuf::from(DAEMON_JSON);
+        let text = view.files.first().map_or("", ConfigFile::text);
+        // What keeps it from being read is in `broken`.
+        let Ok(file) = Document::parse(Format::Json, text) else {
+            return Ok(Vec::new());
+        };
+        // What Docker knows already may be said by its command line, and said twice it would not start.
+        let (knows, by_default) = match &view.said {
+            Said::Known(config) => (
+                config.runtimes.contains(goal.name),
+                config.default.as_deref() == Some(goal.name),
+            ),
+            _ => (false, false),
+        };
+        let entry = ["runtimes", goal.name, "path"].map(str::to_owned);
+        let is_program = match file.get(&entry).as_ref().and_then(|path| path.as_str()) {
+            Some(toolkit::RUNTIME_NAME) => true,
+            Some(named) => files.exists(Utf8Path::new(named))?,
+            None => false,
+        };
+        let settings = super::settings(
+            &file,
+            &super::DockerRuntime {
+                name: goal.name,
+                // As `nvidia-ctk` names it to Docker; the others get its path.
+                program: toolkit::RUNTIME_NAME,
+                kept: knows || is_program,
+                default: goal.default && !by_default,
+                cdi: self.needs_cdi(view, goal),
+            },
+        );
+        Ok(match settings.is_empty() {
+            true => Vec::new(),
+            false => vec![FileSettings { path, settings }],
+        })
+    }
+
+    fn needs_cdi(&self, view: &RuntimeView, goal: &Goal<'_>) -> bool {
+        let text = view.files.first().map_or("", ConfigFile::text);
+        let Ok(file) = Document::parse(Format::Json, text) else {
+            return false;
+        };
+        // Who has switched it off has decided.
+        let decided = file.get(&["features".to_owned(), "cdi".to_owned()]);
+        goal.cdi
+            && decided != Some(false.into())
+            && matches!(&view.said, Said::Known(config) if config.without_cdi)
+    }
+
+    async fn validate(
+        &self,
+        host: Reader<'_>,
+        unit: &str,
+        paths: &[&Utf8Path],
+    ) -> Result<Validated, ReadError> {
+        if paths.is_empty() {
+            return Ok(Validated::Untold);
+        }
+        let version = ask(host, &super::daemon_version()).await?;
+        let can = (version.as_ref()).is_some_and(|output| super::can_validate(&output.stdout));
+        if !can {
+            return Ok(Validated::Untold);
+        }
+        // A key that the unit's command line has, too, keeps the daemon from starting.
+        let said = ask(host, &systemctl::command(unit)).await?;
+        let command = match (said.as_ref()).and_then(|said| systemctl::parse_command(&said.stdout))
+        {
+            Some(command) => Some(command.to_owned()),
+            // Where systemd does not run, as in the chroot of an image builder, the unit files count.
+            None => {
+                let commands = systemctl::settings(host.files(), unit, "ExecStart")?;
+                <[String; 1]>::try_from(commands).ok().map(|[one]| one)
+            }
+        };
+        let flags = command.as_deref().map(super::flags).unwrap_or_default();
+        for path in paths {
+            if !host.files().exists(path)? {
+                continue;
+            }
+            let output = ask(host, &super::validate(&flags, path)).await?;
+            if let Some(output) = output.filter(|output| !output.ok()) {
+                return Ok(Validated::Refused(last_lines(&output)));
+            }
+        }
+        Ok(Validated::Accepted)
+    }
+
+    fn pick_up(&self) -> PickUp {
+        // After SIGHUP it takes up `runtimes` and `default-runtime` if they are in its file (moby/moby,
+        // `daemon/reload_unix.go`), but does not forget what is not there any more, and takes up CDI only when it starts. A
+        // restart stops containers, unless `live-restore` is on (<https://docs.docker.com/engine/daemon/live-restore/>).
+        PickUp::Reload(ReloadWords {
+            spare: "set `\"live-restore\": true` in `/etc/docker/daemon.json`",
+            asks: "docker info",
+            silent: "docker-silent",
+        })
+    }
+
+    async fn said(&self, host: Reader<'_>) -> Result<Said, ExecError> {
+        said(host, &super::info(), of_info).await
+    }
+
+    async fn answers(&self, host: Reader<'_>, _: bool) -> Result<Answer, ExecError> {
+        let flaw = match ask(host, &super::info()).await? {
+            None => None,
+            Some(said) => match super::parse_info(&said.stdout) {
+                Ok(mut info) => info.server_errors.pop(),
+                Err(why) => Some(why),
+            },
+        };
+        Ok(Answer {
+            flaw,
+            notes: Vec::new(),
+        })
+    }
+
+    async fn running(&self, host: Reader<'_>) -> Result<Vec<String>, ExecError> {
+        let query = super::running();
+        let output = host.query(&query).await?.success(query.cmd())?;
+        Ok(output.stdout.lines().map(str::to_owned).collect())
+    }
+}
+
+#[async_trait]
+impl Containers for Docker {
+    fn image_name(&self, image: &str) -> String {
+        image.to_owned()
+    }
+
+    fn find_image(&self, image: &str) -> Query {
+        super::inspect_image(image)
+    }
+
+    fn has_image(&self, _: &str, output: &Output) -> Option<bool> {
+        // A daemon that does not answer has not said that the image is missing.
+        match output.ok() {
+            true => Some(true),
+            false => (output.stderr.to_lowercase().contains("no such image")).then_some(false),
+        }
+    }
+
+    fn pull(&self, _: &dyn ReadFiles, image: &str) -> Result<Cmd, FilesError> {
+        Ok(super::pull(image))
+    }
+
+    fn client_pulls(&self) -> bool {
+        false
+    }
+
+    fn remove_image(&self, image: &str) -> Cmd {
+        super::remove_image(image)
+    }
+
+    fn import(&self, archive: &Utf8Path, image: &str) -> Option<Cmd> {
+        Some(super::import(archive, image).deadline(PREPARE_DEADLINE))
+    }
+
+    fn start(&self, container: &OneContainer<'_>) -> Cmd {
+        // The nvidia runtime reads the variables.
+        let mut args = words(&format!(
+            "run --rm --network=none --runtime=nvidia --name={} {}",
+            container.name, VARIABLES
+        ));
+        args.extend(mounts(container, "readonly"));
+        args.push("--pull=never".to_owned());
+        let mut command = container.command.iter().map(ToString::to_string);
+        args.extend(command.next().map(|first| format!("--entrypoint={first}")));
+        let image = container.image.unwrap_or(container.own_image);
+        args.extend(["--", image].map(str::to_owned));
+        args.extend(command);
+        Cmd::new("docker", args)
+    }
+
+    async fn remove(
+        &self,
+        host: &Host,
+        name: &str,
+        _: Option<&str>,
+        line: &(dyn for<'t> Fn(&'t str) + Sync),
+    ) -> Result<(), ExecError> {
+        let remove = super::remove_container(name).deadline(PREPARE_DEADLINE);
+        quiet(host, &remove, line).await
+    }
+
+    fn may_miss(&self) -> bool {
+        true
+    }
+}

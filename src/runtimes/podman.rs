@@ -1,0 +1,240 @@
+//! Podman: it has no daemon, and reads CDI specifications itself.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use camino::Utf8Path;
+
+use super::{
+    Containers, Fault, Harm, OneContainer, Place, ReadError, Report, Runtime, RuntimeFacts,
+    RuntimeView, Said, Surroundings, Version, cdi, containerd::ctr, mounts, quiet, words,
+};
+use crate::host::{Cmd, ExecError, FilesError, Host, Output, Query, ReadFiles, exec::Status};
+
+/// Podman.
+#[derive(Debug)]
+pub struct Podman;
+
+static FACTS: RuntimeFacts = RuntimeFacts {
+    title: "Podman",
+    // Debian 12 and 13 archives.
+    packages: &["podman"],
+    binaries: &["/usr/bin/podman", "/usr/local/bin/podman"],
+    unit: None,
+    folder: "/etc/containers",
+    versioned: None,
+    data: None,
+    scheme: "podman",
+    cri: None,
+    sockets: &[],
+    bridge: None,
+    repositories: None,
+    has_sources: false,
+    first: Some(READS_CDI),
+    reads_groups: Some(READS_GROUPS),
+};
+
+/// What Podman says of specifications that are too new for it. It has no other way to a GPU than CDI. NVIDIA/nvidia-container-toolkit
+/// issues 1860, 1865 and 1940; the flag is in `pkg/nvcdi/api.go`, and its variable in `cmd/nvidia-ctk/cdi/generate/generate.go`.
+fn reads_none(
+    files: &dyn ReadFiles,
+    version: Version,
+    is_alone: bool,
+) -> Result<Option<Fault>, FilesError> {
+    if !(READS_CDI..READS_GROUPS).contains(&version) {
+        return Ok(None);
+    }
+    let mut unread = Vec::new();
+    for folder in cdi::FOLDERS {
+        for name in files.list(Utf8Path::new(folder))? {
+            let path = Utf8Path::new(folder).join(name);
+            if !cdi::is_read(&path) {
+                continue;
+            }
+            let spec = files.read_text(&path)?.map(|text| cdi::parse(&text));
+            match spec {
+                Some(Ok(spec)) if spec.kind == cdi::KIND && spec.has_groups() => {
+                    unread.push(format!("`{path}` (version {})", spec.cdi_version));
+                }
+                // One that it reads is enough.
+                Some(Ok(spec)) if spec.kind == cdi::KIND => return Ok(None),
+                _ => {}
+            }
+        }
+    }
+    if unread.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Fault {
+        remedy: format!(
+            "install Podman {} or newer; or have the groups left out: write \
+             `NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS=no-additional-gids-for-device-nodes` into \
+             `/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env`, then run `systemctl restart nvidia-cdi-refresh`",
+            READS_GROUPS
+        ),
+        // Beside a daemon, Podman may not be what containers with a GPU are started with.
+        harm: match is_alone {
+            true => Harm::Containers,
+            false => Harm::Perhaps,
+        },
+        why: format!(
+            "Podman {version} cannot read {}, so none of its containers with a GPU starts (`unresolvable CDI devices`): \
+                 the container toolkit has named groups of device nodes there, which Podman knows from {} on",
+            unread.join(" and "),
+            READS_GROUPS
+        ),
+    }))
+}
+
+#[async_trait]
+impl Runtime for Podman {
+    fn facts(&self) -> &'static RuntimeFacts {
+        &FACTS
+    }
+
+    /// No file of its own tells it of GPUs.
+    async fn view(&self, place: Place<'_>) -> Result<RuntimeView, ReadError> {
+        Ok(RuntimeView {
+            files: Vec::new(),
+            broken: None,
+            elsewhere: None,
+            by_files: None,
+            printed: None,
+            said: Said::Absent,
+            version: place.version,
+        })
+    }
+
+    async fn report(
+        &self,
+        place: Place<'_>,
+        _: &RuntimeView,
+        surroundings: Surroundings<'_>,
+    ) -> Result<Option<Report>, ReadError> {
+        let fault = match place.version {
+            Some(version) => reads_none(place.host.files(), version, surroundings.is_alone)?,
+            None => None,
+        };
+        Ok(Some(Report::of(
+            Vec::from_iter(fault),
+            "it reads the specifications that are there",
+        )))
+    }
+
+    fn containers(&self) -> Option<&dyn Containers> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Containers for Podman {
+    /// It asks which registry a name without one means.
+    fn image_name(&self, image: &str) -> String {
+        ctr::full_name(image)
+    }
+
+    fn find_image(&self, image: &str) -> Query {
+        has_image(image)
+    }
+
+    fn has_image(&self, _: &str, output: &Output) -> Option<bool> {
+        match output.status {
+            Status::Exited(0) => Some(true),
+            Status::Exited(NO_IMAGE) => Some(false),
+            _ => None,
+        }
+    }
+
+    fn pull(&self, _: &dyn ReadFiles, image: &str) -> Result<Cmd, FilesError> {
+        Ok(pull(image))
+    }
+
+    fn remove_image(&self, image: &str) -> Cmd {
+        remove_image(image)
+    }
+
+    fn keeps_used_images(&self) -> bool {
+        true
+    }
+
+    fn start(&self, container: &OneContainer<'_>) -> Cmd {
+        // By the CDI specification alone; and SELinux would keep the container from the driver's nodes.
+        let mut args = words(&format!(
+            "run --rm --network=none --device=nvidia.com/gpu=all --name={} --security-opt=label=disable",
+            container.name
+        ));
+        let mut command = container.command.iter().map(ToString::to_string);
+        let place = match container.image {
+            None => {
+                args.push("--rootfs".to_owned());
+                container.root.as_str()
+            }
+            Some(image) => {
+                args.extend(mounts(container, "readonly"));
+                args.push("--pull=never".to_owned());
+                args.extend(command.next().map(|first| format!("--entrypoint={first}")));
+                image
+            }
+        };
+        args.extend(["--", place].map(str::to_owned));
+        args.extend(command);
+        Cmd::new("podman", args)
+    }
+
+    async fn remove(
+        &self,
+        host: &Host,
+        name: &str,
+        _: Option<&str>,
+        line: &(dyn for<'t> Fn(&'t str) + Sync),
+    ) -> Result<(), ExecError> {
+        quiet(host, &remove_container(name), line).await
+    }
+}
+
+/// The first version that takes the name of a CDI device. Source: NVIDIA's container toolkit
+/// documentation, "Support for Container Device Interface", prerequisites.
+pub const READS_CDI: Version = Version(4, 1);
+
+/// The first version that reads specifications of CDI 0.7.0, see [`super::cdi::Spec::has_groups`]. Source: Podman's
+/// `go.mod`: 5.0 has version 0.6.2 of the library of CDI, 5.1 has 0.7.2.
+pub const READS_GROUPS: Version = Version(5, 1);
+
+/// Asks for an image: the status is 0 where it is there, 1 where it is not (podman-image-exists(1)).
+#[must_use]
+pub fn has_image(image: &str) -> Query {
+    Query::new("podman", ["image", "exists", "--", image])
+}
+
+/// The status with which [`has_image`] says no.
+pub const NO_IMAGE: i32 = 1;
+
+/// Pulls an image.
+#[must_use]
+pub fn pull(image: &str) -> Cmd {
+    Cmd::new("podman", ["pull", "--", image])
+}
+
+/// Removes an image. It fails where a container uses it: with `--force`, Podman would remove these
+/// containers, podman-rmi(1).
+#[must_use]
+pub fn remove_image(image: &str) -> Cmd {
+    Cmd::new("podman", ["image", "rm", "--", image]).deadline(Duration::from_secs(120))
+}
+
+/// Ends and removes a container; it is no error if there is none.
+#[must_use]
+pub fn remove_container(name: &str) -> Cmd {
+    Cmd::new("podman", ["rm", "--force", "--ignore", "--", name]).deadline(Duration::from_secs(60))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_that_somebody_uses_is_never_removed_with_its_containers() {
+        assert_eq!(remove_image("a").line(), "podman image rm -- a");
+    }
+}

@@ -1,0 +1,832 @@
+//! Compares this program with real daemons. For each arrangement of configuration files: what does the daemon read,
+//! what does this program read, and what does the daemon read after this program has set its keys?
+//!
+//! The answers in `tests/daemons` were given by real programs: `containerd config dump` and `dockerd --validate` of
+//! each version there. `tests/daemons/record.sh` asks them again; run it when an arrangement is new, or when this
+//! program sets other keys.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    host::{ExecError, fake},
+    model::document::{Document, FileSettings, Format, Setting},
+    runtimes::{
+        BUILT_IN, Config, RuntimeKind, Version,
+        containerd::{
+            CONFIG as CONTAINERD_CONFIG,
+            layout::{ContainerdRuntime, fixtures::NVIDIA, settings},
+            parse_config,
+        },
+        docker,
+    },
+    steps::fixtures::{facts, state, state_below_root},
+};
+
+/// The answer of a real program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum ProgramAnswer<T> {
+    /// It reads the files.
+    Reads(T),
+    /// It does not: its words, in one line.
+    Refuses(String),
+}
+
+/// What a daemon says about an arrangement, before and after the keys are set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct DaemonAnswer<T> {
+    arrangement: String,
+    set: Vec<FileSettings>,
+    before: ProgramAnswer<T>,
+    after: ProgramAnswer<T>,
+    /// The other keys whose effective value is different afterwards.
+    changed: Vec<String>,
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/daemons")
+}
+
+/// The answers that are kept, by version of the daemon.
+fn answers<T: DeserializeOwned>(daemon: &str) -> BTreeMap<String, Vec<DaemonAnswer<T>>> {
+    let files = fs::read_dir(folder()).expect("a folder");
+    let names = files.map(|file| file.expect("a file").file_name().into_string());
+    let mut found = BTreeMap::new();
+    for name in names.map(|name| name.expect("a name")) {
+        let version = (name.strip_prefix(daemon))
+            .and_then(|rest| rest.strip_prefix('-')?.strip_suffix(".jsonl"));
+        if let Some(version) = version {
+            let text = fs::read_to_string(folder().join(&name)).expect("a file");
+            let lines = text.lines().map(|line| {
+                serde_json::from_str(line).unwrap_or_else(|error| panic!("{name}: {error}"))
+            });
+            found.insert(version.to_owned(), lines.collect());
+        }
+    }
+    found
+}
+
+/// Records the answers of real programs, if `DAEMONS` names a folder with `containerd-VERSION` and
+/// `dockerd-VERSION`.
+fn record<T: Serialize>(daemon: &str, ask: impl Fn(&Path, &str) -> Vec<DaemonAnswer<T>>) {
+    let Some(programs) = env::var_os("DAEMONS") else {
+        return;
+    };
+    for program in fs::read_dir(programs).expect("a folder") {
+        let program = program.expect("a file").path();
+        let name = program.file_name().and_then(|name| name.to_str());
+        let Some(version) = name.and_then(|name| name.strip_prefix(daemon)?.strip_prefix('-'))
+        else {
+            continue;
+        };
+        let lines: Vec<String> = (ask(&program, version).iter())
+            .map(|answer| serde_json::to_string(answer).expect("JSON") + "\n")
+            .collect();
+        let file = folder().join(format!("{daemon}-{version}.jsonl"));
+        fs::write(file, lines.concat()).expect("written");
+    }
+}
+
+/// Fails if the answers that are kept belong to other questions than the present ones.
+fn are_current<T>(
+    daemon: &str,
+    version: &str,
+    kept: &[DaemonAnswer<T>],
+    now: &[(String, Vec<FileSettings>)],
+) {
+    let kept: Vec<_> = (kept.iter())
+        .map(|answer| (answer.arrangement.clone(), answer.set.clone()))
+        .collect();
+    for (kept, now) in kept.iter().zip(now) {
+        assert_eq!(
+            kept, now,
+            "{daemon} {version} was not asked this: run tests/daemons/record.sh"
+        );
+    }
+    assert_eq!(
+        kept.len(),
+        now.len(),
+        "{daemon} {version}: run tests/daemons/record.sh"
+    );
+}
+
+/// Runs a program with its own folder as `PATH`, where dockerd looks for its proxy.
+fn run(program: &Path, args: &[String]) -> Result<String, String> {
+    let output = Command::new(program)
+        .args(args)
+        .env("PATH", program.parent().expect("a folder"))
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output()
+        .expect("the program runs");
+    if output.status.success() {
+        return Ok(String::from_utf8(output.stdout).expect("text"));
+    }
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let lines = said.lines().filter(|line| !line.starts_with("time="));
+    let words = lines.flat_map(str::split_whitespace);
+    Err(words.collect::<Vec<_>>().join(" "))
+}
+
+mod of_containerd {
+    use super::*;
+
+    const TWO: &str = "io.containerd.grpc.v1.cri";
+    const THREE: &str = "io.containerd.cri.v1.runtime";
+    const A: &str = "/etc/containerd/conf.d/50-a.toml";
+    const B: &str = "/etc/containerd/conf.d/60-b.toml";
+    const THEIRS: &str = "/usr/local/nvidia/toolkit/nvidia-container-runtime";
+
+    const DEFAULT: ContainerdRuntime<'_> = ContainerdRuntime {
+        default: true,
+        ..NVIDIA
+    };
+    const KUBELETS: ContainerdRuntime<'_> = ContainerdRuntime {
+        systemd_cgroup: Some(true),
+        for_kubelet: true,
+        ..NVIDIA
+    };
+    const ALONE: ContainerdRuntime<'_> = ContainerdRuntime {
+        name: BUILT_IN,
+        cdi: false,
+        ..KUBELETS
+    };
+
+    /// Its name, its files, and the runtime that the daemon must know.
+    type Arrangement = (
+        &'static str,
+        Vec<(&'static str, String)>,
+        ContainerdRuntime<'static>,
+    );
+
+    /// Returns the text of a main file that imports all of `conf.d`.
+    fn root(version: u8, more: &str) -> String {
+        format!("version = {version}\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n{more}")
+    }
+
+    /// Returns the text of a file with settings for runc.
+    fn runc(version: u8, plugin: &str) -> String {
+        format!(
+            "version = {version}\n[plugins.'{plugin}'.containerd.runtimes.runc]\n\
+             runtime_type = 'io.containerd.runc.v2'\n\
+             [plugins.'{plugin}'.containerd.runtimes.runc.options]\nSystemdCgroup = true # {version}\n"
+        )
+    }
+
+    /// Returns the text of a file that has the NVIDIA runtime, with this program.
+    fn nvidia(version: u8, plugin: &str, program: &str) -> String {
+        runc(version, plugin)
+            + &format!(
+                "[plugins.'{plugin}'.containerd.runtimes.nvidia]\nruntime_type = 'io.containerd.runc.v2'\n\
+                 [plugins.'{plugin}'.containerd.runtimes.nvidia.options]\nBinaryName = '{program}'\n"
+            )
+    }
+
+    fn mirrors(version: u8, plugin: &str) -> String {
+        format!("version = {version}\n[plugins.'{plugin}'.registry]\nconfig_path = '/certs'\n")
+    }
+
+    fn arrangements() -> Vec<Arrangement> {
+        let one = |text: &str| vec![(CONTAINERD_CONFIG, text.to_owned())];
+        let debian = "version = 2\n\n[plugins]\n  [plugins.\"io.containerd.grpc.v1.cri\"]\n    \
+            [plugins.\"io.containerd.grpc.v1.cri\".cni]\n      bin_dir = \"/usr/lib/cni\"\n      \
+            conf_dir = \"/etc/cni/net.d\"\n";
+        let docker =
+            "#   Copyright\n\ndisabled_plugins = [\"cri\"]\n\n#root = \"/var/lib/containerd\"\n";
+        let off = |plugin: &str| {
+            format!(
+                "disabled_plugins = ['{plugin}', 'io.containerd.internal.v1.opt'] # no kubelet\n"
+            )
+        };
+        let both = |root: String, a: String| vec![(CONTAINERD_CONFIG, root), (A, a)];
+        vec![
+            ("no file", vec![], NVIDIA),
+            ("no file, as the default", vec![], DEFAULT),
+            ("no file, for a kubelet", vec![], KUBELETS),
+            ("no file, for a kubelet without GPUs", vec![], ALONE),
+            ("the file of Docker's package", one(docker), NVIDIA),
+            (
+                "the file of Docker's package, for a kubelet",
+                one(docker),
+                KUBELETS,
+            ),
+            ("the file of Debian's package", one(debian), NVIDIA),
+            (
+                "the file of Debian's package, for a kubelet",
+                one(debian),
+                KUBELETS,
+            ),
+            // Azure/AgentBaker, pkg/agent/baker.go.
+            (
+                "the file of AKS: version 2 with the table of version 3",
+                one(&format!("oom_score = -999\n{}", runc(2, THREE))),
+                NVIDIA,
+            ),
+            ("version 2", one(&runc(2, TWO)), NVIDIA),
+            ("version 2, as the default", one(&runc(2, TWO)), DEFAULT),
+            ("version 2, for a kubelet", one(&runc(2, TWO)), KUBELETS),
+            ("version 3", one(&runc(3, THREE)), NVIDIA),
+            ("version 3, as the default", one(&runc(3, THREE)), DEFAULT),
+            ("version 3, for a kubelet", one(&runc(3, THREE)), KUBELETS),
+            ("version 4", one(&runc(4, THREE)), NVIDIA),
+            (
+                "version 4 imports version 3",
+                both(root(4, ""), runc(3, THREE)),
+                NVIDIA,
+            ),
+            (
+                "version 4 imports version 2 with the runtime",
+                both(root(4, ""), nvidia(2, TWO, THEIRS)),
+                NVIDIA,
+            ),
+            (
+                "version 3 imports version 2",
+                both(root(3, ""), runc(2, TWO)),
+                NVIDIA,
+            ),
+            (
+                "version 3 imports version 2 with mirrors",
+                both(
+                    runc(3, THREE).replacen('\n', "\nimports = ['conf.d/*.toml']\n", 1),
+                    mirrors(2, TWO),
+                ),
+                NVIDIA,
+            ),
+            (
+                "version 2 imports version 3",
+                both(root(2, ""), runc(3, THREE)),
+                NVIDIA,
+            ),
+            (
+                "version 2 imports mirrors",
+                both(root(2, ""), mirrors(2, TWO)),
+                NVIDIA,
+            ),
+            (
+                "the runtime is in a drop-in of version 2",
+                both(root(2, ""), nvidia(2, TWO, NVIDIA.program)),
+                NVIDIA,
+            ),
+            (
+                "the runtime is in a drop-in of version 3",
+                both(root(3, ""), nvidia(3, THREE, NVIDIA.program)),
+                NVIDIA,
+            ),
+            (
+                "two drop-ins, the later one without runtimes",
+                vec![
+                    (CONTAINERD_CONFIG, root(2, "")),
+                    (A, runc(2, TWO)),
+                    (B, mirrors(2, TWO)),
+                ],
+                NVIDIA,
+            ),
+            (
+                "two drop-ins with the runtime",
+                vec![
+                    (CONTAINERD_CONFIG, root(2, "")),
+                    (A, nvidia(2, TWO, NVIDIA.program)),
+                    (B, nvidia(2, TWO, THEIRS)),
+                ],
+                NVIDIA,
+            ),
+            (
+                "a drop-in imports a file beside it",
+                vec![
+                    (
+                        CONTAINERD_CONFIG,
+                        "version = 2\nimports = ['conf.d/*.toml']\n".to_owned(),
+                    ),
+                    (A, "version = 2\nimports = ['more/c.toml']\n".to_owned()),
+                    ("/etc/containerd/conf.d/more/c.toml", runc(2, TWO)),
+                ],
+                NVIDIA,
+            ),
+            (
+                "a drop-in imports the first file",
+                both(
+                    root(2, ""),
+                    "version = 2\nimports = ['/etc/containerd/config.toml']\n".to_owned(),
+                ),
+                NVIDIA,
+            ),
+            (
+                "the CRI plugin is disabled in a drop-in",
+                both(root(2, ""), format!("version = 2\n{}", off(TWO))),
+                NVIDIA,
+            ),
+            (
+                "the CRI plugin is disabled in both files",
+                both(
+                    root(3, &off(THREE)),
+                    format!("version = 3\ndisabled_plugins = ['{THREE}']\n"),
+                ),
+                NVIDIA,
+            ),
+        ]
+    }
+
+    /// What this program does with an arrangement: the keys that it sets, the files afterwards, and what it reads in the
+    /// files without the daemon, before and afterwards.
+    struct OurEdits {
+        set: Vec<FileSettings>,
+        files: BTreeMap<String, String>,
+        before: Config,
+        after: Config,
+    }
+
+    async fn ours(arrangement: &Arrangement, version: Version) -> OurEdits {
+        let (name, files, runtime) = arrangement;
+        let (host, fakes) = fake::host();
+        fakes.exec.on_result("containerd", |cmd, _| {
+            Err(ExecError::NotAsked {
+                command: cmd.line(),
+                why: "a tree".to_owned(),
+            })
+        });
+        fakes.files.put("/usr/bin/containerd", "");
+        // Where nothing is executed, its package tells the version.
+        let package = "Package: containerd\nStatus: install ok installed\nArchitecture: amd64\n";
+        fakes.files.put(
+            "/var/lib/dpkg/status",
+            format!("{package}Version: {version}.0-1\n"),
+        );
+        let mut texts = BTreeMap::new();
+        for (path, text) in files {
+            fakes.files.put(path, text.as_str());
+            texts.insert((*path).to_owned(), text.clone());
+        }
+        let wanted = async || {
+            let state = state(&host, facts());
+            let view = state
+                .runtime(RuntimeKind::Containerd)
+                .await
+                .expect("readable");
+            settings(&view.files, Some(version), runtime).expect("readable")
+        };
+        let read = async || {
+            let state = state_below_root(&host, facts());
+            let view = state
+                .runtime(RuntimeKind::Containerd)
+                .await
+                .expect("readable");
+            view.config().expect("it is installed").clone()
+        };
+        let before = read().await;
+        let set = wanted().await;
+        for one in &set {
+            let text = host.files.read_text(&one.path).expect("readable");
+            let mut document =
+                Document::parse(Format::Toml, &text.unwrap_or_default()).expect("TOML");
+            for setting in &one.settings {
+                document.set(setting).expect("a key that can be set");
+            }
+            fakes.files.put(one.path.as_str(), document.text());
+            texts.insert(one.path.to_string(), document.text());
+        }
+        assert_eq!(wanted().await, [], "{name}: it is set once");
+        OurEdits {
+            set,
+            files: texts,
+            before,
+            after: read().await,
+        }
+    }
+
+    /// Returns the whole configuration, as the daemon prints it.
+    fn dump(program: &Path, files: &BTreeMap<String, String>) -> ProgramAnswer<toml::Table> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = folder.path().to_str().expect("text");
+        for (path, text) in files {
+            let path = format!("{place}{path}");
+            fs::create_dir_all(Path::new(&path).parent().expect("a folder")).expect("made");
+            let text = text.replace("/etc/containerd", &format!("{place}/etc/containerd"));
+            fs::write(path, text).expect("written");
+        }
+        let root = format!("{place}{CONTAINERD_CONFIG}");
+        let args = ["--config", &root, "config", "dump"].map(str::to_owned);
+        match run(program, &args) {
+            Ok(text) => {
+                let text = text.replace(place, "");
+                ProgramAnswer::Reads(toml::from_str(&text).expect("TOML"))
+            }
+            Err(why) => ProgramAnswer::Refuses(why.replace(place, "")),
+        }
+    }
+
+    /// Returns the part that this program reads, without keys that have no value.
+    fn part(dump: &toml::Table) -> Value {
+        let all = serde_json::to_value(dump).expect("JSON");
+        let kept = |from: &Value, keys: &[&str]| -> Map<String, Value> {
+            let named = keys
+                .iter()
+                .map(|key| ((*key).to_owned(), from[*key].clone()));
+            named.filter(|(_, value)| !value.is_null()).collect()
+        };
+        let mut plugins = Map::new();
+        for plugin in [TWO, THREE] {
+            let cri = &all["plugins"][plugin];
+            if cri.get("containerd").is_none() {
+                continue;
+            }
+            let mut runtimes = Map::new();
+            for (name, runtime) in cri["containerd"]["runtimes"]
+                .as_object()
+                .into_iter()
+                .flatten()
+            {
+                let mut entry = kept(runtime, &["runtime_type"]);
+                let options = kept(&runtime["options"], &["BinaryName", "SystemdCgroup"]);
+                entry.insert("options".to_owned(), options.into());
+                runtimes.insert(name.clone(), entry.into());
+            }
+            let mut containerd = kept(&cri["containerd"], &["default_runtime_name"]);
+            containerd.insert("runtimes".to_owned(), runtimes.into());
+            let mut entry = kept(cri, &["enable_cdi", "cdi_spec_dirs"]);
+            entry.insert("containerd".to_owned(), containerd.into());
+            plugins.insert(plugin.to_owned(), entry.into());
+        }
+        let mut part = kept(&all, &["version", "disabled_plugins"]);
+        part.insert("plugins".to_owned(), plugins.into());
+        part.into()
+    }
+
+    /// Collects each value under the names of the keys that lead to it.
+    fn leaves(value: &Value, path: &str, found: &mut BTreeMap<String, String>) {
+        match value.as_object() {
+            Some(object) if !object.is_empty() => {
+                for (name, value) in object {
+                    leaves(value, &format!("{path}/{name}"), found);
+                }
+            }
+            _ => {
+                found.insert(path.to_owned(), value.to_string());
+            }
+        }
+    }
+
+    /// Returns the keys that are different, except those of the runtime itself.
+    fn changed(before: &toml::Table, after: &toml::Table, runtime: &str) -> Vec<String> {
+        let leaves = |table: &toml::Table| {
+            let mut found = BTreeMap::new();
+            leaves(&serde_json::to_value(table).expect("JSON"), "", &mut found);
+            found
+        };
+        let (before, after) = (leaves(before), leaves(after));
+        let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+        let own = format!("/containerd/runtimes/{runtime}/");
+        // A key without a value counts as absent.
+        let word = |value: Option<&String>| match value.map(String::as_str) {
+            None | Some("\"\"" | "0" | "false" | "{}" | "[]") => "none".to_owned(),
+            Some(value) => value.to_owned(),
+        };
+        keys.into_iter()
+            // The daemon does not print its imports in the order in which it reads them.
+            .filter(|key| !key.contains(&own) && *key != "/imports")
+            .map(|key| (key, word(before.get(key)), word(after.get(key))))
+            .filter(|(_, before, after)| before != after)
+            .map(|(key, before, after)| format!("{key}: {before} -> {after}"))
+            .collect()
+    }
+
+    async fn asked(program: &Path, version: Version) -> Vec<DaemonAnswer<Value>> {
+        let mut found = Vec::new();
+        for arrangement in arrangements() {
+            let ours = ours(&arrangement, version).await;
+            let files = (arrangement.1.iter())
+                .map(|(path, text)| ((*path).to_owned(), text.clone()))
+                .collect();
+            let before = dump(program, &files);
+            let after = dump(program, &ours.files);
+            let changed = match (&before, &after) {
+                (ProgramAnswer::Reads(before), ProgramAnswer::Reads(after)) => {
+                    changed(before, after, arrangement.2.name)
+                }
+                _ => Vec::new(),
+            };
+            let short = |said: ProgramAnswer<toml::Table>| match said {
+                ProgramAnswer::Reads(table) => ProgramAnswer::Reads(part(&table)),
+                ProgramAnswer::Refuses(why) => ProgramAnswer::Refuses(why),
+            };
+            found.push(DaemonAnswer {
+                arrangement: arrangement.0.to_owned(),
+                set: ours.set,
+                before: short(before),
+                after: short(after),
+                changed,
+            });
+        }
+        found
+    }
+
+    /// Parses what the daemon prints with this program's own parser.
+    fn read(part: &Value) -> Config {
+        let text = toml::to_string(part).expect("TOML");
+        parse_config(&text).expect("a configuration").into()
+    }
+
+    /// Returns what is compared of a configuration: whether it serves pods, the program of each runtime, who makes
+    /// its control groups, and the default runtime.
+    fn compared(config: &Config) -> Value {
+        let runtimes: BTreeSet<&String> = (config.runtimes.iter())
+            .filter(|name| *name != BUILT_IN)
+            .collect();
+        let systemd: BTreeSet<&String> = (config.systemd_cgroup.iter())
+            .filter_map(|(name, systemd)| systemd.then_some(name))
+            .collect();
+        json!({
+            "enabled": config.serves_pods, "runtimes": runtimes, "programs": config.programs, "systemd": systemd,
+            "default": config.default.as_deref().unwrap_or(BUILT_IN),
+        })
+    }
+
+    fn wait<T>(work: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.expect("a runtime").block_on(work)
+    }
+
+    /// Keys that may be different afterwards, because this program sets them.
+    fn is_ours(changed: &str, runtime: &ContainerdRuntime<'_>) -> bool {
+        let key = changed.split(": ").next().unwrap_or_default();
+        let last = key.rsplit('/').next().unwrap_or_default();
+        match last {
+            "default_runtime_name" => runtime.default,
+            "enable_cdi" | "cdi_spec_dirs" => runtime.cdi,
+            "bin_dir" | "bin_dirs" | "SystemdCgroup" => runtime.for_kubelet,
+            // containerd 1.7 prints the default in an entry that no file names. In an entry that a file names, it
+            // fills it in after it has printed.
+            "sandbox_mode" => true,
+            "version" | "disabled_plugins" => true,
+            _ => false,
+        }
+    }
+
+    fn judge(
+        arrangement: &Arrangement,
+        version: Version,
+        answer: &DaemonAnswer<Value>,
+        ours: &OurEdits,
+    ) -> Vec<String> {
+        let (_, files, runtime) = arrangement;
+        let mut wrong = Vec::new();
+        // containerd before 1.7 does not look at the version of a file, and ignores keys that it does not know.
+        let is_newer =
+            |text: &str| text.starts_with("version = 3") || text.starts_with("version = 4");
+        if version < Version(1, 7) && files.iter().any(|(_, text)| is_newer(text)) {
+            return wrong;
+        }
+        // containerd before 2.0 does not know the table of version 3.
+        let knows = version >= Version(2, 0) || files.iter().all(|(_, text)| !text.contains(THREE));
+        if let ProgramAnswer::Reads(part) = &answer.before
+            && knows
+        {
+            let (said, read) = (compared(&read(part)), compared(&ours.before));
+            if said != read {
+                wrong.push(format!(
+                    "before: the daemon says {said}, and we read {read}"
+                ));
+            }
+        }
+        let part = match (&answer.before, &answer.after) {
+            (_, ProgramAnswer::Reads(part)) => part,
+            // If the daemon refuses the files before and after for the same reason, our keys are not to blame.
+            (ProgramAnswer::Refuses(before), ProgramAnswer::Refuses(after)) if before == after => {
+                return wrong;
+            }
+            (_, ProgramAnswer::Refuses(why)) => return vec![format!("it refuses our keys: {why}")],
+        };
+        let config = read(part);
+        let (said, read) = (compared(&config), compared(&ours.after));
+        if said != read {
+            wrong.push(format!("after: the daemon says {said}, and we read {read}"));
+        }
+        let name = runtime.name;
+        let systemd = |name: &str| config.systemd_cgroup.get(name) == Some(&true);
+        let cdi = [TWO, THREE]
+            .iter()
+            .find_map(|plugin| part["plugins"].get(*plugin)?.get("enable_cdi")?.as_bool());
+        for (is, what) in [
+            (config.serves_pods, "the CRI plugin is disabled"),
+            (
+                config.runtimes.iter().any(|one| one == BUILT_IN),
+                "runc is forgotten",
+            ),
+            (
+                name == BUILT_IN
+                    || config
+                        .programs
+                        .get(name)
+                        .is_some_and(|path| path == runtime.program),
+                "the runtime has another program",
+            ),
+            (
+                !runtime.default || config.default.as_deref() == Some(name),
+                "it is not the default",
+            ),
+            (
+                !runtime.for_kubelet || systemd(name) && systemd(BUILT_IN),
+                "systemd does not make the control groups",
+            ),
+            (
+                !runtime.cdi || version < Version(1, 7) || cdi == Some(true),
+                "CDI is off",
+            ),
+        ] {
+            if !is {
+                wrong.push(format!("{what}: {part}"));
+            }
+        }
+        // The dump has no keys of a disabled plugin, and all of them after it was enabled: they are not compared.
+        let was_enabled =
+            matches!(&answer.before, ProgramAnswer::Reads(part) if self::read(part).serves_pods);
+        let others = (answer.changed.iter()).filter(|line| was_enabled && !is_ours(line, runtime));
+        wrong.extend(others.map(|line| format!("it changes something else: {line}")));
+        wrong
+    }
+
+    #[test]
+    fn containerd_makes_of_files_what_is_read_and_set_in_them() {
+        record("containerd", |program, version| {
+            wait(asked(program, Version::parse(version).expect("a version")))
+        });
+        let kept = answers::<Value>("containerd");
+        let mut wrong = Vec::new();
+        for (name, answers) in &kept {
+            let version = Version::parse(name).expect("a version");
+            let found: Vec<(Arrangement, OurEdits)> = (arrangements().into_iter())
+                .map(|arrangement| {
+                    let ours = wait(ours(&arrangement, version));
+                    (arrangement, ours)
+                })
+                .collect();
+            let now: Vec<_> = (found.iter())
+                .map(|(arrangement, ours)| (arrangement.0.to_owned(), ours.set.clone()))
+                .collect();
+            are_current("containerd", name, answers, &now);
+            let read =
+                (answers.iter()).filter(|answer| matches!(answer.after, ProgramAnswer::Reads(_)));
+            assert!(
+                read.count() > arrangements().len() / 2,
+                "containerd {name} reads next to nothing"
+            );
+            for ((arrangement, ours), answer) in found.iter().zip(answers) {
+                let judged = judge(arrangement, version, answer, ours);
+                wrong.extend(
+                    judged
+                        .into_iter()
+                        .map(|line| format!("{name}, {}: {line}", arrangement.0)),
+                );
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        let asked: BTreeSet<&str> = (kept.keys()).filter_map(|name| name.get(..3)).collect();
+        assert!(
+            asked.is_superset(&BTreeSet::from(["1.6", "1.7", "2.1"])),
+            "{asked:?}"
+        );
+    }
+}
+
+mod of_docker {
+    use super::*;
+
+    const FILE: &str = "/etc/docker/daemon.json";
+
+    /// Its name, its file, and the flags with which the unit starts the daemon.
+    type Arrangement = (&'static str, &'static str, &'static [&'static str]);
+
+    const ARRANGEMENTS: [Arrangement; 14] = [
+        ("an empty object", "{}", &[]),
+        ("a key", "{\"log-driver\": \"local\"}\n", &[]),
+        (
+            "another runtime of the name",
+            r#"{"runtimes": {"nvidia": {"path": "/opt/nvidia", "runtimeArgs": ["--debug"]}, "kata": {"path": "/opt/kata"}}}"#,
+            &[],
+        ),
+        ("another default", r#"{"default-runtime": "runc"}"#, &[]),
+        (
+            "CDI is switched off",
+            r#"{"features": {"cdi": false, "buildkit": true}}"#,
+            &[],
+        ),
+        (
+            "the flags say the same",
+            r#"{"default-runtime": "runc"}"#,
+            &["--default-runtime=runc"],
+        ),
+        (
+            "a runtime in the flags",
+            "{}",
+            &["--add-runtime=kata=/opt/kata"],
+        ),
+        (
+            "a key that no version knows",
+            r#"{"log-drvier": "local"}"#,
+            &[],
+        ),
+        ("runtimes that are a list", r#"{"runtimes": []}"#, &[]),
+        ("a comma too many", "{\n  \"mtu\": 1400,\n}\n", &[]),
+        ("no object", "[]", &[]),
+        ("an empty file", "", &[]),
+        ("a byte order mark", "\u{feff}{\"mtu\": 1400}", &[]),
+        ("nothing but a byte order mark", "\u{feff}", &[]),
+    ];
+
+    /// Returns the keys that this program sets, and the file afterwards. In a file that cannot be read it sets
+    /// nothing.
+    fn ours(text: &str) -> (Vec<FileSettings>, String) {
+        let runtime = docker::DockerRuntime {
+            name: "nvidia",
+            program: "nvidia-container-runtime",
+            kept: false,
+            default: true,
+            cdi: true,
+        };
+        let Ok(mut document) = Document::parse(Format::Json, text) else {
+            return (Vec::new(), text.to_owned());
+        };
+        let settings: Vec<Setting> = docker::settings(&document, &runtime);
+        if settings
+            .iter()
+            .any(|setting| document.set(setting).is_err())
+        {
+            return (Vec::new(), text.to_owned());
+        }
+        let path = FILE.into();
+        (vec![FileSettings { path, settings }], document.text())
+    }
+
+    fn validated(program: &Path, text: &str, flags: &[&str]) -> ProgramAnswer<()> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("daemon.json");
+        fs::write(&path, text).expect("written");
+        let place = path.to_str().expect("text");
+        let flags: Vec<String> = flags.iter().map(ToString::to_string).collect();
+        let query = docker::validate(&flags, place.into());
+        match run(program, &query.cmd().args) {
+            Ok(_) => ProgramAnswer::Reads(()),
+            Err(why) => ProgramAnswer::Refuses(why.replace(place, FILE)),
+        }
+    }
+
+    fn asked(program: &Path) -> Vec<DaemonAnswer<()>> {
+        let ask = |(name, text, flags): &Arrangement| {
+            let (set, after) = ours(text);
+            DaemonAnswer {
+                arrangement: (*name).to_owned(),
+                set,
+                before: validated(program, text, flags),
+                after: validated(program, &after, flags),
+                changed: Vec::new(),
+            }
+        };
+        ARRANGEMENTS.iter().map(ask).collect()
+    }
+
+    #[test]
+    fn docker_refuses_the_files_that_are_told_to_be_broken_and_takes_our_keys() {
+        record("dockerd", |program, _| asked(program));
+        let kept = answers::<()>("dockerd");
+        let mut validating = 0;
+        for (version, answers) in &kept {
+            let now: Vec<_> = (ARRANGEMENTS.iter())
+                .map(|(name, text, _)| ((*name).to_owned(), ours(text).0))
+                .collect();
+            are_current("dockerd", version, answers, &now);
+            let cannot = |said: &ProgramAnswer<()>| matches!(said, ProgramAnswer::Refuses(why) if why.contains("unknown flag: --validate"));
+            let can = docker::can_validate(&format!("Docker version {version}, build 0"));
+            assert_eq!(
+                can,
+                !answers.iter().any(|answer| cannot(&answer.before)),
+                "{version}"
+            );
+            if !can {
+                continue;
+            }
+            validating += 1;
+            for (answer, (name, text, _)) in answers.iter().zip(ARRANGEMENTS) {
+                let reads = answer.before == ProgramAnswer::Reads(());
+                if let Err(flaw) = docker::check_config(text) {
+                    assert_eq!(reads, flaw.forgiven, "{version}, {name}: {flaw:?}");
+                }
+                if reads {
+                    assert_eq!(answer.after, ProgramAnswer::Reads(()), "{version}, {name}");
+                }
+            }
+            let broken =
+                (answers.iter()).filter(|answer| answer.before != ProgramAnswer::Reads(()));
+            assert!(broken.count() >= 3, "{version}");
+        }
+        assert!(validating >= 2, "{:?}", kept.keys());
+    }
+}

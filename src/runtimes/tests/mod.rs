@@ -1,0 +1,3 @@
+//! What real daemons answered, and that no value can be an option of a command.
+
+mod arrangements;

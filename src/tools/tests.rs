@@ -1,0 +1,344 @@
+//! No value can be an option. Names of nodes, images, units, packages and files come from settings, from other programs and from
+//! repositories, and the programs here run as root.
+
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+
+use camino::Utf8Path;
+
+use super::{
+    dkms,
+    initramfs::{Generator, dracut::Dracut, update_initramfs::UpdateInitramfs},
+    kernel_log, kmod,
+    kubernetes::{kubeadm, kubectl::PROGRAMS},
+    packages::{Mark, Removals, Settings, TransactionRequest, apt, dnf},
+    prebuilt, selinux, sysctl, systemctl, tar,
+};
+use crate::{
+    host::{Cmd, Query, exec::built, fake::FakeFiles},
+    runtimes::{
+        OneContainer, RuntimeKind,
+        containerd::{self, ctr},
+        crictl, crio, docker, podman,
+    },
+};
+
+/// Values that a program would take for options of its own. Each contains [`MARK`].
+const VALUES: [&str; 3] = ["-HOSTILE", "--kubeconfig=/HOSTILE", "--HOSTILE"];
+const MARK: &str = "HOSTILE";
+
+/// Commands that are built elsewhere, with their number in each file.
+const ELSEWHERE: [(&str, usize, &str); 5] = [
+    ("src/engine/reboot.rs", 1, "every word is a constant"),
+    (
+        "src/state/runtimes.rs",
+        1,
+        "the program is a constant of the table of runtimes",
+    ),
+    ("src/change/tool.rs", 1, "a step names the words"),
+    ("src/joins/command.rs", 1, "the administrator's own command"),
+    (
+        "src/modules/registry.rs",
+        1,
+        "what a file of root's names stands behind `docker-credential-`, and is a word",
+    ),
+];
+
+/// Every command with this value in each place that takes one.
+fn commands(value: &str) -> Vec<Cmd> {
+    let (path, names) = (Utf8Path::new(value), [value]);
+    let owned = [value.to_owned()];
+    let settings = Settings {
+        lock_timeout_seconds: 1,
+        proxy: None,
+        no_proxy: Some(value.to_owned()),
+    };
+    let requests = [
+        TransactionRequest::Install {
+            packages: &owned,
+            removing: &[],
+        },
+        TransactionRequest::Install {
+            packages: &owned,
+            removing: &owned,
+        },
+        TransactionRequest::Move {
+            packages: &owned,
+            removing: &[],
+        },
+        TransactionRequest::Purge(&owned),
+        TransactionRequest::Remove(&owned),
+        TransactionRequest::Reinstall(&owned),
+        TransactionRequest::Fix,
+    ];
+    let files = FakeFiles::new();
+    files.put("/var/cache/dnf/HOSTILE/pubring/pubring.kbx", "");
+    let node = "gpu-1".parse().expect("a name");
+    let taint = "a=b:NoSchedule".parse().expect("a taint");
+    let minute = Duration::from_secs(60);
+    let mut cmds = vec![
+        ctr::end_task(value, value),
+        ctr::remove_container(value, value),
+        ctr::pull(value, value, true),
+        ctr::remove(value, value),
+        dkms::install(value, value, value),
+        dkms::remove(value, value, value),
+        docker::pull(value),
+        docker::remove_image(value),
+        docker::remove_container(value),
+        docker::import(path, value),
+        Dracut.rebuild(value),
+        UpdateInitramfs.rebuild(value),
+        kmod::load(value),
+        kmod::remove(value),
+        kubeadm::join(path, minute),
+        kubeadm::reset(value),
+        podman::pull(value),
+        podman::remove_image(value),
+        podman::remove_container(value),
+        prebuilt::decompress(Utf8Path::new(&format!("{value}.xz"))).expect("compressed"),
+        prebuilt::decompress(Utf8Path::new(&format!("{value}.zst"))).expect("compressed"),
+        selinux::restore(&[path]),
+        sysctl::set(value, value),
+        sysctl::swap_off(value),
+        sysctl::swap_on(value),
+        systemctl::act("start", value),
+        systemctl::start_no_block(value),
+        systemctl::run("gpu-bootstrap", &["Type=exec"], &owned),
+        systemctl::daemon_reload(),
+        tar::pack(path, path, &names),
+        apt::commands::update(&settings, true),
+        apt::commands::configure(),
+        dnf::commands::refresh(&settings),
+        dnf::commands::module(&settings, "enable", value),
+        dnf::database::forget(&owned),
+    ];
+    for mark in [Mark::Hold, Mark::Unhold, Mark::Automatic] {
+        cmds.extend([
+            apt::commands::mark(mark, &owned),
+            dnf::commands::mark(mark, &owned),
+        ]);
+    }
+    let container = OneContainer {
+        name: "gpu-bootstrap-probe",
+        image: Some(value),
+        own_image: "gpu-bootstrap/probe:local",
+        root: path,
+        mounts: &[],
+        command: &[],
+    };
+    for client in RuntimeKind::ALL
+        .into_iter()
+        .filter_map(|kind| kind.runtime().containers())
+    {
+        cmds.push(client.start(&container));
+    }
+    cmds.extend(dnf::agents::end(&files).expect("a cache"));
+    let mut queries: Vec<Query> = vec![
+        containerd::version(),
+        containerd::config_dump(),
+        crictl::info(crio::SOCKET),
+        crictl::running(crio::SOCKET),
+        crio::status(),
+        crio::config(),
+        ctr::version(),
+        ctr::plugins(),
+        ctr::images(value),
+        ctr::containers(value),
+        ctr::tasks(value),
+        dkms::status(value),
+        docker::info(),
+        docker::daemon_version(),
+        // The flags are those with which systemd starts the daemon, as root.
+        docker::validate(&[], path),
+        docker::running(),
+        docker::inspect_image(value),
+        Dracut.list(path),
+        UpdateInitramfs.list(path),
+        kernel_log::journal(),
+        kernel_log::ring(),
+        kmod::field("version", value),
+        podman::has_image(value),
+        systemctl::show(value),
+        systemctl::is_enabled(value),
+        systemctl::once(value),
+        systemctl::command(value),
+        systemctl::kill_mode(value),
+        systemctl::sandbox(value),
+        systemctl::needs_reload(value),
+        systemctl::is_system_running(),
+        systemctl::last_words(value),
+        apt::bounds::show(&names),
+        apt::offers::candidates(&names),
+        apt::offers::names(value),
+        apt::commands::upgrade(),
+        dnf::commands::upgrade(),
+        dnf::commands::last_transaction(),
+        dnf::offers::versions(&names),
+        dnf::offers::versions_of_all_streams(&names),
+        dnf::offers::contents(&names),
+        dnf::database::all(),
+        dnf::database::asked_for(),
+        dnf::database::owned(),
+        dnf::database::owned_by(&names),
+        dnf::database::configuration_of(&names),
+        dnf::database::keys(),
+    ];
+    for request in &requests {
+        for removals in [Removals::None, Removals::Approved] {
+            cmds.push(apt::commands::perform(&settings, request, removals));
+        }
+        cmds.extend([
+            apt::commands::download(&settings, request),
+            dnf::commands::download(&settings, request),
+            dnf::commands::perform(&settings, request),
+        ]);
+        queries.extend([
+            apt::commands::simulate(&settings, request),
+            apt::commands::estimate(&settings, request),
+            dnf::commands::simulate(&settings, request),
+        ]);
+    }
+    for kubectl in PROGRAMS {
+        let labels = [(value, Some(value)), (value, None)];
+        cmds.extend([
+            kubectl.label(path, &node, labels.into_iter()),
+            kubectl.replace_status(path, &node, value.to_owned()),
+            kubectl.untaint(path, &node, &[&taint]),
+            kubectl.drain(path, &node, minute),
+            kubectl.delete(path, &node),
+        ]);
+        queries.extend([kubectl.node(path, &node), kubectl.version(path)]);
+    }
+    cmds.extend(queries.iter().map(|query| query.cmd().clone()));
+    cmds
+}
+
+/// Why a program could take a value for an option; `None` if it cannot.
+fn fault(cmd: &Cmd, value: &str) -> Option<String> {
+    if cmd.program.contains(MARK) {
+        return Some("the program is a value".to_owned());
+    }
+    let options = cmd.args.iter().take_while(|arg| *arg != "--");
+    let mut before = "";
+    for arg in options {
+        // dkms' own parser takes the next word after these options, whatever it is, and knows no other form of `-v`
+        // (`read_arg`, dkms 3.0.10).
+        let is_value = cmd.program == "dkms" && ["-m", "-v", "-k"].contains(&before);
+        before = arg;
+        let prefix = match arg.find(value) {
+            Some(at) => &arg[..at],
+            None if arg.contains(MARK) => arg.split(MARK).next().unwrap_or_default(),
+            None => continue,
+        };
+        // An option with its value: `--name=VALUE`, or `-nVALUE`. dnf takes patterns, see `dnf/commands.rs`.
+        let is_option = prefix.starts_with('-') && (prefix.contains('=') || prefix.len() == 2);
+        if !(is_option || is_value || arg.starts_with("[-]")) {
+            return Some(format!("`{arg}` stands before `--`"));
+        }
+    }
+    None
+}
+
+#[test]
+fn no_value_can_be_an_option_of_a_command() {
+    for value in VALUES {
+        for cmd in commands(value) {
+            assert_eq!(fault(&cmd, value), None, "{}", cmd.line());
+        }
+    }
+}
+
+#[test]
+fn a_value_that_could_be_an_option_is_found() {
+    for value in VALUES {
+        for args in [
+            vec!["get", value],
+            vec!["get", "--namespace", value],
+            vec![value, "--", "x"],
+        ] {
+            let cmd = Cmd::new("kubectl", args);
+            assert!(fault(&cmd, value).is_some(), "{}", cmd.line());
+        }
+        let fine = Cmd::new(
+            "kubectl",
+            [format!("--x={value}"), "--".into(), value.into()],
+        );
+        assert_eq!(fault(&fine, value), None);
+    }
+}
+
+/// The lines of the program, without its tests, on which a command is built.
+fn places(folder: &Path, found: &mut BTreeMap<String, Vec<u32>>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let name = name.expect("a name").to_owned();
+        if path.is_dir() {
+            // The capability itself builds the commands that run this program again.
+            if name != "tests" && !path.ends_with("src/host") {
+                places(&path, found);
+            }
+            continue;
+        }
+        if !name.ends_with(".rs") || name == "tests.rs" {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("text");
+        let program = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+        let program = program
+            .split("#[cfg(test)]\npub")
+            .next()
+            .unwrap_or_default();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let file = path.strip_prefix(root).expect("below the root");
+        for (number, line) in program.lines().enumerate() {
+            if line.contains("Cmd::new(") || line.contains("Query::new(") {
+                let lines = found.entry(file.display().to_string()).or_default();
+                lines.push(number as u32 + 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_command_of_the_program_is_among_them() {
+    let mut all = BTreeMap::new();
+    places(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut all);
+    for (file, number, why) in ELSEWHERE {
+        let lines = all.remove(file).unwrap_or_default();
+        assert_eq!(lines.len(), number, "{file}: {why}");
+    }
+    assert!(all.len() > 20, "the program was not read: {all:?}");
+    commands(VALUES[0]);
+    let built = built::places();
+    let missing: Vec<String> = (all.iter())
+        .flat_map(|(file, lines)| lines.iter().map(move |line| (file.clone(), *line)))
+        .filter(|place| !built.contains(place))
+        .map(|(file, line)| format!("{file}:{line}"))
+        .collect();
+    assert!(missing.is_empty(), "add them to `commands`: {missing:#?}");
+}
+
+/// One place builds the commands of several functions there.
+#[test]
+fn every_function_of_the_package_managers_is_among_them() {
+    let own = include_str!("tests.rs");
+    for (module, text) in [
+        ("apt::commands", include_str!("packages/apt/commands.rs")),
+        ("dnf::commands", include_str!("packages/dnf/commands.rs")),
+    ] {
+        let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for function in text.split("pub fn ").skip(1) {
+            let signature = function.split('{').next().unwrap_or_default();
+            let name = signature.split('(').next().unwrap_or_default();
+            let builds = signature.contains("-> Cmd") || signature.contains("-> Query");
+            // These two are the ways of `dnf::offers`, and `quiet` changes a command.
+            if builds && !["quiet", "offers", "offers_of_all_streams"].contains(&name) {
+                assert!(
+                    own.contains(&format!("{module}::{name}(")),
+                    "{module}::{name}"
+                );
+            }
+        }
+    }
+}
