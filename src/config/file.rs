@@ -273,7 +273,7 @@ settings! {
 settings! {
     /// How packages are installed.
     PackagesConfig {
-        /// How long to wait until another package manager ends; `--lock-timeout` overrides it.
+        /// How long to wait until another package manager, or another DKMS, ends; `--lock-timeout` overrides it.
         pub lock_timeout: Option<TimeLimit> => r#"`"15m"`"#,
         /// Hosts, domains and networks that are reached without the proxy, separated by commas.
         pub no_proxy: Option<String> => "`no_proxy` of the environment",
