@@ -247,7 +247,10 @@ async fn look(world: &mut World<'_>, args: &args::CheckArgs) -> Result<Exit, Fai
     let unsaid: Vec<String> = (warnings.iter().filter(|warning| !found(warning)))
         .cloned()
         .collect();
-    prepare::warn(world, &unsaid);
+    // The timer would write them into the journal of systemd each minute. A `check` by hand has them.
+    if !args.as_installed {
+        prepare::warn(world, &unsaid);
+    }
     let style = match output {
         Some(_) => Style::default(),
         None => world.out_style(),
