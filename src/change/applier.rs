@@ -436,19 +436,7 @@ impl Verbs for Applier {
             self.clear_interrupted_join(&undo.way, sink).await?;
         }
         self.restore_emptied_files(undo)?;
-        if let Undo::RestoreFiles {
-            files,
-            created_folders,
-            daemon: Some(_),
-        } = undo
-            && !self.differ(files)?
-        {
-            self.remove_created(created_folders)?;
-            return Ok(Undo::nothing(
-                "the files of the container runtime are as they were",
-            ));
-        }
-        self.refine(undo.clone()).await
+        self.refine(self.without_unwritten_files(undo)?).await
     }
 
     async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Problem> {

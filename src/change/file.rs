@@ -136,6 +136,37 @@ impl Applier {
         Ok(undo)
     }
 
+    /// The undo without files that a change which failed or was interrupted has not written. Whoever writes such a file later
+    /// owns it.
+    pub(super) fn without_unwritten_files(&self, undo: &Undo) -> Result<Undo, Problem> {
+        Ok(match undo {
+            Undo::RestoreFiles {
+                files,
+                created_folders,
+                ..
+            } if !self.differ(files)? => {
+                self.remove_created(created_folders)?;
+                Undo::nothing("the files are as they were")
+            }
+            Undo::Several { undos } => Undo::Several {
+                undos: (undos.iter())
+                    .map(|undo| self.without_unwritten_files(undo))
+                    .collect::<Result<_, _>>()?,
+            },
+            other => other.clone(),
+        })
+    }
+
+    /// Whether a file is different from what it was.
+    pub(super) fn differ(&self, former: &[FileBefore]) -> Result<bool, Problem> {
+        for file in former {
+            if !self.is_as_before(file)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// A JSON or TOML file before the change, an empty one if there was none; `None` if it was neither.
     fn document_before(&self, file: &FileBefore) -> Result<Option<Document>, Problem> {
         Ok(match &file.before {

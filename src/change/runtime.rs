@@ -195,16 +195,6 @@ impl Applier {
         Ok(false)
     }
 
-    /// Whether a file is different from what it was.
-    pub(super) fn differ(&self, former: &[FileBefore]) -> Result<bool, Problem> {
-        for file in former {
-            if !self.is_as_before(file)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
     /// Returns a file with its keys set, and the edits.
     fn with(&self, one: &FileSettings) -> Result<(Document, Vec<super::Edit>), Problem> {
         let unreadable =

@@ -1,6 +1,7 @@
 //! Files, repositories, and tools that write files.
 
 use camino::Utf8PathBuf;
+use nix::errno::Errno;
 
 use super::kit::{STATE, TestMachine};
 use crate::{
@@ -10,7 +11,7 @@ use crate::{
     exit::Exit,
     host::{
         ReadFiles,
-        fake::{diff, ok},
+        fake::{Damage, diff, ok},
         files::unfinished,
     },
 };
@@ -106,6 +107,21 @@ async fn undo_is_right_if_interrupted_before_or_after_the_write() {
         .await
         .unwrap();
     assert!(matches!(machine.revert(&late).await, Reverted::Done { .. }));
+    assert!(diff(&before, &machine.snapshot()).is_empty());
+}
+
+#[tokio::test]
+async fn a_file_that_was_never_written_belongs_to_whoever_writes_it_later() {
+    let machine = TestMachine::new();
+    let before = machine.snapshot();
+    let change = write("/etc/new/a", "ours");
+    let undo = machine.applier.capture(&change).await.unwrap();
+    (machine.fakes.files).damage("/etc/new/a", Damage::Writes, Errno::EROFS);
+    let applied = machine.applier.apply(&change, undo.clone(), &machine.sink);
+    assert!(applied.await.is_err());
+    machine.fakes.files.repair();
+    let left = machine.applier.reconcile(&undo, &machine.sink).await;
+    assert!(left.unwrap().is_nothing());
     assert!(diff(&before, &machine.snapshot()).is_empty());
 }
 
