@@ -66,11 +66,7 @@ fn decide(state: &MotdState, wish: Option<&str>) -> Assessment {
     };
     Assessment::Needs {
         why,
-        changes: vec![Change::WriteFile {
-            path: PATH.into(),
-            content: wish.to_owned(),
-            mode: 0o644,
-        }],
+        changes: vec![Change::write(PATH, wish)],
     }
 }
 

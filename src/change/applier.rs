@@ -298,7 +298,13 @@ impl Verbs for Applier {
 
     async fn capture(&self, change: &Change) -> Result<Undo, Problem> {
         match change {
-            Change::WriteFile { path, content, .. } => {
+            Change::WriteFile {
+                path,
+                content,
+                over,
+                ..
+            } => {
+                self.refuse_changed(path, over.as_deref())?;
                 let sha256 = sha256(content.as_bytes());
                 let files = self.capture_files([(path.clone(), FileAfter::File { sha256 })])?;
                 self.keep_ours(&files, content)?;
@@ -343,6 +349,7 @@ impl Verbs for Applier {
                 path,
                 content,
                 mode,
+                ..
             } => self.host.files.write(path, content.as_bytes(), *mode)?,
             Change::AddRepository { repository } => self.add_repository(repository).await?,
             Change::RefreshRepositories => self.refresh(sink).await?,

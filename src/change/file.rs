@@ -2,7 +2,10 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Applier, Edit, FileAfter, FileBefore, Problem, Reverted, Saved, Sink, Undo, edits};
+use super::{
+    Applier, CHANGED_SINCE, Edit, FileAfter, FileBefore, Problem, Reverted, Saved, Sink, Undo,
+    edits,
+};
 use crate::{
     host::{FileKind, Stat, digest::sha256, files::leftovers},
     model::document::{Document, DocumentError, Format},
@@ -165,6 +168,23 @@ impl Applier {
             }
         }
         Ok(false)
+    }
+
+    /// Refuses to write over a file that has changed since `over`, the digest of the content that the new one was made from.
+    pub(super) fn refuse_changed(
+        &self,
+        path: &Utf8Path,
+        over: Option<&str>,
+    ) -> Result<(), Problem> {
+        let Some(over) = over else {
+            return Ok(());
+        };
+        let now = self.host.files.read(path)?;
+        if now.is_some_and(|now| sha256(&now) == over) {
+            return Ok(());
+        }
+        let what = format!("write `{path}`: another program has changed it since it was read");
+        Err(Problem::new(CHANGED_SINCE, what).advice("run the same command again"))
     }
 
     /// A JSON or TOML file before the change, an empty one if there was none; `None` if it was neither.

@@ -54,7 +54,7 @@ pub use edits::Edit;
 pub use image::has_image;
 pub use join::{Admission, Join, Leave, LeaveCluster, RestoreLabels};
 pub use probe::{ProofRecord, Proving};
-pub use problem::{Class, Problem, STOPPED};
+pub use problem::{CHANGED_SINCE, Class, Problem, STOPPED};
 pub use runtime::RuntimeSettings;
 pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, RuntimeDaemon, Saved, Undo};
 pub use unit::RestoreUnit;
@@ -78,6 +78,10 @@ pub enum Change {
         content: String,
         /// Permission bits.
         mode: u32,
+        /// SHA-256 of the content from which the new one was made. If the file has changed since, it is not written, and the
+        /// step is assessed again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        over: Option<String>,
     },
     /// Fetch a repository's key, compare its fingerprint, write keyring and source.
     AddRepository {
@@ -253,6 +257,7 @@ impl Change {
             path: path.into(),
             content: content.into(),
             mode: 0o644,
+            over: None,
         }
     }
 

@@ -13,6 +13,9 @@ use crate::{
 /// The reason where a request to stop ended a wait: nothing failed, and no command was left unfinished.
 pub const STOPPED: &str = "stopped";
 
+/// The reason where a file has changed since the new content was made from it: the file was not written.
+pub const CHANGED_SINCE: &str = "changed-since";
+
 /// Why a change failed, or other work of this program.
 #[must_use]
 #[derive(Debug, thiserror::Error)]

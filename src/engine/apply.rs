@@ -18,7 +18,7 @@ use super::{
     retry::RetryPolicy,
 };
 use crate::{
-    change::{Change, Lock, Problem, STOPPED},
+    change::{CHANGED_SINCE, Change, Lock, Problem, STOPPED},
     error::one_line,
     event::{Event, Outcome},
     exit::Exit,
@@ -416,6 +416,12 @@ impl<'s> Applying<'s> {
                     && failure.reason != STOPPED
                 {
                     for at in steps {
+                        let job = &mut self.jobs[at];
+                        if failure.reason == CHANGED_SINCE && !job.is_outdated {
+                            job.is_outdated = true;
+                            job.begin_again();
+                            continue;
+                        }
                         let message = format!("failed to {summary}: {}", one_line(&failure));
                         if !(failure.passes && self.again(at, &message, None)) {
                             self.fail(at, End::failed(&summary, &failure));

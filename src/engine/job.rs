@@ -46,6 +46,8 @@ pub(super) struct Job {
     /// Time spent in earlier phases.
     pub(super) spent: Duration,
     pub(super) ended: Option<End>,
+    /// A file that its changes rewrite was changed after it was read. It is assessed again once.
+    pub(super) is_outdated: bool,
     /// Its changes that stand although the step is no longer wanted.
     pub(super) left_over: Vec<Standing>,
     /// Those of them that were undone in this run.
@@ -134,6 +136,7 @@ impl Job {
             since: None,
             spent: Duration::ZERO,
             ended: None,
+            is_outdated: false,
             left_over: Vec::new(),
             undone: Vec::new(),
         }

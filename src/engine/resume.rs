@@ -97,6 +97,7 @@ fn surroundings(files: &dyn ReadFiles, exe: &Utf8Path) -> Result<Vec<Change>, Fi
         path,
         content,
         mode,
+        over: None,
     };
     let mut changes = Vec::new();
     if files.exists(NEEDRESTART.into())? {
@@ -322,6 +323,7 @@ mod tests {
                 path,
                 content,
                 mode,
+                ..
             } => (path.as_str(), content.clone(), *mode),
             other => panic!("{other:?}"),
         };

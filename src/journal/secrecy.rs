@@ -195,6 +195,7 @@ mod tests {
             path: path.into(),
             content: content.to_owned(),
             mode: 0o600,
+            over: None,
         }
     }
 

@@ -78,6 +78,7 @@ fn drop_in(wish: &Persistence, command: Option<&str>) -> Option<Change> {
             without.join(" ")
         ),
         mode: 0o644,
+        over: None,
     })
 }
 

@@ -185,6 +185,7 @@ mod tests {
                     path,
                     content,
                     mode: 0o644,
+                    ..
                 },
             ] if path == "/etc/dkms/nvidia.conf" => content.clone(),
             other => panic!("{other:?}"),

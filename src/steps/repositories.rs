@@ -307,7 +307,8 @@ mod tests {
             [Change::WriteFile {
                 path,
                 content: text.clone(),
-                mode: 0o644
+                mode: 0o644,
+                over: None,
             }]
         );
         found.priority = Some(text);

@@ -5,12 +5,13 @@ use nix::errno::Errno;
 
 use super::kit::{STATE, TestMachine};
 use crate::{
-    change::{Change, Reverted, Undo, Verbs},
+    change::{CHANGED_SINCE, Change, Reverted, Undo, Verbs},
     config::desired::Repository,
     error::Report,
     exit::Exit,
     host::{
         ReadFiles,
+        digest::sha256,
         fake::{Damage, diff, ok},
         files::unfinished,
     },
@@ -21,6 +22,7 @@ fn write(path: &str, content: &str) -> Change {
         path: path.into(),
         content: content.into(),
         mode: 0o644,
+        over: None,
     }
 }
 
@@ -123,6 +125,29 @@ async fn a_file_that_was_never_written_belongs_to_whoever_writes_it_later() {
     let left = machine.applier.reconcile(&undo, &machine.sink).await;
     assert!(left.unwrap().is_nothing());
     assert!(diff(&before, &machine.snapshot()).is_empty());
+}
+
+#[tokio::test]
+async fn a_file_that_was_changed_since_it_was_read_is_not_written() {
+    let machine = TestMachine::new();
+    machine.fakes.files.put("/etc/fstab", "/swap none swap\n");
+    let mut change = write("/etc/fstab", "");
+    if let Change::WriteFile { over, .. } = &mut change {
+        *over = Some(sha256(b"/swap none swap\n"));
+    }
+    machine.applier.capture(&change).await.unwrap();
+    for now in [
+        Some("/swap none swap\n/dev/sdb /data ext4\n"),
+        Some(""),
+        None,
+    ] {
+        machine.fakes.files.take("/etc/fstab");
+        if let Some(now) = now {
+            machine.fakes.files.put("/etc/fstab", now);
+        }
+        let refused = machine.applier.capture(&change).await.unwrap_err();
+        assert_eq!(refused.reason, CHANGED_SINCE, "{now:?}");
+    }
 }
 
 #[tokio::test]
@@ -537,6 +562,7 @@ async fn selinux_labels_of_written_files_are_restored_where_it_is_enabled() {
         path: "/etc/modprobe.d/gpu-bootstrap.conf".into(),
         content: "blacklist nouveau\n".into(),
         mode: 0o644,
+        over: None,
     };
     let labelled = || -> Vec<String> {
         let lines = machine.fakes.exec.lines();

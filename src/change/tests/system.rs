@@ -171,6 +171,7 @@ async fn a_unit_is_restarted_with_a_drop_in_that_was_just_written() {
         path: "/etc/systemd/system/a.service.d/50-gpu-bootstrap.conf".into(),
         content: "[Service]\n".into(),
         mode: 0o644,
+        over: None,
     };
     machine.apply(&write).await.unwrap();
     machine.fakes.exec.clear_log();
@@ -286,6 +287,7 @@ async fn restored_configuration_is_read_again() {
             path: "/etc/docker/daemon.json".into(),
             content: "{\"a\":1}".into(),
             mode: 0o644,
+            over: None,
         })
         .await
         .unwrap();
@@ -415,6 +417,7 @@ async fn modules_loaded_by_a_removed_boot_file_are_unloaded() {
         path: "/etc/modules-load.d/gpu.conf".into(),
         content: "# a comment\nnvidia\nnvidia-uvm\n".into(),
         mode: 0o644,
+        over: None,
     };
     let before = machine.snapshot();
     let undo = machine.apply(&file).await.unwrap();

@@ -242,6 +242,7 @@ async fn an_edited_file_names_the_command_that_finishes_its_undo() {
             path: path.into(),
             content: "ours".into(),
             mode: 0o644,
+            over: None,
         };
         let undo = machine.apply(&change).await.unwrap();
         machine.fakes.files.put(path, "theirs");

@@ -1,6 +1,6 @@
 //! Errors of the fake verbs.
 
-use crate::change::Problem;
+use crate::change::{CHANGED_SINCE, Problem};
 
 /// A mirror that answers 503 for some time.
 pub fn mirror_answers_503() -> Problem {
@@ -22,6 +22,11 @@ pub fn by_lists() -> Problem {
         depends_on_lists: true,
         ..Problem::blocked("transaction-refused", what).advice("name it")
     }
+}
+
+/// A file that another program has changed since the new content was made from it.
+pub fn changed_since(path: &str) -> Problem {
+    Problem::new(CHANGED_SINCE, format!("write `{path}`"))
 }
 
 /// What does not pass by itself.

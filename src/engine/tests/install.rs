@@ -19,6 +19,41 @@ use crate::{
     steps::fixtures,
 };
 
+/// Between the assessment and the change are simulations of package managers, which may take a minute.
+#[tokio::test]
+async fn a_file_that_another_program_changed_since_it_was_read_is_read_again() {
+    const FSTAB: &str = "/etc/fstab";
+    // A program that changes the file all the time ends the run.
+    for (changes, exit) in [(1, Exit::Ok), (u32::MAX, Exit::StepFailed)] {
+        let mut rig = Rig::new([]);
+        let files = rig.fakes.files.clone();
+        files.put(FSTAB, "swap\n");
+        let left = AtomicU32::new(changes);
+        let without_swap = step("swap", move |_| {
+            let text = files.text(FSTAB);
+            if left.load(Ordering::SeqCst) > 0 {
+                left.fetch_sub(1, Ordering::SeqCst);
+                files.put(FSTAB, format!("{text}mount\n"));
+            }
+            if !text.contains("swap\n") {
+                return satisfied("no swap area");
+            }
+            needs(vec![Change::WriteFile {
+                path: FSTAB.into(),
+                content: text.replace("swap\n", ""),
+                mode: 0o644,
+                over: Some(text),
+            }])
+        });
+        rig.steps = vec![without_swap];
+        let report = rig.install().await.unwrap();
+        assert_eq!(report.exit, exit, "{report:#?}");
+        let text = rig.fakes.files.text(FSTAB);
+        assert!(text.contains("mount\n"), "{text}");
+        assert_eq!(text.contains("swap\n"), exit != Exit::Ok, "{text}");
+    }
+}
+
 #[tokio::test]
 async fn package_work_of_all_ready_steps_is_one_refresh_and_one_transaction() {
     let rig = Rig::new([

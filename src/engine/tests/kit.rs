@@ -8,7 +8,7 @@ use std::{
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::failures::{broken, mirror_answers_503, refused};
+use super::failures::{broken, changed_since, mirror_answers_503, refused};
 pub use super::reading::{blocked, outcome, outcomes, satisfied, why};
 pub use super::small::{
     Small, exists, file, fixed, install, needs, packages, reboots, step, wishes, write,
@@ -134,6 +134,15 @@ impl Verbs for FileVerbs {
     }
 
     async fn capture(&self, change: &Change) -> Result<Undo, Problem> {
+        if let Change::WriteFile {
+            path,
+            over: Some(over),
+            ..
+        } = change
+            && self.host.files.read_text(path).map_err(broken)?.as_ref() != Some(over)
+        {
+            return Err(changed_since(path.as_str()));
+        }
         Ok(match change {
             Change::WriteFile { path, .. } => Undo::RestoreFiles {
                 files: vec![FileBefore {

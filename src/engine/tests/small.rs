@@ -181,6 +181,7 @@ pub fn write(path: &str, content: &str) -> Change {
         path: path.into(),
         content: content.to_owned(),
         mode: 0o644,
+        over: None,
     }
 }
 

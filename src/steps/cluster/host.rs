@@ -12,6 +12,7 @@ use super::{no_cluster, wish};
 use crate::{
     change::Change,
     config::desired::{Desired, JoinMethod},
+    host::digest::sha256,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
     steps::{CLUSTER_KERNEL, HEADERS},
@@ -137,6 +138,8 @@ fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
             path: sysctl::FSTAB.into(),
             content,
             mode: state.fstab_mode,
+            // cloud-init and administrators add mounts.
+            over: state.fstab.as_deref().map(|text| sha256(text.as_bytes())),
         });
     }
     // What an image's kernel lacks says nothing about the kernels of its instances.
@@ -262,6 +265,13 @@ mod tests {
                 "set-sysctls",
                 "turn-off-swap"
             ]
+        );
+        // Mounts that another program adds meanwhile must not be lost.
+        let fstab = bare.fstab.as_deref().expect("a file");
+        assert!(
+            matches!(&changes[2], Change::WriteFile { path, over, .. }
+                if path == sysctl::FSTAB && over.as_ref() == Some(&sha256(fstab.as_bytes()))),
+            "{changes:?}"
         );
         let image = Desired {
             image: true,

@@ -396,6 +396,7 @@ fn changes(state: &JoinState, wish: &ClusterWish, node: &NodeName) -> Vec<Change
             path: path.into(),
             content,
             mode: 0o600,
+            over: None,
         });
     }
     changes.push(Change::JoinCluster {
