@@ -77,7 +77,7 @@ impl Signed {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Pin {
-    /// Our name for it; its file is `gpu-bootstrap-NAME`.
+    /// The name of its file, without our prefix.
     pub name: String,
     /// Shell patterns over package names.
     pub packages: Vec<String>,

@@ -60,6 +60,8 @@ crate::scenarios::scenarios! {
     findings_of_a_node: "findings-of-a-node"
     findings_of_other_runtimes: "findings-of-other-runtimes"
     flavour_refused: "flavour-refused"
+    forbidden_packages: "forbidden-packages"
+    forbidden_packages_too_late: "forbidden-packages-too-late"
     forbidden_repository: "forbidden-repository"
     gpu_lost_later: "gpu-lost-later"
     gpu_not_in_branch: "gpu-not-in-branch"

@@ -16,7 +16,7 @@ use crate::{
         pattern,
         version::{Branch, DriverVersion},
     },
-    tools::packages::{Action, PackageOffer, Removals, TransactionRequest},
+    tools::packages::{Action, Exclusion, PackageOffer, Removals, TransactionRequest},
 };
 
 /// The preview of an installation whose packages the lists do not know yet: an earlier change of the plan adds their
@@ -355,6 +355,17 @@ impl Applier {
             .collect();
         if of_driver.is_empty() {
             return Ok(());
+        }
+        let overridden = self.backend.overridden(&*self.host.files)?;
+        let hides = |one: &&Exclusion| of_driver.iter().any(|name| one.hides(name));
+        if let Some(exclusion) = overridden.iter().find(hides) {
+            let what = format!(
+                "approve the package transaction: {exclusion}, and apt reads our preference for the driver's branch first"
+            );
+            return Err(Problem::blocked("forbidden-source", what).advice(format!(
+                "nothing was changed; give `{}` a name that sorts earlier, such as `00-site`",
+                exclusion.path
+            )));
         }
         let Some(hint) = self.backend.forbids(&*self.host.files)? else {
             return Ok(());

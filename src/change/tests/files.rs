@@ -332,7 +332,7 @@ async fn a_repository_is_added_only_with_the_pinned_key() {
         machine
             .fakes
             .files
-            .text("/etc/apt/preferences.d/gpu-bootstrap-repository-toolkit")
+            .text("/etc/apt/preferences.d/zz-gpu-bootstrap-repository-toolkit")
             .contains("Pin-Priority: 600")
     );
     machine.revert(&undo).await;

@@ -427,6 +427,14 @@ pub trait Backend: Debug + Send + Sync {
         Ok(None)
     }
 
+    /// Returns the exclusions that a version preference of ours overrides.
+    ///
+    /// # Errors
+    /// If an existing file cannot be read.
+    fn overridden(&self, _files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+        Ok(Vec::new())
+    }
+
     /// Whether simulations can run at the same time. Those of dnf wait for the lock under which each reads its lists (`fill_sack` of
     /// dnf/base.py).
     fn simulates_side_by_side(&self) -> bool {

@@ -3,7 +3,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::records::records;
+use super::{records::records, repository::PREFERENCES};
 use crate::{
     host::{FileKind, FilesError, ReadFiles, Stat},
     tools::packages::{Exclusion, Impact, SourceFlaw, types::lines_of_proxies},
@@ -58,6 +58,19 @@ fn paths(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
 
 pub(super) fn read(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
     Exclusion::in_files(files, &paths(files)?, parse)
+}
+
+/// Returns the exclusions that apt reads after our preferences: ours would override them.
+///
+/// # Errors
+/// If an existing file cannot be read.
+pub(super) fn behind_ours(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+    let mut paths = paths(files)?;
+    paths.retain(|path| {
+        let name = path.file_name().unwrap_or_default();
+        path.starts_with(FOLDER) && name > PREFERENCES && !name.starts_with(PREFERENCES)
+    });
+    Exclusion::in_files(files, &paths, parse)
 }
 
 /// Returns the preferences with which apt stops whenever it chooses versions.
@@ -241,6 +254,25 @@ mod tests {
                 assert!(flaw.why.contains(words), "{text}: {}", flaw.why);
             }
         }
+    }
+
+    #[test]
+    fn only_exclusions_read_after_our_preferences_are_overridden() {
+        let files = FakeFiles::new();
+        let ban = "Package: nvidia-*\nPin: origin \"third.example.org\"\nPin-Priority: -1\n";
+        for name in [
+            "no-third",
+            "zz-gpu-bootstrap-driver",
+            "zz-site",
+            "zzz.bak",
+            "zz",
+        ] {
+            files.put(&format!("{FOLDER}/{name}"), ban);
+        }
+        files.put(FILE, ban);
+        let found = behind_ours(&files).unwrap();
+        let paths: Vec<&str> = found.iter().map(|one| one.path.as_str()).collect();
+        assert_eq!(paths, ["/etc/apt/preferences.d/zz-site"]);
     }
 
     #[test]

@@ -247,6 +247,10 @@ impl Backend for Apt {
         Some(commands::upgrade())
     }
 
+    fn overridden(&self, files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+        exclusions::behind_ours(files)
+    }
+
     fn forbids(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
         let folder = Utf8Path::new("/etc/apt/preferences.d");
         let parts = files

@@ -76,9 +76,9 @@ fn source_line(words: &str) -> Option<(i32, &str)> {
 }
 
 /// What to do about a forbidden repository that our preference lifts.
-pub const LIFTED: &str = "nothing was changed; the preference for the driver's branch names packages, and lifts them in every \
-     repository: remove that repository, or forbid these packages there in a file that apt reads before ours, such as \
-     `/etc/apt/preferences.d/00-driver` with the lines `Package: NAMES`, `Pin: origin \"HOST\"`, `Pin-Priority: -1`";
+pub const LIFTED: &str = "nothing was changed; the preference for the driver's branch lists packages, which takes precedence over \
+     a record for `*`: remove that repository, or list these packages in the record that forbids it: `Package: NAMES`, \
+     `Pin: origin \"HOST\"`, `Pin-Priority: -1`";
 
 /// Whether a file of preferences forbids anything, apt_preferences(5).
 #[must_use]
@@ -192,6 +192,14 @@ nvidia-driver:
             forbidden(&THIRD.replacen(one, &format!("{other}{one}"), 1)),
             [""; 0]
         );
+        // As printed by apt 2.6 with a record for `nvidia-*` that apt reads before our preference.
+        let listed = THIRD
+            .replace("580.999.0 1001", "580.999.0 -1")
+            .replace("         -1 file", "        500 file")
+            .replace("Candidate: 580.999.0", "Candidate: 580.95.05-1");
+        let offer = parse(&listed).remove(0);
+        assert_eq!(offer.candidate.as_deref(), Some("580.95.05-1"));
+        assert!(offer.versions.contains(&("580.999.0".to_owned(), -1)));
         assert!(forbids("Package: *\nPin: release o=A\nPin-Priority: -1\n"));
         assert!(!forbids(
             "Package: a-1\nPin: version -1\npin-priority: 500\n"

@@ -52,11 +52,21 @@ pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
     (source_path(repository), text)
 }
 
+/// How the names of our files in `/etc/apt/preferences.d` begin. For each version, the first record that lists the
+/// package decides, `apt_preferences(5)`. apt reads `/etc/apt/preferences` first, and then the directory in the order
+/// of the names (tried with apt 2.6). Our files must be last, so that they never allow what a record of the
+/// administrator forbids. A record has only one pin, so ours cannot be restricted to one repository.
+pub const PREFERENCES: &str = "zz-gpu-bootstrap-";
+
+fn preferences(name: &str) -> Utf8PathBuf {
+    Utf8PathBuf::from(format!("/etc/apt/preferences.d/{PREFERENCES}{name}"))
+}
+
 /// A version preference in the format of `apt_preferences(5)`.
 #[must_use]
 pub fn pin(pin: &Pin) -> (Utf8PathBuf, String) {
     (
-        Utf8PathBuf::from(format!("/etc/apt/preferences.d/gpu-bootstrap-{}", pin.name)),
+        preferences(&pin.name),
         format!(
             "{HEADER}Package: {}\nPin: version {}\nPin-Priority: {}\n",
             pin.packages.join(" "),
@@ -87,10 +97,7 @@ pub fn priority(repository: &Repository) -> Option<(Utf8PathBuf, String)> {
     };
     let host = host.unwrap_or_default();
     Some((
-        Utf8PathBuf::from(format!(
-            "/etc/apt/preferences.d/gpu-bootstrap-repository-{}",
-            repository.name
-        )),
+        preferences(&format!("repository-{}", repository.name)),
         format!("{HEADER}Package: {packages}\nPin: origin \"{host}\"\nPin-Priority: {priority}\n"),
     ))
 }
@@ -125,7 +132,7 @@ mod tests {
         let (path, text) = priority(&toolkit()).expect("a priority");
         assert_eq!(
             path,
-            "/etc/apt/preferences.d/gpu-bootstrap-repository-toolkit"
+            "/etc/apt/preferences.d/zz-gpu-bootstrap-repository-toolkit"
         );
         assert!(text.ends_with(
             "Package: nvidia-container-toolkit libnvidia-container*\n\
