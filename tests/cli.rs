@@ -293,6 +293,7 @@ fn wrong_values_of_user_data() {
             "user-data kubeadm --token-file tests/cli/files/absent",
             "user-data kubeadm --token-file tests/cli/files/token-of-servers",
             "user-data k3s --token-file tests/cli/files/token-of-servers",
+            "user-data k3s --token-file tests/cli/files/short-token",
             "user-data k3s --token-file tests/cli/files/token-of-servers --set cluster.join=rke2 --set cluster.server=https://10.0.0.1:9345",
             "user-data eks --value endpoint=nonsense --value ca=abc --value cidr=10.100 --value address=https://x/y.tar.gz",
             "user-data eks-karpenter --value kubernetes=1.34.3 --value arch=aarch64",

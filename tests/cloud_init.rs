@@ -1034,7 +1034,11 @@ fn printed(form: &str, options: &[&str]) -> (String, String) {
 fn user_data_of(form: &str, options: &[&str]) -> (Option<i32>, String, String) {
     let folder = folder();
     let token = folder.path().join("token");
-    fs::write(&token, "abcdef.0123456789abcdef\n").expect("written");
+    let hash = match form {
+        "k3s" => format!("K10{}::", "0123456789abcdef".repeat(4)),
+        _ => String::new(),
+    };
+    fs::write(&token, format!("{hash}abcdef.0123456789abcdef\n")).expect("written");
     let token = token.display().to_string();
     let options = options
         .iter()

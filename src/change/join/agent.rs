@@ -23,8 +23,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
         if token_source.lasting_file().is_none() {
-            let wrong = |token: &str| agents::is_of_server(token).then_some(agents::OF_SERVER);
-            let token = self.usable_token(token_source, wrong).await?;
+            let token = (self.usable_token(token_source, agents::wrong_token)).await?;
             let content = format!("{}\n", token.expose());
             let path = Utf8Path::new(agent.token);
             (self.host.files).write(path, content.as_bytes(), 0o600)?;

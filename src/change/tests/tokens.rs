@@ -36,7 +36,7 @@ fn has_not_shown(machine: &TestMachine, change: &Change, secret: &str) {
 
 #[tokio::test]
 async fn an_agent_gets_the_clouds_token_in_a_file_of_its_own_that_goes_with_it() {
-    let secret = "K10abc::node:hush";
+    let secret = "K100123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef::node:hush";
     let agent = join(JoinMethod::K3s {
         server: "https://10.0.0.1:6443".to_owned(),
         token_source: "azure-secret:v/join".parse().expect("a place"),
@@ -52,11 +52,13 @@ async fn an_agent_gets_the_clouds_token_in_a_file_of_its_own_that_goes_with_it()
     assert_eq!(error.reason(), "join-token-unreachable");
     assert!(error.passes() && machine.fakes.exec.lines().is_empty());
 
-    // Nor is it with one that would let it become a server.
-    with_vault(&machine, "K10abc::server:hush");
-    let error = machine.apply(&agent).await.expect_err("a server's token");
-    assert_eq!((error.reason(), error.passes()), ("join-token-form", false));
-    assert!(!error.to_string().contains("hush") && machine.fakes.exec.lines().is_empty());
+    // Nor is it with one that would let it become a server, or without the hash of the CA certificate.
+    for wrong in ["K10abc::server:hush", "hush"] {
+        with_vault(&machine, wrong);
+        let error = machine.apply(&agent).await.expect_err(wrong);
+        assert_eq!((error.reason(), error.passes()), ("join-token-form", false));
+        assert!(!error.to_string().contains("hush") && machine.fakes.exec.lines().is_empty());
+    }
 
     with_vault(&machine, secret);
     let _error = machine.apply(&agent).await.expect_err("it has not joined");

@@ -7,6 +7,7 @@
 use camino::Utf8Path;
 use serde_json::json;
 
+use super::kubeadm;
 use crate::model::kubernetes::{Labels, Taint};
 
 /// One of the two agents.
@@ -46,17 +47,32 @@ pub const RKE2: Agent = Agent {
     kubeconfig: "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
 };
 
-/// What is wrong with a server's token.
-pub const OF_SERVER: &str = "it is the token of the servers, with which a machine becomes a server and reads what the cluster \
+/// A server's token.
+const OF_SERVER: &str = "it is the token of the servers, with which a machine becomes a server and reads what the cluster \
      keeps: use the file `agent-token` of a server that was started with `--agent-token`, or what `k3s token create --ttl \
      30m` prints";
 
-/// Whether a token lets servers join, too. It says so itself in its long form. Source: k3s, "k3s token", token format and types.
+/// A token without the hash of the CA certificate.
+const NOT_SECURE: &str = "it is not a token in the secure form `K10<CA hash>::...`, without which the agent trusts any server \
+     that answers at the address: use what `k3s token create --ttl 30m` prints on a server (`rke2 token create --ttl 30m`), or \
+     the file `agent-token` of a server that was started with `--agent-token`";
+
+/// Returns what is wrong with a token; `None` for a token of agents in the secure form. Its credentials are `node:PASSWORD` or
+/// a bootstrap token. The agent accepts an empty hash, and then verifies nothing. Sources: k3s, "k3s token", token format and
+/// types; `parseToken` and `validateCAHash` of pkg/clientaccess/token.go.
 #[must_use]
-pub fn is_of_server(token: &str) -> bool {
-    (token.trim().strip_prefix("K10"))
-        .and_then(|rest| rest.split_once("::"))
-        .is_some_and(|(_, login)| login.starts_with("server:"))
+pub fn wrong_token(token: &str) -> Option<&'static str> {
+    let parts = (token.trim().strip_prefix("K10")).and_then(|rest| rest.split_once("::"));
+    let Some((hash, credentials)) = parts else {
+        return Some(NOT_SECURE);
+    };
+    if credentials.starts_with("server:") {
+        return Some(OF_SERVER);
+    }
+    let is_hash = hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit());
+    let has_password = (credentials.strip_prefix("node:")).is_some_and(|one| !one.is_empty());
+    let is_secure = is_hash && (has_password || kubeadm::is_token(credentials));
+    (!is_secure).then_some(NOT_SECURE)
 }
 
 /// The configuration: JSON, which is YAML, too. It names the file with the token, and has no secret.
@@ -96,15 +112,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_token_of_a_server_is_told_by_its_user() {
-        assert!(is_of_server("K10abc::server:hush\n"));
-        for token in [
-            "K10abc::node:server:",
-            "abcdef.0123456789abcdef",
-            "server:x",
-            "K10abc::abcdef.0123456789abcdef",
-        ] {
-            assert!(!is_of_server(token), "{token}");
+    fn only_agent_tokens_in_the_secure_form_pass() {
+        let hash = "0123456789abcdef".repeat(4);
+        for (token, wrong) in rows! {
+            format!("K10{hash}::node:hush\n"), None;
+            format!("K10{hash}::abcdef.0123456789abcdef"), None;
+            format!("K10{hash}::server:hush"), Some(OF_SERVER);
+            "K10::server:hush".to_owned(), Some(OF_SERVER);
+            // The short form: a server's password, an agent's, a bootstrap token.
+            "hush".to_owned(), Some(NOT_SECURE);
+            "node:hush".to_owned(), Some(NOT_SECURE);
+            "abcdef.0123456789abcdef".to_owned(), Some(NOT_SECURE);
+            // The agent does not compare an empty hash.
+            "K10::node:hush".to_owned(), Some(NOT_SECURE);
+            format!("K10{}::node:hush", &hash[1..]), Some(NOT_SECURE);
+            format!("K10{hash}::node:"), Some(NOT_SECURE);
+            format!("K10{hash}::hush"), Some(NOT_SECURE);
+            format!("K10{hash}"), Some(NOT_SECURE);
+            String::new(), Some(NOT_SECURE);
+        } {
+            assert_eq!(wrong_token(&token), wrong, "{token}");
         }
     }
 

@@ -17,9 +17,7 @@ use crate::model::cluster::JoinMethod;
 pub fn wrong_token(method: &JoinMethod, token: &str) -> Option<&'static str> {
     match method {
         JoinMethod::Kubeadm { .. } => (!kubeadm::is_token(token)).then_some(kubeadm::NO_TOKEN),
-        JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. } => {
-            agents::is_of_server(token).then_some(agents::OF_SERVER)
-        }
+        JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. } => agents::wrong_token(token),
         _ => None,
     }
 }

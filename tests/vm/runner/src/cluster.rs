@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Deserialize;
+use sha2::{Digest, Sha256};
 
 use crate::cases::fill;
 use crate::kubernetes::{API_SERVER, CONTROLLERS, ETCD, KUBEADM, KUBECTL};
@@ -370,6 +371,17 @@ impl Cluster {
         self.values.insert("ca-hash".into(), hash.into());
         let authority = self.authority()?;
         self.values.insert("ca-certificate".into(), authority);
+        // As `k3s token create` prints them.
+        let certificate = fs::read(self.root.join("etc/kubernetes/pki/ca.crt"));
+        let hash = Sha256::digest(certificate.context("cannot read the CA certificate")?);
+        let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        for (name, token) in [
+            ("agent-token", "join-token"),
+            ("wrong-agent-token", "wrong-token"),
+        ] {
+            let secure = format!("K10{hash}::{}", self.value(token));
+            self.values.insert(name.into(), secure);
+        }
         let apply = self.kubectl(&["apply", "--filename", "-"]);
         self.program(machine, KUBECTL, &apply).stdin(ACCOUNT).ok()?;
         let (id, _) = token.split_once('.').context("a token has two parts")?;
@@ -429,7 +441,11 @@ impl Cluster {
         }
         write(&at("etc/cni/net.d/10-bridge.conflist"), NETWORK, 0o644)?;
         if let Some(path) = &wish.token_file {
-            write(&at(path), &format!("{}\n", self.value("join-token")), 0o600)?;
+            let token = match wish.agents {
+                true => "agent-token",
+                false => "join-token",
+            };
+            write(&at(path), &format!("{}\n", self.value(token)), 0o600)?;
         }
         if let Some(path) = &wish.kubeconfig {
             write(&at(path), &self.account(machine)?, 0o600)?;
