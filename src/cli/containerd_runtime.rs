@@ -25,17 +25,10 @@ use crate::{
 
 pub(super) async fn run(world: &mut World<'_>) -> Result<Exit, Failure> {
     prepare::root(world, "put the runtime back")?;
-    let standing = engine::standing(&world.host)?;
-    let wanted = standing.iter().rev().find_map(|change| match change {
-        Change::ConfigureRuntime { settings } if settings.kind == Daemon::Containerd => {
-            Some(settings)
-        }
-        _ => None,
-    });
-    let Some(wanted) = wanted else {
+    let Some(wanted) = wanted(&world.host)? else {
         return Ok(Exit::Ok);
     };
-    put_back(&world.host, wanted).await.map_err(|why| {
+    put_back(&world.host, &wanted).await.map_err(|why| {
         Failure::new(
             Exit::StepFailed,
             "runtime-not-put-back",
@@ -44,6 +37,18 @@ pub(super) async fn run(world: &mut World<'_>) -> Result<Exit, Failure> {
         )
     })?;
     Ok(Exit::Ok)
+}
+
+/// Returns the settings of the last change of containerd that is applied. An `install` that restarts containerd is not done
+/// with its change; if that fails, the former configuration must stay.
+fn wanted(host: &Host) -> Result<Option<RuntimeSettings>, Failure> {
+    let applied = engine::applied(host)?;
+    Ok(applied.into_iter().find_map(|change| match change {
+        Change::ConfigureRuntime { settings } if settings.kind == Daemon::Containerd => {
+            Some(settings)
+        }
+        _ => None,
+    }))
 }
 
 /// Sets what the change of `install` set, in the form that the file has now.
@@ -87,8 +92,57 @@ async fn put_back(host: &Host, wanted: &RuntimeSettings) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
-    use crate::host::fake;
+    use crate::{host::fake, journal};
+
+    /// A journal of a run that sets containerd's runtime several times.
+    fn journal_of(records: &[Value]) -> String {
+        let lines = records.iter().enumerate().map(|(seq, record)| {
+            let line = json!({
+                "schema": journal::SCHEMA, "seq": seq, "at": "2026-01-01T00:00:00Z", "run": "r", "record": record,
+            });
+            format!("{line}\n")
+        });
+        lines.collect()
+    }
+
+    #[test]
+    fn the_newest_applied_setting_counts() {
+        let undo = json!({"undo": "impossible", "what": "x", "why": "x"});
+        let intent = |default: bool| {
+            json!({
+                "kind": "intent", "steps": ["runtime.containerd-nvidia"], "undo": undo,
+                "change": {
+                    "kind": "configure-runtime",
+                    "settings": {
+                        "kind": "containerd", "unit": "containerd.service", "files": [], "runtime": "nvidia",
+                        "default": default, "cdi": false,
+                    },
+                },
+            })
+        };
+        let ended = |kind: &str, intent: u64| json!({"kind": kind, "intent": intent, "undo": undo});
+        let (host, fakes) = fake::host();
+        let default = |records: &[Value]| {
+            fakes
+                .files
+                .put(journal::path().as_str(), journal_of(records));
+            wanted(&host)
+                .expect("a journal")
+                .map(|settings| settings.default)
+        };
+        let mut records = vec![intent(false)];
+        assert_eq!(default(&records), None);
+        records.extend([ended("applied", 0), intent(true)]);
+        // The second change is being applied, or was interrupted.
+        assert_eq!(default(&records), Some(false));
+        records.push(ended("applied", 2));
+        assert_eq!(default(&records), Some(true));
+        records.extend([intent(false), ended("interrupted", 4)]);
+        assert_eq!(default(&records), Some(true));
+    }
 
     /// Google's script writes the file anew at each boot, and restarts containerd.
     #[tokio::test]

@@ -56,7 +56,7 @@ pub use guard::release_lost;
 pub use ours::{holds, our_runtimes};
 pub use reboot::{REBOOT_STOPPED, reboot};
 pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
-pub use resume::{UNIT, asked, hand_over, request, standing_changes as standing};
+pub use resume::{UNIT, applied_changes as applied, asked, hand_over, request};
 pub use retry::UNATTENDED_DEADLINE;
 pub use rollback::{Rollback, rollback};
 pub use runfile::{Progress, RunFile, StepProgress};

@@ -265,13 +265,14 @@ pub fn request(host: &Host) -> Result<Option<Request>, EngineError> {
     }))
 }
 
-/// The changes that stand, oldest first.
+/// Returns the changes that were applied completely and not undone, newest first.
 ///
 /// # Errors
-/// When the journal cannot be read.
-pub fn standing_changes(host: &Host) -> Result<Vec<Change>, EngineError> {
+/// If the journal cannot be read.
+pub fn applied_changes(host: &Host) -> Result<Vec<Change>, EngineError> {
     let standing = fold(&Journal::read(host)?.lines).standing;
-    Ok(standing.into_iter().map(|one| one.change).collect())
+    let whole = standing.into_iter().filter(|one| one.whole);
+    Ok(whole.map(|one| one.change).collect())
 }
 
 /// The request of the last `install`, unchanged: an image is still an image.

@@ -2,7 +2,7 @@
 //! runtime. What counts is what the daemon says about itself, and for containerd what its files say to it.
 
 use async_trait::async_trait;
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
     RUNTIME_CONTAINERD, RUNTIME_CRIO, RUNTIME_DOCKER, TOOLKIT_PACKAGES, program,
@@ -159,7 +159,11 @@ const DROP_IN: &str = "/etc/systemd/system/containerd.service.d/50-gpu-bootstrap
 /// The hidden subcommand that does it.
 const PUT_BACK: &str = "containerd-runtime";
 
-/// The drop-in, where others write containerd's file and it is missing; or why it may not name this program.
+/// How the line of the drop-in that starts the program begins. If the program fails, containerd still starts.
+const START: &str = "ExecStartPre=-";
+
+/// The drop-in, where others write containerd's file and it is missing or starts a program that does not exist; or why it may
+/// not name this program.
 fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<Result<Change, String>>, StepError> {
     if daemon != Daemon::Containerd || runtime_of(cx.desired) == layout::BUILT_IN {
         return Ok(None);
@@ -170,15 +174,22 @@ fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<Result<Change, String>>
         is_rewritten |= files.exists(&Utf8Path::new(folder).join(REWRITING_UNIT))?;
     }
     let there = files.read_text(DROP_IN.into())?;
-    if !is_rewritten || there.is_some_and(|text| text.contains(PUT_BACK)) {
+    if !is_rewritten {
         return Ok(None);
     }
-    Ok(Some(program::lasting(cx)?.map(|program| {
-        Change::write(
-            DROP_IN,
-            format!("{HEADER}[Service]\nExecStartPre=-{program} {PUT_BACK}\n"),
-        )
-    })))
+    let command = |line: &str| {
+        let (program, command) = line.strip_prefix(START)?.split_once(' ')?;
+        (command.trim() == PUT_BACK).then(|| Utf8PathBuf::from(program))
+    };
+    let named = there.and_then(|text| text.lines().find_map(command));
+    match program::named_or_lasting(cx, named.as_deref())? {
+        Ok(program) if Some(&program) == named.as_ref() => Ok(None),
+        Ok(program) => {
+            let content = format!("{HEADER}[Service]\n{START}{program} {PUT_BACK}\n");
+            Ok(Some(Ok(Change::write(DROP_IN, content))))
+        }
+        Err(why) => Ok(Some(Err(why))),
+    }
 }
 
 /// Whose containerd the kubelet uses, if not this one: that is never configured here.
@@ -233,7 +244,9 @@ impl Step for NvidiaRuntime {
             None => None,
         };
         if let Some(change) = drop_in {
-            let why = format!("others write containerd's file anew, and `{DROP_IN}` is missing");
+            let why = format!(
+                "others write containerd's file anew, and `{DROP_IN}` is missing or starts a program that does not exist"
+            );
             match &mut answer {
                 // Undone first: otherwise the runtime would come back when containerd starts with its former file.
                 Assessment::Needs { changes, .. } => changes.push(change),
@@ -516,7 +529,17 @@ mod tests {
         };
         assert_eq!(answer(Daemon::Containerd, &without), None);
         assert_eq!(answer(Daemon::Docker, &want), None);
-        fakes.files.put(path.as_str(), content);
+        fakes.files.put(path.as_str(), content.as_str());
+        assert_eq!(wanted(), None);
+        // The program was moved since: its old path is gone.
+        let moved = content.replace("ExecStartPre=-/", "ExecStartPre=-/opt/old/");
+        fakes.files.put(path.as_str(), moved.as_str());
+        assert!(
+            matches!(wanted(), Some(Ok(Change::WriteFile { content: now, .. })) if now == content)
+        );
+        fakes
+            .files
+            .put("/opt/old/usr/local/bin/gpu-bootstrap", "another copy");
         assert_eq!(wanted(), None);
     }
 }
