@@ -1,5 +1,7 @@
 //! Kernel modules and initial RAM filesystems: load, unload, build, rebuild.
 
+use std::time::Duration;
+
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Afterwards, Applier, Problem, Reverted, Sink, Undo, kernel_parameters::needed_by};
@@ -8,6 +10,9 @@ use crate::{
     host::{Cmd, ExecError, FileKind, FilesError},
     tools::{dkms, faults, initramfs, kmod, packages::Fault, prebuilt},
 };
+
+/// The pause between two looks at another DKMS.
+const POLL: Duration = Duration::from_secs(2);
 
 impl Applier {
     fn is_loaded(&self, module: &str) -> Result<bool, Problem> {
@@ -173,6 +178,10 @@ impl Applier {
     /// scripts of Debian's packages fail on it for ever.
     pub(super) fn remove_torn_trees(&self, sink: &dyn Sink) -> Result<(), Problem> {
         let files = &self.host.files;
+        if dkms::running(&**files, &*self.host.system)?.is_some() {
+            // Perhaps it is adding that version now.
+            return Ok(());
+        }
         let folders = |path: &Utf8Path| -> Result<Vec<Utf8PathBuf>, Problem> {
             let mut found = Vec::new();
             for name in files.list(path)? {
@@ -312,12 +321,52 @@ impl Applier {
         Ok(false)
     }
 
+    /// Waits until no other DKMS works, with a time limit. DKMS has no lock, so two at once destroy each other's builds: one of
+    /// `dkms.service`, of a package's script, or of a run of ours that was killed.
+    async fn wait_for_other_dkms(&self, what: &str, sink: &dyn Sink) -> Result<(), Problem> {
+        let clock = &self.host.clock;
+        let started = clock.monotonic();
+        let limit = self.policy.lock_timeout_seconds;
+        let mut reported = None;
+        while let Some(who) = self.other_dkms().await? {
+            let waited = clock.monotonic().saturating_sub(started).as_secs();
+            if waited >= limit {
+                let what = format!("{what}: after {waited} s {who} is still running");
+                return Err(Problem {
+                    passes: true,
+                    ..Problem::new("dkms-busy", what)
+                }
+                .advice("wait until it has finished, then run the command again"));
+            }
+            if reported.as_ref() != Some(&who) {
+                let left = limit - waited;
+                let message = format!("{who} is running; waiting for at most {left} s more");
+                sink.retry(&message, POLL.as_secs_f64());
+                reported = Some(who);
+            }
+            self.pause_for(POLL, what).await?;
+        }
+        Ok(())
+    }
+
+    async fn other_dkms(&self) -> Result<Option<String>, Problem> {
+        if let Some(process) = dkms::running(&*self.host.files, &*self.host.system)? {
+            let command = process.command.unwrap_or_default();
+            return Ok(Some(format!("process {}, `{command}`,", process.pid)));
+        }
+        let unit = self.unit_state_if_any(dkms::UNIT).await?;
+        let starts = unit.is_some_and(|unit| unit.active == "activating");
+        Ok(starts.then(|| format!("`{}`", dkms::UNIT)))
+    }
+
     pub(super) async fn build_module(
         &self,
         module: &str,
         kernel: &str,
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
+        let what = format!("build kernel module `{module}` for {kernel}");
+        self.wait_for_other_dkms(&what, sink).await?;
         let builds = self.builds(module).await?;
         if let Some(status) = builds.iter().find(|status| is_installed(status, kernel)) {
             if !self.is_torn(status, kernel)? {
@@ -330,11 +379,7 @@ impl Applier {
         }
         let error = |log: Option<String>| Problem {
             hint: Fault::Build.hint().map(str::to_owned),
-            ..Problem::new(
-                Fault::Build.reason(),
-                format!("build kernel module `{module}` for {kernel}"),
-            )
-            .telling(log)
+            ..Problem::new(Fault::Build.reason(), what.as_str()).telling(log)
         };
         let versions = self.versions_to_build(&builds, module)?;
         let [version] = versions.as_slice() else {
@@ -415,6 +460,7 @@ impl Applier {
             )));
         }
         let what = format!("remove `{module}` {version} from {kernel}");
+        self.wait_for_other_dkms(&what, sink).await?;
         self.tool(&what, &dkms::remove(module, version, kernel), sink)
             .await?;
         Ok(Reverted::done(format!(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Files, FilesError};
+use super::{FileKind, Files, FilesError, ReadFiles};
 
 /// Where the kernel tells about memory.
 pub(super) const MEMINFO: &str = "/proc/meminfo";
@@ -38,6 +38,49 @@ impl Process {
         let first = (self.command.as_deref()).and_then(|line| line.split(' ').next());
         let file = first.and_then(|path| path.rsplit('/').next());
         file == Some(program) || self.name.as_deref() == Some(program)
+    }
+}
+
+/// The namespaces of a program of the machine itself. A process in other ones is in a container.
+const NAMESPACES: [&str; 2] = ["pid", "mnt"];
+
+/// Whether a process runs in our namespaces; `false` if it has ended or only root may look.
+///
+/// # Errors
+/// If a link of a running process cannot be read by root.
+pub fn is_in_own_namespaces(files: &dyn ReadFiles, pid: u32) -> Result<bool, FilesError> {
+    for namespace in NAMESPACES {
+        let theirs = link_of(files, pid, &format!("/proc/{pid}/ns/{namespace}"))?;
+        let own = link_of(files, pid, &format!("/proc/self/ns/{namespace}"))?;
+        if own.is_none() || theirs != own {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Returns the target of a link in `/proc`; `None` if the process has ended or only root may look.
+///
+/// # Errors
+/// If a link of a running process cannot be read by root.
+pub fn link_of(
+    files: &dyn ReadFiles,
+    pid: u32,
+    path: &str,
+) -> Result<Option<Utf8PathBuf>, FilesError> {
+    let has_ended = || {
+        matches!(
+            files.exists(Utf8Path::new(&format!("/proc/{pid}"))),
+            Ok(false)
+        )
+    };
+    match files.stat(Utf8Path::new(path)) {
+        Ok(stat) => Ok(stat.and_then(|stat| match stat.kind {
+            FileKind::Link(target) => Some(target),
+            _ => None,
+        })),
+        Err(error) if error.is_denied() || has_ended() => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

@@ -1,13 +1,11 @@
 //! Whose command lines are believed. Every user, and every process of a pod, may call its processes as it likes and give them
 //! any arguments, and this program acts as root on what it reads.
 
-use camino::{Utf8Path, Utf8PathBuf};
-
 use super::{State, StateError};
-use crate::host::{FileKind, FilesError, system::Process};
-
-/// The namespaces in which a program of the machine itself runs: what has others is in a container.
-const NAMESPACES: [&str; 2] = ["pid", "mnt"];
+use crate::host::{
+    FilesError,
+    system::{Process, is_in_own_namespaces, link_of},
+};
 
 /// What the kernel adds to the name of a program whose file was replaced since, as by an upgrade: `d_path()`.
 const DELETED: &str = " (deleted)";
@@ -40,36 +38,15 @@ impl State {
 
     /// The name of the program that a process executes; `None` if it is in a container, has ended, or only root may look.
     fn own_program(&self, pid: u32) -> Result<Option<String>, FilesError> {
-        for namespace in NAMESPACES {
-            let theirs = self.target(pid, &format!("/proc/{pid}/ns/{namespace}"))?;
-            let own = self.target(pid, &format!("/proc/self/ns/{namespace}"))?;
-            if own.is_none() || theirs != own {
-                return Ok(None);
-            }
+        let files = &*self.host.files;
+        if !is_in_own_namespaces(files, pid)? {
+            return Ok(None);
         }
-        let file = self.target(pid, &format!("/proc/{pid}/exe"))?;
+        let file = link_of(files, pid, &format!("/proc/{pid}/exe"))?;
         Ok(file.and_then(|file| {
             let name = file.file_name()?;
             Some(name.strip_suffix(DELETED).unwrap_or(name).to_owned())
         }))
-    }
-
-    fn target(&self, pid: u32, path: &str) -> Result<Option<Utf8PathBuf>, FilesError> {
-        let files = &self.host.files;
-        let has_ended = || {
-            matches!(
-                files.exists(Utf8Path::new(&format!("/proc/{pid}"))),
-                Ok(false)
-            )
-        };
-        match files.stat(Utf8Path::new(path)) {
-            Ok(stat) => Ok(stat.and_then(|stat| match stat.kind {
-                FileKind::Link(target) => Some(target),
-                _ => None,
-            })),
-            Err(error) if error.is_denied() || has_ended() => Ok(None),
-            Err(error) => Err(error),
-        }
     }
 }
 

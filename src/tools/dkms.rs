@@ -5,7 +5,10 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::kmod;
-use crate::host::{Cmd, FileKind, FilesError, Query, ReadFiles};
+use crate::host::{
+    Cmd, FileKind, FilesError, Query, ReadFiles,
+    system::{Process, System, is_in_own_namespaces, link_of},
+};
 
 /// Compiling NVIDIA's module takes 80 to 275 s; the rest is for a slow machine.
 const DEADLINE: Duration = Duration::from_secs(45 * 60);
@@ -16,6 +19,32 @@ pub const SIGNING: &str = "/etc/dkms/framework.conf.d/gpu-bootstrap.conf";
 
 /// The first version that reads [`SIGNING`] (the same, at its tags).
 pub const FIRST_TO_SIGN: &str = "3.0.4";
+
+/// The unit that builds modules for a new kernel at boot.
+pub const UNIT: &str = "dkms.service";
+
+/// Returns a process of the machine that runs DKMS, unless that only queries its status.
+///
+/// # Errors
+/// If processes cannot be listed, or one cannot be inspected by root.
+pub fn running(files: &dyn ReadFiles, system: &dyn System) -> Result<Option<Process>, FilesError> {
+    // A script: `/bin/bash /usr/sbin/dkms install ...`. Some setuid programs become root with any arguments.
+    let works = |process: &Process| {
+        let mut words = process.command.as_deref().unwrap_or_default().split(' ');
+        let mut first = words.by_ref().take(3);
+        let is_dkms = first.any(|word| Utf8Path::new(word).file_name() == Some("dkms"));
+        process.uid == Some(0) && is_dkms && words.next() != Some("status")
+    };
+    for process in system.processes()?.into_iter().filter(works) {
+        let exe = link_of(files, process.pid, &format!("/proc/{}/exe", process.pid))?;
+        let is_script = (exe.as_ref().and_then(|exe| exe.file_name()))
+            .is_some_and(|name| matches!(name, "bash" | "dkms"));
+        if is_script && is_in_own_namespaces(files, process.pid)? {
+            return Ok(Some(process));
+        }
+    }
+    Ok(None)
+}
 
 /// Returns the file that DKMS reads after the `dkms.conf` of a module (dkms(8), "dkms.conf overriding").
 #[must_use]

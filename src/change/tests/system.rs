@@ -577,6 +577,71 @@ async fn what_a_killed_build_has_left_keeps_no_other_from_being_made() {
     assert_eq!(files.text(BUILT), "ELF");
 }
 
+/// A process of the machine.
+fn run_process(machine: &TestMachine, pid: u32, command: &str) {
+    let files = &machine.fakes.files;
+    for (file, text) in [
+        ("comm", "dkms\n"),
+        ("cmdline", &command.replace(' ', "\0")),
+        ("status", "Uid:\t0\t0\t0\t0\n"),
+    ] {
+        files.put(&format!("/proc/{pid}/{file}"), text);
+    }
+    files.put_link(&format!("/proc/{pid}/exe"), "/usr/bin/bash");
+    for process in [pid.to_string().as_str(), "self"] {
+        for namespace in ["pid", "mnt"] {
+            let link = format!("/proc/{process}/ns/{namespace}");
+            files.put_link(&link, &format!("{namespace}:[1]"));
+        }
+    }
+}
+
+/// What a DKMS that runs has built so far.
+const UNFINISHED: &str = "/var/lib/dkms/nvidia/580.95.05/6.1.0/x86_64/log/make.log";
+
+#[tokio::test]
+async fn a_build_waits_for_another_dkms() {
+    let machine = machine_with_dkms("nvidia/580.95.05: added\n");
+    let files = &machine.fakes.files;
+    files.put(UNFINISHED, "CC nv.o\n");
+    run_process(
+        &machine,
+        41,
+        "/bin/bash /usr/sbin/dkms install -m nvidia -v 580.95.05",
+    );
+    let error = machine.apply(&build_nvidia()).await.unwrap_err();
+    assert_eq!((error.reason(), error.passes()), ("dkms-busy", true));
+    assert!(error.to_string().contains("process 41"), "{error}");
+    assert_eq!(files.text(UNFINISHED), "CC nv.o\n");
+    let lines = machine.fakes.exec.lines();
+    let built = |line: &String| line.starts_with("dkms install");
+    assert!(!lines.iter().any(built), "{lines:#?}");
+    // Neither a query, nor a process of a container, nor another program is waited for.
+    files.put(
+        "/proc/41/cmdline",
+        "/bin/bash\0/usr/sbin/dkms\0status\0-m\0nvidia",
+    );
+    run_process(&machine, 42, "/bin/bash /usr/sbin/dkms autoinstall");
+    files.put_link("/proc/42/ns/mnt", "mnt:[2]");
+    run_process(&machine, 43, "/bin/bash /usr/sbin/dkms autoinstall");
+    files.put_link("/proc/43/exe", "/usr/bin/mount");
+    machine.apply(&build_nvidia()).await.unwrap();
+    assert_eq!(files.text(BUILT), "ELF");
+}
+
+#[tokio::test]
+async fn a_build_waits_for_the_dkms_unit() {
+    let machine = machine_with_dkms("nvidia/580.95.05: added\n");
+    machine.fakes.files.put(UNFINISHED, "CC nv.o\n");
+    machine.units.put("dkms.service", "enabled", "activating");
+    let error = machine.apply(&build_nvidia()).await.unwrap_err();
+    assert_eq!(error.reason(), "dkms-busy");
+    assert_eq!(machine.fakes.files.text(UNFINISHED), "CC nv.o\n");
+    machine.units.put("dkms.service", "enabled", "active");
+    machine.apply(&build_nvidia()).await.unwrap();
+    assert_eq!(machine.fakes.files.text(BUILT), "ELF");
+}
+
 #[tokio::test]
 async fn of_several_sources_of_a_module_none_is_built_and_each_is_named() {
     let machine = machine_with_dkms("");
