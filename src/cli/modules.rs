@@ -50,6 +50,9 @@ const SOURCE_TIME_LIMIT: Duration = Duration::from_secs(60);
 /// The time limit of an upload by `export`, for which somebody waits.
 const UPLOAD_TIME_LIMIT: Duration = Duration::from_secs(600);
 
+/// How often a pair of archive and signature is written at most, if other machines write the same names.
+const WRITES: usize = 4;
+
 /// The largest signature that is read, in bytes: one of minisign has some 300.
 const SIGNATURE_LIMIT: u64 = 16 << 10;
 
@@ -119,14 +122,26 @@ impl Packed {
         }
     }
 
-    /// Writes it into a folder. The signature is written first, so that nobody finds the archive without it.
+    /// Writes it into a folder. The signature is written first, so that nobody finds the archive without it. If another
+    /// machine writes the same names at the same time, the last one to finish sees a mixed pair and writes its own again.
     fn write(&self, files: &dyn Files, folder: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
         let path = folder.join(&self.name);
-        if let Some(signature) = &self.signature {
-            let beside = folder.join(format!("{}{SIGNATURE}", self.name));
+        let Some(signature) = &self.signature else {
+            files.write(&path, &self.content, 0o644)?;
+            return Ok(path);
+        };
+        let beside = signature_of(&path);
+        for _ in 0..WRITES {
             files.write(&beside, signature.as_bytes(), 0o644)?;
+            files.write(&path, &self.content, 0o644)?;
+            let has_own = |path: &Utf8Path, own: &[u8]| {
+                let found = files.read(path)?;
+                Ok::<_, FilesError>(found.as_deref() == Some(own))
+            };
+            if has_own(&beside, signature.as_bytes())? == has_own(&path, &self.content)? {
+                break;
+            }
         }
-        files.write(&path, &self.content, 0o644)?;
         Ok(path)
     }
 
@@ -145,6 +160,26 @@ impl Packed {
         }));
         registry.push(&oci::tag(&self.name), &files).await
     }
+}
+
+/// Returns the path of an archive's signature.
+fn signature_of(archive: &Utf8Path) -> Utf8PathBuf {
+    format!("{archive}{SIGNATURE}").into()
+}
+
+/// Reads an archive in a folder with its signature, as far as both exist and have a plausible size.
+fn pair_in(
+    files: &dyn ReadFiles,
+    archive: &Utf8Path,
+) -> Result<(Option<Vec<u8>>, Option<Vec<u8>>), FilesError> {
+    let read = |path: &Utf8Path, limit: u64| match files.stat(path)? {
+        Some(stat) if stat.size <= limit => files.read(path),
+        _ => Ok(None),
+    };
+    Ok((
+        read(archive, LIMIT)?,
+        read(&signature_of(archive), SIGNATURE_LIMIT)?,
+    ))
 }
 
 /// Reads the private key that signs archives.
@@ -333,23 +368,34 @@ pub(super) async fn publish(
     let registry = || {
         Address::parse(&wish.to).map(|to| Registry::new(host, to, SOURCE_TIME_LIMIT).for_writing())
     };
+    let key = match &wish.key {
+        Some(path) => Some(private_key(&*host.files, path)?),
+        None => None,
+    };
+    let public = driver.prebuilt.iter().flat_map(|one| &one.public_keys);
+    let keys: Vec<String> = public.cloned().collect();
     let is_there = match registry() {
         Some(mut registry) => registry.layers(&oci::tag(&name)).await?.is_some(),
         None => {
             let (folder, path) = (folder.clone(), folder.join(&name));
             let look = move |files: &dyn Files| {
-                refuse_foreign(files, &folder).and_then(|()| files.exists(&path))
+                refuse_foreign(files, &folder).and_then(|()| pair_in(files, &path))
             };
-            in_folder(host, look).await?
+            let own = key.iter().map(PrivateKey::public);
+            let keys: Vec<String> = keys.iter().cloned().chain(own).collect();
+            match in_folder(host, look).await? {
+                (None, _) => false,
+                // A pair of two machines, or what a killed one has left, is replaced.
+                (Some(archive), Some(signature)) if key.is_some() => {
+                    prebuilt::verify(&archive, &signature, &keys).is_ok()
+                }
+                (Some(_), _) => key.is_none(),
+            }
         }
     };
     if is_there {
         return Ok(None);
     }
-    let key = match &wish.key {
-        Some(path) => Some(private_key(&*host.files, path)?),
-        None => None,
-    };
     let packed = Packed::new(pack(host, &one, &os.id).await?, key.as_ref(), host);
     if packed.name != name {
         return Err(format!(
@@ -357,11 +403,6 @@ pub(super) async fn publish(
             packed.name
         ));
     }
-    let keys = driver
-        .prebuilt
-        .iter()
-        .flat_map(|prebuilt| &prebuilt.public_keys);
-    let keys: Vec<String> = keys.cloned().collect();
     if let (Some(signature), false) = (&packed.signature, keys.is_empty()) {
         prebuilt::verify(&packed.content, signature.as_bytes(), &keys).map_err(
             |_| "`driver.prebuilt.sign-key` belongs to none of `driver.prebuilt.public-keys`",
@@ -1088,6 +1129,53 @@ mod tests {
             2
         );
         assert_eq!(publish(&driver, &folder).await, Ok(None));
+    }
+
+    /// Two machines with the same image finish at the same time. Their archives differ, because DKMS signs the modules with a key
+    /// of each machine.
+    #[tokio::test]
+    async fn a_shared_folder_ends_with_a_matching_pair() {
+        let (host, fakes) = machine();
+        let (name, content) = archive(&host).await;
+        let key = PrivateKey::read(PRIVATE).expect("a key");
+        let other = Packed::new((name.clone(), b"another".to_vec()), Some(&key), &host);
+        let own = Packed::new((name, content), Some(&key), &host);
+        let path = Utf8Path::new("/srv/modules").join(&own.name);
+        let verified = || {
+            let (archive, signature) = pair_in(&*host.files, &path).expect("read");
+            let (archive, signature) = (archive.expect("there"), signature.expect("there"));
+            prebuilt::verify(&archive, &signature, &[ITS_PUBLIC.to_owned()])
+        };
+        // The other machine writes its pair before our archive is written.
+        let (files, pair) = (fakes.files.clone(), signature_of(&path));
+        let (signature, archive) = (other.signature.expect("signed"), other.content);
+        let place = path.clone();
+        let mut is_first = true;
+        fakes.files.before_mutations(move |_, mutation| {
+            let is_archive =
+                matches!(mutation, fake::Mutation::File(_, path) if *path == place);
+            if is_archive && std::mem::take(&mut is_first) {
+                files.put(pair.as_str(), signature.as_str());
+                files.put(place.as_str(), archive.as_slice());
+            }
+            Ok(())
+        });
+        own.write(&*host.files, "/srv/modules".into())
+            .expect("written");
+        assert_eq!(verified(), Ok(()));
+        // What a killed machine has left is replaced.
+        fakes.files.put(path.as_str(), "another");
+        host.files
+            .write(KEY.into(), PRIVATE.as_bytes(), 0o600)
+            .expect("written");
+        let wish = Publish {
+            to: "/srv/modules".to_owned(),
+            key: Some(KEY.into()),
+        };
+        assert!(verified().is_err());
+        let published = publish(&host, &running(), &wanted(), &wish).await;
+        assert!(published.is_ok_and(|place| place.is_some()));
+        assert_eq!(verified(), Ok(()));
     }
 
     #[tokio::test]

@@ -12,7 +12,7 @@ use blake2::{Blake2b512, Digest as _};
 use camino::Utf8Path;
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use minisign_verify::{Error, PublicKey, Signature};
-use ring::signature::Ed25519KeyPair;
+use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -228,6 +228,12 @@ impl PrivateKey {
         let pair = Ed25519KeyPair::from_seed_and_public_key(&bytes[62..94], &bytes[94..126]);
         let pair = pair.map_err(|_| NONE)?;
         Ok(Self { number, pair })
+    }
+
+    /// Returns the public key.
+    #[must_use]
+    pub fn public(&self) -> String {
+        STANDARD.encode([b"Ed", &self.number[..], self.pair.public_key().as_ref()].concat())
     }
 
     /// Signs the digest of an archive. Source: the same, "Signature format".
@@ -661,6 +667,7 @@ mod tests {
     #[test]
     fn what_a_private_key_signs_its_public_key_accepts() {
         let key = PrivateKey::read(PRIVATE).expect("a key");
+        assert_eq!(key.public(), ITS_PUBLIC);
         let signature = key.sign(b"test", "a.tar.gz", jiff::Timestamp::UNIX_EPOCH);
         let verify = |archive: &[u8], signature: &str, key: &str| {
             verify(archive, signature.as_bytes(), &[key.to_owned()])
