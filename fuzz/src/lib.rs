@@ -515,7 +515,7 @@ pub fn texts(bytes: &[u8]) {
     let _ = openpgp::parse(bytes);
     let _ = module_file::modinfo(bytes, "vermagic");
     let _ = module_file::needed_symbols(bytes);
-    let _ = prebuilt::verify(bytes, bytes, &[]);
+    let _ = prebuilt::verify(bytes, "x.tar.gz", bytes, &prebuilt::Trust::default());
     let _ = prebuilt::unpack(bytes, &purpose(), None, &["nvidia".to_owned()]);
     let text = &*String::from_utf8_lossy(bytes);
     packages(text);

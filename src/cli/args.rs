@@ -476,6 +476,9 @@ pub struct TakeArgs {
     /// Public keys; without any, archives need no signature
     #[arg(long)]
     pub public_key: Vec<String>,
+    /// The oldest time of a signature
+    #[arg(long)]
+    pub not_before: Option<jiff::Timestamp>,
     /// Each module, and the file that a build makes
     #[arg(value_name = "NAME=FILE", required = true)]
     pub places: Vec<TakenModule>,

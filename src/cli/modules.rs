@@ -21,7 +21,7 @@ use super::{
     world::World,
 };
 use crate::{
-    config::desired::{DriverWish, Publish},
+    config::desired::{DriverWish, Prebuilt, Publish},
     error::one_line,
     exit::Exit,
     facts::{Facts, gather},
@@ -40,6 +40,7 @@ use crate::{
         oci::{self, Address},
         prebuilt::{
             self, BuildTarget, KernelInterface, LIMIT, Modules, PrivateKey, SAYS, SIGNATURE, TOOK,
+            Trust, Unfit,
         },
     },
 };
@@ -372,22 +373,38 @@ pub(super) async fn publish(
         Some(path) => Some(private_key(&*host.files, path)?),
         None => None,
     };
-    let public = driver.prebuilt.iter().flat_map(|one| &one.public_keys);
-    let keys: Vec<String> = public.cloned().collect();
+    let trust = (driver.prebuilt.as_ref()).map_or_else(Trust::default, Prebuilt::trust);
     let is_there = match registry() {
-        Some(mut registry) => registry.layers(&oci::tag(&name)).await?.is_some(),
+        Some(mut registry) => {
+            let signature = format!("{name}{SIGNATURE}");
+            match registry.layers(&oci::tag(&name)).await? {
+                None => false,
+                // One manifest has both, so they match.
+                Some(_) if trust.not_before.is_none() => true,
+                Some(layers) if !layers.iter().any(|layer| layer.is(&signature)) => false,
+                Some(layers) => {
+                    let mut source = Source::Tag(registry, layers);
+                    let archive = source.bring(&name, LIMIT, false).await?;
+                    let signature = source.bring(&signature, SIGNATURE_LIMIT, false).await?;
+                    prebuilt::verify(&archive, &name, &signature, &trust).is_ok()
+                }
+            }
+        }
         None => {
             let (folder, path) = (folder.clone(), folder.join(&name));
             let look = move |files: &dyn Files| {
                 refuse_foreign(files, &folder).and_then(|()| pair_in(files, &path))
             };
             let own = key.iter().map(PrivateKey::public);
-            let keys: Vec<String> = keys.iter().cloned().chain(own).collect();
+            let trust = Trust {
+                keys: trust.keys.iter().cloned().chain(own).collect(),
+                ..trust.clone()
+            };
             match in_folder(host, look).await? {
                 (None, _) => false,
                 // A pair of two machines, or what a killed one has left, is replaced.
                 (Some(archive), Some(signature)) if key.is_some() => {
-                    prebuilt::verify(&archive, &signature, &keys).is_ok()
+                    prebuilt::verify(&archive, &name, &signature, &trust).is_ok()
                 }
                 (Some(_), _) => key.is_none(),
             }
@@ -403,10 +420,15 @@ pub(super) async fn publish(
             packed.name
         ));
     }
-    if let (Some(signature), false) = (&packed.signature, keys.is_empty()) {
-        prebuilt::verify(&packed.content, signature.as_bytes(), &keys).map_err(
-            |_| "`driver.prebuilt.sign-key` belongs to none of `driver.prebuilt.public-keys`",
-        )?;
+    if let (Some(signature), false) = (&packed.signature, trust.keys.is_empty()) {
+        let verified = prebuilt::verify(&packed.content, &name, signature.as_bytes(), &trust);
+        verified.map_err(|why| match why {
+            Unfit::Signer => {
+                "`driver.prebuilt.sign-key` belongs to none of `driver.prebuilt.public-keys`"
+                    .to_owned()
+            }
+            why => why.to_string(),
+        })?;
     }
     match registry() {
         Some(mut registry) => packed.push(&mut registry).await?,
@@ -583,8 +605,8 @@ struct Requirements {
     compiler: Option<String>,
     kernel: KernelInterface,
     names: Vec<String>,
-    /// Empty: archives need no signature.
-    keys: Vec<String>,
+    /// Without keys, archives need no signature.
+    trust: Trust,
 }
 
 impl Requirements {
@@ -602,7 +624,10 @@ impl Requirements {
                 .iter()
                 .map(|place| place.module.clone())
                 .collect(),
-            keys: args.public_key.clone(),
+            trust: Trust {
+                keys: args.public_key.clone(),
+                not_before: args.not_before,
+            },
             purpose,
         })
     }
@@ -611,14 +636,20 @@ impl Requirements {
     /// written later.
     async fn fetch_from(&self, host: &Host, source: &str) -> Result<Taken, String> {
         let name = self.purpose.archive();
-        let unsigned = self.keys.is_empty();
+        let unsigned = self.trust.keys.is_empty();
+        // The settings reject it as well, but they are not read here.
+        if unsigned && source.starts_with("http://") {
+            return Err(
+                "without `--public-key`, an address must not start with `http://`".to_owned(),
+            );
+        }
         let mut source = Source::of(host, source, &name).await?;
         let archive = source.bring(&name, LIMIT, unsigned).await?;
         if !unsigned {
             let signature = format!("{name}{SIGNATURE}");
             let signature = source.bring(&signature, SIGNATURE_LIMIT, false).await;
             let signature = signature.map_err(|why| format!("`{name}` is not signed: {why}"))?;
-            prebuilt::verify(&archive, &signature, &self.keys)
+            prebuilt::verify(&archive, &name, &signature, &self.trust)
                 .map_err(|why| format!("`{name}`: {why}"))?;
         }
         let modules = prebuilt::unpack(
@@ -777,7 +808,6 @@ mod tests {
             self,
             fake::{FakeRegistry, SOURCE as OF_REGISTRY},
         },
-        config::desired::Prebuilt,
         facts::Os,
         host::{HttpError, fake},
         model::gpu::Flavour,
@@ -859,7 +889,10 @@ mod tests {
             compiler: compiler(&*host.files, KERNEL).expect("read"),
             kernel: kernel(host, KERNEL).await.expect("read"),
             names: vec!["nvidia-current".to_owned()],
-            keys: keys.iter().map(ToString::to_string).collect(),
+            trust: Trust {
+                keys: keys.iter().map(ToString::to_string).collect(),
+                not_before: None,
+            },
         }
     }
 
@@ -930,6 +963,9 @@ mod tests {
         };
         fakes.http.fail_next(&url, silent);
         assert!(why(&[], SOURCE).await.contains("connection refused"));
+        let plain = "http://modules.example/gpu";
+        (fakes.http).serve(&format!("{plain}/{name}"), content.clone());
+        assert!(why(&[], plain).await.contains("`http://`"));
         // A folder to which others may write needs signatures.
         fakes.files.put(&format!("/srv/{name}"), content.clone());
         fakes.http.serve(&format!("file:///srv/{name}"), content);
@@ -952,6 +988,7 @@ mod tests {
             flavour: Flavour::Proprietary,
             source: sources.iter().map(ToString::to_string).collect(),
             public_key: Vec::new(),
+            not_before: None,
             places: vec!["nvidia-current=/build/nvidia.ko".parse().expect("a place")],
         }
     }
@@ -1097,6 +1134,7 @@ mod tests {
         driver.prebuilt = Some(Prebuilt {
             sources: Vec::new(),
             public_keys: vec![OTHER_KEY.to_owned()],
+            not_before: None,
         });
         let refused = publish(&driver, &wish).await.expect_err("another key");
         assert!(refused.contains("driver.prebuilt.sign-key"), "{refused}");
@@ -1112,6 +1150,21 @@ mod tests {
         let stored = *registry.stored.lock().expect("a lock");
         assert_eq!(publish(&driver, &wish).await, Ok(None));
         assert_eq!(*registry.stored.lock().expect("a lock"), stored);
+        // What was signed before the settings' time is published again.
+        let now = host.clock.now();
+        let time = |seconds: i64| jiff::Timestamp::from_second(now.as_second() + seconds).ok();
+        for (not_before, again) in [(time(0), false), (time(1), true)] {
+            driver.prebuilt = Some(Prebuilt {
+                sources: Vec::new(),
+                public_keys: vec![ITS_PUBLIC.to_owned()],
+                not_before,
+            });
+            let published = publish(&driver, &wish).await;
+            // The clock of this machine is before that time, too.
+            let is_tried = published.is_err_and(|why| why.contains("not-before"));
+            assert_eq!(is_tried, again, "{not_before:?}");
+        }
+        driver.prebuilt = None;
         let taker = self::requirements(&host, &[ITS_PUBLIC]).await;
         assert!(taker.fetch_from(&host, OF_REGISTRY).await.is_ok());
         // The same into a folder, which root alone may write.
@@ -1141,19 +1194,25 @@ mod tests {
         let other = Packed::new((name.clone(), b"another".to_vec()), Some(&key), &host);
         let own = Packed::new((name, content), Some(&key), &host);
         let path = Utf8Path::new("/srv/modules").join(&own.name);
+        let trust = Trust {
+            keys: vec![ITS_PUBLIC.to_owned()],
+            not_before: None,
+        };
         let verified = || {
             let (archive, signature) = pair_in(&*host.files, &path).expect("read");
             let (archive, signature) = (archive.expect("there"), signature.expect("there"));
-            prebuilt::verify(&archive, &signature, &[ITS_PUBLIC.to_owned()])
+            prebuilt::verify(&archive, &other.name, &signature, &trust)
         };
         // The other machine writes its pair before our archive is written.
         let (files, pair) = (fakes.files.clone(), signature_of(&path));
-        let (signature, archive) = (other.signature.expect("signed"), other.content);
+        let (signature, archive) = (
+            other.signature.clone().expect("signed"),
+            other.content.clone(),
+        );
         let place = path.clone();
         let mut is_first = true;
         fakes.files.before_mutations(move |_, mutation| {
-            let is_archive =
-                matches!(mutation, fake::Mutation::File(_, path) if *path == place);
+            let is_archive = matches!(mutation, fake::Mutation::File(_, path) if *path == place);
             if is_archive && std::mem::take(&mut is_first) {
                 files.put(pair.as_str(), signature.as_str());
                 files.put(place.as_str(), archive.as_slice());

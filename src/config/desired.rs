@@ -12,6 +12,8 @@ use crate::model::{
     version::{Branch, DriverVersion},
 };
 
+use crate::tools::prebuilt::Trust;
+
 pub use crate::{
     config::kernel::{KernelWish, ModuleWay},
     model::cluster::{ClusterWish, Discovery, JoinKind, JoinMethod, NodeWish},
@@ -314,6 +316,20 @@ pub struct Prebuilt {
     pub sources: Vec<String>,
     /// Public keys of minisign's; none where unsigned archives are accepted.
     pub public_keys: Vec<String>,
+    /// The oldest time of a signature.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_before: Option<jiff::Timestamp>,
+}
+
+impl Prebuilt {
+    /// The signatures that count.
+    #[must_use]
+    pub fn trust(&self) -> Trust {
+        Trust {
+            keys: self.public_keys.clone(),
+            not_before: self.not_before,
+        }
+    }
 }
 
 /// Where modules go that were compiled on this machine, once it is proven with them.

@@ -19,7 +19,7 @@ use crate::{
         layers::Layers,
         profile::{At, DriverRow, FabricRow, Profile, Release},
         template::Placeholders,
-        values::Build,
+        values::{Build, Moment},
     },
     facts::{Facts, Os},
     model::{
@@ -292,6 +292,10 @@ impl<'a> DriverInputs<'a> {
             let why = "`driver.prebuilt.public-keys` is set, too, and would count for nothing";
             return wrong("driver.prebuilt.unsigned", why);
         }
+        if unsigned && config.not_before.is_some() {
+            let why = "`driver.prebuilt.unsigned` is set, and only a signature has a time";
+            return wrong("driver.prebuilt.not-before", why);
+        }
         if unsigned && sources.iter().any(|source| source.starts_with("http://")) {
             let why = "an address of `driver.prebuilt.sources` starts with `http://`: anybody in the network between \
                        can replace the archive";
@@ -300,6 +304,7 @@ impl<'a> DriverInputs<'a> {
         Ok(Some(Prebuilt {
             sources,
             public_keys: keys,
+            not_before: config.not_before.map(Moment::timestamp),
         }))
     }
 

@@ -12,8 +12,8 @@ use crate::{
         desired::{ConditionMeaning, Existing, JoinKind, Restart, RuntimeKind},
         values::{
             AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, GpuNeed, Holding,
-            MinisignKey, ModuleSource, ModuleTarget, PackagePattern, Proxy, Size, TimeLimit, Url,
-            VersionPattern, Word,
+            MinisignKey, ModuleSource, ModuleTarget, Moment, PackagePattern, Proxy, Size,
+            TimeLimit, Url, VersionPattern, Word,
         },
     },
     model::{
@@ -117,6 +117,8 @@ pub struct PrebuiltConfig {
     pub sources: Option<Vec<ModuleSource>>,
     /// Public keys of minisign's: one of them must have signed an archive.
     pub public_keys: Option<Vec<MinisignKey>>,
+    /// Use no archive that was signed before this time.
+    pub not_before: Option<Moment>,
     /// Also use archives that nobody has signed.
     pub unsigned: Option<bool>,
     /// Where `install` puts the modules that were compiled here: a folder, or a repository of a registry.

@@ -230,6 +230,42 @@ as_text!(
     "^[0-9]"
 );
 
+/// A point in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment(jiff::Timestamp);
+
+impl Moment {
+    #[must_use]
+    pub fn timestamp(self) -> jiff::Timestamp {
+        self.0
+    }
+}
+
+impl FromStr for Moment {
+    type Err = ValueError;
+
+    /// A day begins at midnight, UTC.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let what = "a day or a time with its zone, such as `2026-01-31` or `2026-01-31T12:00:00Z`";
+        let day = format!("{text}T00:00:00Z");
+        (text.parse().or_else(|_| day.parse()))
+            .map(Self)
+            .map_err(|_| ValueError::new(text, what))
+    }
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{}", self.0)
+    }
+}
+
+as_text!(
+    Moment,
+    "a day or a time with its zone, such as `2026-01-31` or `2026-01-31T12:00:00Z`",
+    "^[0-9]{4}-[0-9]{2}-[0-9]{2}"
+);
+
 /// A size in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size(u64);
@@ -504,6 +540,16 @@ mod tests {
             "https://a\nDeb: x",
         ] {
             assert!(bad.parse::<Url>().is_err(), "{bad}");
+        }
+        let moment = |text: &str| text.parse::<Moment>().map(|time| time.to_string());
+        for (text, time) in [
+            ("2026-01-31", "2026-01-31T00:00:00Z"),
+            ("2026-01-31T12:00:00+01:00", "2026-01-31T11:00:00Z"),
+        ] {
+            assert_eq!(moment(text).as_deref(), Ok(time));
+        }
+        for bad in ["", "2026-02-30", "2026-01-31T12:00", "yesterday"] {
+            assert!(moment(bad).is_err(), "{bad}");
         }
         for good in ["libnvidia-*", "docker.io", "libstdc++6", "*nvidia*"] {
             assert!(good.parse::<PackagePattern>().is_ok(), "{good}");

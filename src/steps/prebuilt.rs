@@ -42,7 +42,11 @@ fn words_of(driver: &DriverWish, wish: &Prebuilt) -> Vec<String> {
         .public_keys
         .iter()
         .map(|key| format!("--public-key={key}"));
-    fixed.into_iter().chain(sources).chain(keys).collect()
+    let not_before = wish.not_before.map(|time| format!("--not-before={time}"));
+    (fixed.into_iter().chain(sources))
+        .chain(keys)
+        .chain(not_before)
+        .collect()
 }
 
 fn detect(cx: &Cx<'_>, module: &str) -> Result<PrebuiltState, StepError> {
@@ -153,6 +157,7 @@ mod tests {
         driver.prebuilt = Some(Prebuilt {
             sources: vec![SOURCE.to_owned(), "/srv/modules".to_owned()],
             public_keys: vec!["RWQ".to_owned()],
+            not_before: Some(jiff::Timestamp::UNIX_EPOCH),
         });
         want
     }
@@ -197,7 +202,8 @@ mod tests {
         let content = written(&want);
         assert!(content.starts_with(HEADER), "{content}");
         let words = format!(
-            "--source={SOURCE} --source=/srv/modules --public-key=RWQ --driver=$PACKAGE_VERSION"
+            "--source={SOURCE} --source=/srv/modules --public-key=RWQ --not-before=1970-01-01T00:00:00Z \
+             --driver=$PACKAGE_VERSION"
         );
         assert!(content.contains(&words), "{content}");
         let mut there = state(Some(&content));

@@ -107,6 +107,18 @@ pub enum Unfit {
         "a public key has signed the whole file, and not its digest: sign it with `minisign -S -H`"
     )]
     NotDigest,
+    /// A signature of another file or with no name: minisign writes it by default.
+    #[error(
+        "its signature is {has}: sign it under its own name, with `minisign -S` and without `-t`"
+    )]
+    File { has: String },
+    #[error("its signature has no time: sign it with `minisign -S` and without `-t`")]
+    NoTime,
+    #[error("it was signed at {signed}, before `driver.prebuilt.not-before` ({not_before})")]
+    TooOld {
+        signed: jiff::Timestamp,
+        not_before: jiff::Timestamp,
+    },
     #[error("it cannot be read: {why}")]
     Archive { why: String },
     #[error("it is for {what} {has}, not {wanted}")]
@@ -178,11 +190,53 @@ pub fn pack(
     archive.into_inner()?.finish()
 }
 
-/// Checks that one of the public keys has signed an archive.
+/// The signatures that count.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Trust {
+    /// Public keys, one of which must have signed.
+    pub keys: Vec<String>,
+    /// The oldest time of a signature: an archive with an error stays signed for ever.
+    pub not_before: Option<jiff::Timestamp>,
+}
+
+/// Checks that one of the public keys has signed an archive under its name. Source: minisign, "Signature format"; its
+/// trusted comment is `timestamp:SECONDS`, `file:NAME` and `hashed`, with tabs between them.
 ///
 /// # Errors
-/// When none has, or the signature cannot be read.
-pub fn verify(archive: &[u8], signature: &[u8], keys: &[String]) -> Result<(), Unfit> {
+/// If none has, the signature cannot be read, or it is of another file or too old.
+pub fn verify(archive: &[u8], name: &str, signature: &[u8], trust: &Trust) -> Result<(), Unfit> {
+    let signature = signed(archive, signature, &trust.keys)?;
+    let field = |key: &str| {
+        let mut fields = signature.trusted_comment().split('\t');
+        fields.find_map(|field| field.strip_prefix(key))
+    };
+    match field("file:") {
+        Some(file) if file == name => {}
+        Some(file) => {
+            return Err(Unfit::File {
+                has: format!("of `{file}`"),
+            });
+        }
+        None => {
+            return Err(Unfit::File {
+                has: "of no name".to_owned(),
+            });
+        }
+    }
+    let Some(not_before) = trust.not_before else {
+        return Ok(());
+    };
+    let seconds = field("timestamp:").and_then(|seconds| seconds.parse().ok());
+    let signed = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+    match signed {
+        None => Err(Unfit::NoTime),
+        Some(signed) if signed < not_before => Err(Unfit::TooOld { signed, not_before }),
+        Some(_) => Ok(()),
+    }
+}
+
+/// Returns the signature if one of the keys has made it.
+fn signed(archive: &[u8], signature: &[u8], keys: &[String]) -> Result<Signature, Unfit> {
     let unreadable = |why: String| Unfit::Signature { why };
     let text = std::str::from_utf8(signature).map_err(|error| unreadable(error.to_string()))?;
     let signature = Signature::decode(text).map_err(|error| unreadable(error.to_string()))?;
@@ -190,7 +244,7 @@ pub fn verify(archive: &[u8], signature: &[u8], keys: &[String]) -> Result<(), U
     for key in keys {
         let key = PublicKey::from_base64(key).map_err(|error| unreadable(error.to_string()))?;
         match key.verify(archive, &signature, false) {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(signature),
             Err(Error::UnexpectedAlgorithm) => why = Unfit::NotDigest,
             Err(_) => {}
         }
@@ -239,9 +293,13 @@ impl PrivateKey {
     /// Signs the digest of an archive. Source: the same, "Signature format".
     #[must_use]
     pub fn sign(&self, archive: &[u8], name: &str, at: jiff::Timestamp) -> String {
+        let comment = format!("timestamp:{}\tfile:{name}\thashed", at.as_second());
+        self.sign_with(archive, &comment)
+    }
+
+    fn sign_with(&self, archive: &[u8], comment: &str) -> String {
         let signature = self.pair.sign(&Blake2b512::digest(archive));
         let signature = signature.as_ref();
-        let comment = format!("timestamp:{}\tfile:{name}\thashed", at.as_second());
         let of_both = self.pair.sign(&[signature, comment.as_bytes()].concat());
         format!(
             "untrusted comment: signature of gpu-bootstrap\n{}\ntrusted comment: {comment}\n{}\n",
@@ -644,9 +702,12 @@ mod tests {
 
     #[test]
     fn only_a_known_signer_counts() {
-        let keys = |all: &[&str]| all.iter().map(ToString::to_string).collect::<Vec<_>>();
         let verify = |archive: &[u8], signature: &str, all: &[&str]| {
-            verify(archive, signature.as_bytes(), &keys(all))
+            let trust = Trust {
+                keys: all.iter().map(ToString::to_string).collect(),
+                not_before: None,
+            };
+            verify(archive, "test", signature.as_bytes(), &trust)
         };
         assert_eq!(verify(b"test", SIGNED, &[OTHER_KEY, KEY]), Ok(()));
         assert_eq!(verify(b"Test", SIGNED, &[KEY]), Err(Unfit::Signer));
@@ -664,13 +725,56 @@ mod tests {
         ));
     }
 
+    fn by(key: &str) -> Trust {
+        Trust {
+            keys: vec![key.to_owned()],
+            not_before: None,
+        }
+    }
+
+    #[test]
+    fn a_signature_of_another_name_or_too_old_is_rejected() {
+        let key = PrivateKey::read(PRIVATE).expect("a key");
+        let at = |seconds: i64| jiff::Timestamp::from_second(seconds).expect("a time");
+        let signature = key.sign(b"test", "a.tar.gz", at(1000));
+        let verify = |name: &str, not_before: Option<i64>| {
+            let trust = Trust {
+                not_before: not_before.map(at),
+                ..by(ITS_PUBLIC)
+            };
+            verify(b"test", name, signature.as_bytes(), &trust)
+        };
+        for (name, not_before, passes) in rows! {
+            "a.tar.gz", None, true;
+            "a.tar.gz", Some(1000), true;
+            "a.tar.gz", Some(1001), false;
+            "b.tar.gz", None, false;
+        } {
+            let result = verify(name, not_before);
+            assert_eq!(result.is_ok(), passes, "{name}, {not_before:?}: {result:?}");
+        }
+        // With a comment as of `minisign -t`.
+        for (comment, wrong) in rows! {
+            "release 7", Unfit::File { has: "of no name".to_owned() };
+            "file:a.tar.gz", Unfit::NoTime;
+        } {
+            let signature = key.sign_with(b"test", comment);
+            let trust = Trust {
+                not_before: Some(at(1)),
+                ..by(ITS_PUBLIC)
+            };
+            let result = super::verify(b"test", "a.tar.gz", signature.as_bytes(), &trust);
+            assert_eq!(result, Err(wrong));
+        }
+    }
+
     #[test]
     fn what_a_private_key_signs_its_public_key_accepts() {
         let key = PrivateKey::read(PRIVATE).expect("a key");
         assert_eq!(key.public(), ITS_PUBLIC);
         let signature = key.sign(b"test", "a.tar.gz", jiff::Timestamp::UNIX_EPOCH);
         let verify = |archive: &[u8], signature: &str, key: &str| {
-            verify(archive, signature.as_bytes(), &[key.to_owned()])
+            verify(archive, "a.tar.gz", signature.as_bytes(), &by(key))
         };
         assert_eq!(verify(b"test", &signature, ITS_PUBLIC), Ok(()));
         assert_eq!(verify(b"Test", &signature, ITS_PUBLIC), Err(Unfit::Signer));

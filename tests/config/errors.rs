@@ -315,6 +315,16 @@ fn all_that_is_wrong_is_told_at_once() {
 }
 
 #[test]
+fn only_a_signature_has_a_time() {
+    let machine = Machine::debian()
+        .set("driver.prebuilt.sources=https://modules.example/gpu")
+        .set("driver.prebuilt.unsigned=true")
+        .set("driver.prebuilt.not-before=2026-01-31");
+    let shown = shown(&refused(&machine));
+    assert!(shown.contains("only a signature has a time"), "{shown}");
+}
+
+#[test]
 fn modules_are_published_with_a_signature_unless_none_is_needed() {
     let to = "driver.prebuilt.publish=oci://registry.example/gpu";
     let key = "driver.prebuilt.sign-key=/etc/gpu-bootstrap/fleet.key";
