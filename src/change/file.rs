@@ -5,7 +5,10 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{Applier, Edit, FileAfter, FileBefore, Problem, Reverted, Saved, Sink, Undo, edits};
 use crate::{
     host::{FileKind, Stat, digest::sha256, files::leftovers},
-    model::document::{Document, DocumentError, Format},
+    model::{
+        document::{Document, DocumentError, Format},
+        secret::without_secret_values,
+    },
 };
 
 /// The state of a file now.
@@ -446,9 +449,11 @@ pub(super) fn diff(path: &Utf8Path, before: Option<&str>, after: &str) -> String
     diff_with(path, before, after, 3)
 }
 
-/// The same without the lines around, for files of others: they may have secrets, which nobody here knows.
+/// The same for files that we did not create, without the lines around and the values of secrets: no setting of ours names
+/// them, and a whole file may be one line.
 pub(super) fn bare_diff(path: &Utf8Path, before: Option<&str>, after: &str) -> String {
-    diff_with(path, before, after, 0)
+    let before = before.map(without_secret_values);
+    diff_with(path, before.as_deref(), &without_secret_values(after), 0)
 }
 
 fn diff_with(path: &Utf8Path, before: Option<&str>, after: &str, around: usize) -> String {

@@ -6,12 +6,13 @@
 
 use std::borrow::Cow;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serializer};
 
-use super::text::without_controls;
+use super::{text::without_controls, token::TokenSource};
 
 /// What stands in the place of a secret.
 const HIDDEN: &str = "***";
@@ -38,11 +39,14 @@ pub const NAMES: [&str; 14] = [
     "credentials",
 ];
 
+/// The same for names that also occur as the end of harmless words: `auth` of registries is Base64 of user and password.
+const WHOLE_NAMES: [&str; 1] = ["auth"];
+
 /// Whether the value of a key with this name is a secret: `token`, `join-token`.
 #[must_use]
 pub fn is_secret_name(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
-    NAMES.iter().any(|secret| {
+    NAMES.iter().chain(&WHOLE_NAMES).any(|secret| {
         name.strip_suffix(secret)
             .is_some_and(|before| before.is_empty() || before.ends_with(['-', '_']))
     })
@@ -187,6 +191,95 @@ pub fn without_secret_lines(text: &str) -> Cow<'_, str> {
     shown.collect::<String>().into()
 }
 
+/// The text with `***` in the place of each value that follows the name of a secret.
+#[must_use]
+pub fn without_secret_values(text: &str) -> Cow<'_, str> {
+    let values = secret_values(text);
+    if values.is_empty() {
+        return text.into();
+    }
+    let (mut shown, mut end) = (String::new(), 0);
+    for value in values {
+        if value.start >= end {
+            shown.push_str(&text[end..value.start]);
+            shown.push_str(HIDDEN);
+            end = value.end;
+        }
+    }
+    shown.push_str(&text[end..]);
+    shown.into()
+}
+
+/// Returns the values that follow the name of a secret, in their order: `NAME = VALUE` and `NAME: VALUE`, quoted or not, and
+/// the argument behind a flag `--NAME`, in an array, a list, a command line or one of `/proc`. In doubt a word counts.
+#[must_use]
+pub fn secret_values(text: &str) -> Vec<Range<usize>> {
+    let lower = text.to_ascii_lowercase();
+    let mut found: Vec<Range<usize>> = Vec::new();
+    for name in NAMES.iter().chain(&WHOLE_NAMES) {
+        for (at, _) in lower.match_indices(name) {
+            let before = &lower[..at];
+            let is_whole = !before.ends_with(|c: char| c.is_ascii_alphanumeric());
+            if !WHOLE_NAMES.contains(name) || is_whole {
+                found.extend(value_behind(&lower, before, at + name.len()));
+            }
+        }
+    }
+    found.sort_by_key(|value| (value.start, value.end));
+    found.dedup();
+    found
+}
+
+/// Returns the value behind a name that ends at `end`.
+fn value_behind(text: &str, before: &str, end: usize) -> Option<Range<usize>> {
+    const QUOTES: [char; 2] = ['"', '\''];
+    const BLANKS: [char; 2] = [' ', '\t'];
+    let word = before
+        .rsplit(|c: char| c.is_whitespace() || "\0,[('\"".contains(c))
+        .next();
+    let is_flag = word.is_some_and(|word| word.starts_with('-'));
+    let after = text[end..].trim_start_matches(QUOTES);
+    let is_quoted = after.len() < text.len() - end;
+    let on_line = after.trim_start_matches(BLANKS);
+    let value = if let Some(argument) = after.strip_prefix('\0') {
+        // In a command line of `/proc` the value is the next argument.
+        argument
+    } else if let Some(value) = on_line.strip_prefix(['=', ':']) {
+        value.trim_start_matches(BLANKS)
+    } else if let Some(next) = after.strip_prefix(',').filter(|_| is_flag && is_quoted) {
+        let next = next.trim_start();
+        if !next.starts_with(QUOTES) {
+            return None;
+        }
+        next
+    } else if is_flag && after.starts_with(|c: char| c.is_whitespace()) {
+        let next = after.trim_start_matches(|c: char| c.is_whitespace() || c == '\\');
+        // The next item of a list in YAML.
+        next.strip_prefix("- ").unwrap_or(next)
+    } else {
+        return None;
+    };
+    let quote = value.chars().next().filter(|first| QUOTES.contains(first));
+    let value = value.trim_start_matches(QUOTES);
+    let start = text.len() - value.len();
+    let ends = |c: char| match quote {
+        Some(quote) => c == quote || "\n\0".contains(c),
+        None => c.is_whitespace() || ",}\"'\0".contains(c),
+    };
+    let value = &value[..value.find(ends).unwrap_or(value.len())];
+    // Empty, `null`, the beginning of a nested value, the place of a token, the next flag, a variable and a placeholder are no
+    // secrets.
+    let is_none = matches!(
+        value,
+        "" | "null" | "none" | "{" | "[" | "[]" | "true" | "false"
+    );
+    let is_other = is_flag && value.starts_with(['-', '$', '<']);
+    if is_none || is_other || value.parse::<TokenSource>().is_ok() {
+        return None;
+    }
+    Some(start..start + value.len())
+}
+
 /// Whether an address in the text holds a user or password.
 #[must_use]
 pub fn has_login(text: &str) -> bool {
@@ -321,6 +414,37 @@ impl<W: Write> Drop for Hiding<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_behind_names_of_secrets_are_hidden() {
+        for (text, shown) in rows! {
+            r#"{"log-opts":{"splunk-token":"SPLUNK-1"},"n":1}"#, r#"{"log-opts":{"splunk-token":"***"},"n":1}"#;
+            "auth = \"dXNlcjpw\"\nx = 1\n", "auth = \"***\"\nx = 1\n";
+            "a: {password: hush, token: null}", "a: {password: ***, token: null}";
+            "K3S_TOKEN=abc def", "K3S_TOKEN=*** def";
+            "secret = 'two words' # x", "secret = '***' # x";
+            r#"command = ["/opt/join", "--token", "abc"]"#, r#"command = ["/opt/join", "--token", "***"]"#;
+            "[\n  \"--join-token\",\n  \"abc\",\n]", "[\n  \"--join-token\",\n  \"***\",\n]";
+            "args:\n  - --token\n  - abc\n", "args:\n  - --token\n  - ***\n";
+            "ExecStart=/usr/bin/k3s agent '--token' \\\n  'abc' --x", "ExecStart=/usr/bin/k3s agent '--token' \\\n  '***' --x";
+            "kubeadm join --token abc 10.0.0.1", "kubeadm join --token *** 10.0.0.1";
+            "k3s\0--token\0abc\0", "k3s\0--token\0***\0";
+            "Größe: 1\ntoken: abc", "Größe: 1\ntoken: ***";
+        } {
+            assert_eq!(without_secret_values(text), shown);
+        }
+        for text in [
+            "token = \"file:/run/token\"",
+            "[\"--token\", \"--node\"]",
+            "join --token $TOKEN --password <PASSWORD>",
+            "[\"password\", \"token\"]",
+            "oauth: x",
+            "the token must be given",
+            "--token-file /run/token",
+        ] {
+            assert_eq!(without_secret_values(text), text);
+        }
+    }
 
     fn knows(values: &[&str]) -> Secrets {
         let secrets = Secrets::default();

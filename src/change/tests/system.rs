@@ -210,6 +210,19 @@ fn nvidia() -> Change {
     configure(Daemon::Docker, path, &["runtimes", "nvidia"], entry)
 }
 
+#[tokio::test]
+async fn a_preview_hides_the_secrets_of_a_file_in_one_line() {
+    let machine = TestMachine::new();
+    let text = r#"{"log-opts":{"splunk-token":"SPLUNK-1"},"registry-mirrors":[]}"#;
+    machine.fakes.files.put("/etc/docker/daemon.json", text);
+    let shown = machine.applier.preview(&nvidia()).await.unwrap().unwrap();
+    assert!(shown.contains("nvidia-container-runtime"), "{shown}");
+    assert!(
+        shown.contains("splunk-token") && !shown.contains("SPLUNK-1"),
+        "{shown}"
+    );
+}
+
 pub(super) fn restarts(machine: &TestMachine) -> usize {
     let lines = machine.fakes.exec.lines();
     (lines.iter())

@@ -4,10 +4,7 @@
 
 use camino::Utf8Path;
 
-use crate::model::{
-    secret::{NAMES, logins},
-    token::TokenSource,
-};
+use crate::model::secret::{NAMES, logins, secret_values};
 
 /// Texts that only a secret contains.
 const MARKS: [&str; 4] = [
@@ -57,10 +54,7 @@ pub(super) fn content(content: &[u8]) -> Option<&'static str> {
     if logins(&text).any(|login| login.contains(':')) {
         return Some("it holds an address with a password");
     }
-    if NAMES.iter().any(|name| {
-        text.match_indices(name)
-            .any(|(at, _)| has_value(&text[at + name.len()..]))
-    }) {
+    if !secret_values(&text).is_empty() {
         return Some("it may hold a password or a token");
     }
     None
@@ -75,33 +69,6 @@ pub(super) fn args<'a>(args: impl IntoIterator<Item = &'a String>) -> Option<&'s
                 || (arg.starts_with('-') && NAMES.iter().any(|name| arg.ends_with(name)))
         })
         .then_some("its arguments may hold a password or a token")
-}
-
-/// Whether what follows a name is `= value` or `: value`, quoted or not.
-fn has_value(rest: &str) -> bool {
-    let line = rest.lines().next().unwrap_or_default();
-    let after_name = line.trim_start_matches(['"', '\'']).trim_start();
-    // In a command line of `/proc` the value is the next argument.
-    if let Some(argument) = after_name.strip_prefix('\0') {
-        return argument.starts_with(|first| first != '\0');
-    }
-    let Some(value) = after_name
-        .strip_prefix('=')
-        .or_else(|| after_name.strip_prefix(':'))
-    else {
-        return false;
-    };
-    let value = value.trim_start_matches([' ', '\t', '"', '\'']);
-    // Empty, `null`, the beginning of a nested value and the place of a token are no secrets.
-    let word: String = value
-        .chars()
-        .take_while(|letter| !matches!(letter, ' ' | ',' | '}' | '"' | '\''))
-        .collect();
-    let names_place = word.parse::<TokenSource>().is_ok();
-    !matches!(
-        word.as_str(),
-        "" | "null" | "none" | "{" | "[" | "[]" | "true" | "false"
-    ) && !names_place
 }
 
 #[cfg(test)]
@@ -120,6 +87,8 @@ mod tests {
             "K3S_TOKEN=/abc",
             "  aws_secret: abc",
             "client\0--token\0hunter2",
+            "command = [\"/opt/join\", \"--token\", \"abcdef.0123\"]",
+            "  auth = \"dXNlcjpTM2NyM3RQYXNz\"\n",
         ] {
             assert!(content(text.as_bytes()).is_some(), "{text}");
         }
