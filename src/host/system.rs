@@ -5,6 +5,7 @@ use std::sync::Arc;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{FileKind, Files, FilesError, ReadFiles};
+use crate::model::text::is_control;
 
 /// Where the kernel tells about memory.
 pub(super) const MEMINFO: &str = "/proc/meminfo";
@@ -23,7 +24,7 @@ pub struct Process {
 
 /// What a process says about itself, in one line: line feeds in it would look like lines of this program's.
 pub(super) fn one_line(text: &str) -> String {
-    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let plain = |c: char| if is_control(c) { ' ' } else { c };
     text.chars()
         .map(plain)
         .collect::<String>()

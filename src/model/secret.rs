@@ -568,6 +568,14 @@ mod tests {
         let text = String::from_utf8(text).unwrap();
         let clean = "\u{fffd}[32mready\u{fffd}[0m /run/x\u{fffd}[2J\u{fffd}]0;title\u{fffd}\u{fffd}2J\u{fffd}\u{fffd}\tend\n";
         assert_eq!(text, clean);
+        // Right-to-left override, line separator, no width, a tag.
+        let mut text = Vec::new();
+        let hostile = "fail\u{202e}ssap\u{2028}gpu\u{200b}\u{feff}0\u{e0041} é\n";
+        Hiding::new(&mut text, &secrets)
+            .write_all(hostile.as_bytes())
+            .unwrap();
+        let clean = "fail\u{fffd}ssap\u{fffd}gpu\u{fffd}\u{fffd}0\u{fffd} é\n";
+        assert_eq!(String::from_utf8(text).unwrap(), clean);
     }
 
     #[test]

@@ -32,12 +32,32 @@ pub fn colour_mark() -> &'static str {
     &MARK
 }
 
-/// A text whose control characters are replaced, except for line feeds and tabs; marks of the program's own colours become colour
+/// Whether a character moves, hides or reorders others: control characters, and the format characters of Unicode for the
+/// direction of text, for lines and paragraphs, of no width, and tags. Source: Unicode Technical Report 36, section 2.10, and the
+/// categories Cf, Zl and Zp.
+#[must_use]
+pub fn is_control(c: char) -> bool {
+    let is_format = matches!(
+        c,
+        '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}'
+    );
+    is_format || c.is_control()
+}
+
+/// A text whose control characters ([`is_control`]) are replaced, except for line feeds and tabs; marks of the program's own colours become colour
 /// codes. `None` if it has neither. Names and lines of others would move the cursor, clear the screen or set the title
 /// of root's terminal.
 #[must_use]
 pub fn without_controls(text: &str) -> Option<String> {
-    let is_control = |c: char| c.is_control() && c != '\n' && c != '\t';
+    let is_control = |c: char| is_control(c) && c != '\n' && c != '\t';
     if !text.contains(is_control) {
         return None;
     }

@@ -14,7 +14,10 @@ use super::{
 };
 use crate::{
     event::{Envelope, Event, Outcome, StepTitle, Subscriber},
-    model::{id::StepId, text::without_controls},
+    model::{
+        id::StepId,
+        text::{is_control, without_controls},
+    },
 };
 
 /// The interval between two frames of a spinner.
@@ -240,7 +243,7 @@ impl Subscriber for Terminal {
 /// Tools print control characters, which would move the cursor here.
 fn printable(text: &str) -> String {
     text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
+        .map(|c| if is_control(c) { ' ' } else { c })
         .collect()
 }
 

@@ -24,7 +24,7 @@ use crate::{
     check::{Finding, Verdict},
     engine::RunReport,
     exit::Exit,
-    model::findings::Layer,
+    model::{findings::Layer, text::is_control},
 };
 
 /// What a monitoring system does about a report.
@@ -98,7 +98,7 @@ fn values(finding: &Finding) -> impl Iterator<Item = (&'static str, &str)> {
 
 /// A text as one line without control characters.
 fn line(text: &str) -> String {
-    let words = text.split(|c: char| c.is_control() || c.is_whitespace());
+    let words = text.split(|c: char| is_control(c) || c.is_whitespace());
     words
         .filter(|word| !word.is_empty())
         .collect::<Vec<_>>()
