@@ -94,6 +94,9 @@ fn program_of(service: &str) -> Option<Utf8PathBuf> {
 /// The service: what `check` ends with if something fails, or if the cluster cannot be told, is no failure of the unit: the
 /// heartbeat of the condition tells that. A `check` that hangs, as NVML may, is ended.
 /// Whoever stops the timer stops a `check` that runs.
+///
+/// It has no option that gives it a mount namespace, such as `ProtectSystem` or `PrivateTmp`: the kubelet would look like a process
+/// of a container, and `/etc` and `/usr` would be reported as read-only.
 fn service(program: &Utf8Path, wish: &ReportsWish) -> String {
     let mut command = format!("{} check --as-installed", quoted(program));
     if let Some(path) = &wish.metrics {
@@ -115,6 +118,10 @@ fn service(program: &Utf8Path, wish: &ReportsWish) -> String {
          TimeoutStopSec=10s\n\
          TasksMax=64\n\
          Nice=10\n\
+         NoNewPrivileges=yes\n\
+         RestrictSUIDSGID=yes\n\
+         RestrictRealtime=yes\n\
+         LockPersonality=yes\n\
          StandardInput=null\n\
          StandardOutput=null\n\
          UMask=0022\n"
@@ -328,6 +335,19 @@ mod tests {
             );
             let made = after(bare(), &changes);
             let service = made.service.as_deref().unwrap_or_default();
+            assert!(service.contains("\nNoNewPrivileges=yes\n"), "{service}");
+            for option in [
+                "ProtectSystem",
+                "ProtectHome",
+                "PrivateTmp",
+                "PrivateDevices",
+                "Paths=",
+            ] {
+                assert!(
+                    !service.contains(option),
+                    "it would have a mount namespace: {option}"
+                );
+            }
             let line = format!("ExecStart=/usr/local/bin/gpu-bootstrap {command}\n");
             assert!(service.contains(&line), "{service}");
             decide(&made, &want).expect_satisfied();
