@@ -11,7 +11,7 @@ use super::{
     survey::{conclusion, stands_in_the_way},
 };
 use crate::{
-    change::{Change, Lock},
+    change::Change,
     event::{Event, Outcome},
     step::Assessment,
 };
@@ -94,7 +94,10 @@ impl Applying<'_> {
             Ok(Assessment::Needs { why, changes }) => {
                 if let [Change::Reboot { why }] = changes.as_slice() {
                     self.reboot(at, why.clone());
-                } else if self.stop.is_none() && self.jobs[at].lacks_admission_alone(&changes) {
+                } else if self.stop.is_none()
+                    && (self.jobs[at].lacks_admission_alone(&changes)
+                        || lacks_lists_alone(&changes))
+                {
                     self.jobs[at].begin_again();
                 } else {
                     self.not_verified(at, &before, &why);
@@ -194,12 +197,6 @@ impl Applying<'_> {
         });
         job.begin_again();
         job.busy = true;
-        // The lists may be older than what made the attempt fail, so they count as old again. A step without
-        // packages needs none.
-        if job.locks.contains(&Lock::Packages) {
-            self.lists_are_new = false;
-            self.session.inner.state().note_lists(false);
-        }
         let (clock, pauses) = (self.session.inner.host.clock.clone(), self.pauses.clone());
         self.start(vec![at], BTreeSet::new(), async move {
             tokio::select! {
@@ -211,4 +208,11 @@ impl Applying<'_> {
         });
         true
     }
+}
+
+/// Whether a step is only uncertain because the lists count as old again: another step has failed with packages meanwhile.
+fn lacks_lists_alone(changes: &[Change]) -> bool {
+    changes.contains(&Change::RefreshRepositories)
+        && (changes.iter())
+            .all(|change| matches!(change, Change::RefreshRepositories | Change::Reboot { .. }))
 }

@@ -417,6 +417,14 @@ impl<'s> Applying<'s> {
                 {
                     for at in steps {
                         let message = format!("failed to {summary}: {}", one_line(&failure));
+                        // The lists may be older than what made the attempt fail.
+                        let job = &self.jobs[at];
+                        if failure.passes
+                            && (job.changes.get(job.applied)).is_some_and(needs_package_lock)
+                        {
+                            self.lists_are_new = false;
+                            self.session.inner.state().note_lists(false);
+                        }
                         if !(failure.passes && self.again(at, &message, None)) {
                             self.fail(at, End::failed(&summary, &failure));
                         }

@@ -102,6 +102,13 @@ async fn a_check_says_who_asks_again() {
 /// An image is pulled once more while a transaction runs after which only a reboot is left to do.
 #[tokio::test]
 async fn another_step_that_is_tried_again_keeps_nobody_from_its_reboot() {
+    // A step with packages waits for its daemon, too.
+    for lock in [Lock::Containers, Lock::Packages] {
+        tried_again_beside_a_reboot(lock).await;
+    }
+}
+
+async fn tried_again_beside_a_reboot(lock: Lock) {
     let (are_new, under_way) = (
         Arc::new(AtomicBool::new(false)),
         Arc::new(AtomicBool::new(false)),
@@ -137,7 +144,7 @@ async fn another_step_that_is_tried_again_keeps_nobody_from_its_reboot() {
     });
     let mut rig = Rig::new([
         kernel.locks(&[Lock::Packages]).tells_lists(are_new),
-        image.locks(&[Lock::Containers]),
+        image.locks(&[lock]),
     ]);
     rig.options.deadline = Some(Duration::from_secs(200_000));
     *rig.verbs.turns.lock().unwrap() = 1000;
@@ -154,4 +161,25 @@ async fn another_step_that_is_tried_again_keeps_nobody_from_its_reboot() {
         .filter(|kind| *kind == "attempt-failed")
         .count();
     assert!(tried_again > 1, "{tried_again}");
+}
+
+#[tokio::test]
+async fn a_step_that_needs_newer_lists_before_its_reboot_gets_them() {
+    let verified = AtomicU32::new(0);
+    let kernel = step("kernel", move |host| {
+        if !exists(host, "/packages/kernel") {
+            return needs(vec![Change::RefreshRepositories, install(&["kernel"])]);
+        }
+        let reboot = Change::Reboot {
+            why: "the kernel is installed".to_owned(),
+        };
+        needs(match verified.fetch_add(1, Ordering::SeqCst) {
+            // A package transaction of another step has failed meanwhile.
+            0 => vec![Change::RefreshRepositories, reboot],
+            _ => vec![reboot],
+        })
+    });
+    let rig = Rig::new([kernel.locks(&[Lock::Packages])]);
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::RebootRequired, "{:?}", outcomes(&report));
 }
