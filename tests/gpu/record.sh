@@ -28,13 +28,20 @@ done
 export LC_ALL=C
 
 name=gpu-recording-$(date -u +%Y%m%dT%H%M%SZ)
-mkdir "$name"
+# Root records only into a folder on a path that only root may change, which the home of a user is not.
+work=.
+if [ "$(id -u)" -eq 0 ]; then
+    work=$(mktemp -d /run/gpu-recording.XXXXXX)
+    trap 'rm -rf "$work"' EXIT
+fi
+out=$work/$name
+mkdir "$out"
 {
     echo "program: $("$program" --version), sha256 $(sha256sum "$program" | cut -d ' ' -f 1)"
     echo "driver: $(cat /sys/module/nvidia/version)"
     echo "kernel: $(uname -srm)"
     echo "user: $(id -u)"
-} | tee "$name/about.txt"
+} | tee "$out/about.txt"
 
 # `say NAME ARGUMENT...` runs the program and keeps its output, its exit code and the seconds it took.
 say() {
@@ -42,8 +49,8 @@ say() {
     shift
     begin=$(date +%s)
     code=0
-    timeout 240 "$program" "$@" >"$name/$what.out" 2>"$name/$what.err" </dev/null || code=$?
-    echo "$what: exit $code after $(($(date +%s) - begin)) s: gpu-bootstrap $*" | tee -a "$name/about.txt"
+    timeout 240 "$program" "$@" >"$out/$what.out" 2>"$out/$what.err" </dev/null || code=$?
+    echo "$what: exit $code after $(($(date +%s) - begin)) s: gpu-bootstrap $*" | tee -a "$out/about.txt"
     # 4 is a finding, which is a result; 124 is the time limit above, and 128 and more a crash.
     if [ "$code" -ge 124 ]; then
         failed="${failed:-} $what"
@@ -56,13 +63,14 @@ say check-for-people check --verbose
 say probe probe --format json
 say probe-for-people probe
 say plan plan --format json
-say record check --record "$name/recording"
+say record check --record "$out/recording"
 if command -v nvidia-smi >/dev/null; then
     # What the driver's own program says, to compare with.
-    timeout 60 nvidia-smi -q >"$name/nvidia-smi.txt" 2>&1 </dev/null || echo "nvidia-smi failed" | tee -a "$name/about.txt"
+    timeout 60 nvidia-smi -q >"$out/nvidia-smi.txt" 2>&1 </dev/null || echo "nvidia-smi failed" | tee -a "$out/about.txt"
 fi
 
-tar -czf "$name.tar.gz" "$name"
+# Root creates the archive and follows no link of somebody else.
+(set -C && tar -C "$work" -czf - "$name" >"$name.tar.gz")
 echo "$name.tar.gz has all of it"
 if [ -n "${failed:-}" ]; then
     echo "record.sh: these ended in no result:$failed" >&2
