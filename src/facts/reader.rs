@@ -9,7 +9,11 @@ use crate::{
     error::one_line,
     facts::Unknown,
     host::{FilesError, ReadFiles},
+    model::text::beginning,
 };
+
+/// The most that the kernel puts into a file of one value.
+const PAGE: usize = 4096;
 
 /// The files of the machine, and what could not be known so far.
 pub(crate) struct FactReader<'h> {
@@ -65,7 +69,7 @@ impl<'h> FactReader<'h> {
     pub(crate) fn value(&mut self, fact: &str, path: &str) -> Option<String> {
         let text = self.text(fact, path)?;
         let value = text.trim_matches(|c: char| c.is_whitespace() || c == '\0');
-        (!value.is_empty()).then(|| value.to_owned())
+        (!value.is_empty()).then(|| beginning(value, PAGE))
     }
 
     /// As [`FactReader::value`]; absence and emptiness are noted too.

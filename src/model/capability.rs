@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::model::text::as_text;
+use crate::model::text::{as_text, excerpt};
 
 /// A text that is not a compute capability.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -37,7 +37,7 @@ impl FromStr for ComputeCapability {
                 })
             })
             .ok_or_else(|| CapabilityError {
-                text: text.to_owned(),
+                text: excerpt(text),
             })
     }
 }

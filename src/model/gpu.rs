@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::model::pci::PciId;
-use crate::model::text::as_text;
+use crate::model::text::{as_text, excerpt};
 
 /// What tells one kind of GPU from another, as the machine shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -104,7 +104,7 @@ impl FromStr for Architecture {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text.is_empty() || text.contains(char::is_whitespace) {
             return Err(ArchitectureError {
-                text: text.to_owned(),
+                text: excerpt(text),
             });
         }
         Ok(Self(text.to_owned()))

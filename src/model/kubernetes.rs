@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::model::text::as_text;
+use crate::model::text::{as_text, excerpt};
 
 /// The labels of a node.
 pub type Labels = BTreeMap<String, String>;
@@ -82,7 +82,7 @@ impl FromStr for Taint {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let wrong = |why: &str| TaintError {
-            text: text.to_owned(),
+            text: excerpt(text),
             why: why.to_owned(),
         };
         let (rest, effect) = text.rsplit_once(':').ok_or_else(|| {
@@ -139,7 +139,7 @@ impl FromStr for OwnLabel {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let wrong = |why: String| LabelError {
-            text: text.to_owned(),
+            text: excerpt(text),
             why,
         };
         let (key, value) = text

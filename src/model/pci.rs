@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::model::text::as_text;
+use crate::model::text::{as_text, excerpt};
 
 /// NVIDIA's vendor id.
 pub const NVIDIA: u16 = 0x10de;
@@ -57,7 +57,7 @@ impl FromStr for PciId {
                 Some(Self { vendor, device })
             })
             .ok_or_else(|| PciError::Id {
-                text: text.to_owned(),
+                text: excerpt(text),
             })
     }
 }
@@ -93,7 +93,7 @@ impl FromStr for PciAddress {
     /// (`00000000:18:00.0`).
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         parse_address(text).ok_or_else(|| PciError::Address {
-            text: text.to_owned(),
+            text: excerpt(text),
         })
     }
 }
@@ -158,7 +158,7 @@ impl FromStr for PciClass {
             _ => None,
         };
         class.ok_or_else(|| PciError::Class {
-            text: text.to_owned(),
+            text: excerpt(text),
         })
     }
 }

@@ -79,6 +79,25 @@ pub fn without_controls(text: &str) -> Option<String> {
     Some(clean)
 }
 
+/// The longest text that a message quotes, in characters, and the longest version, in bytes.
+pub const LONGEST: usize = 255;
+
+/// The beginning of a text of the machine that a message quotes: a file of a foreign tree may have any size, and many findings
+/// quote the same error.
+#[must_use]
+pub fn excerpt(text: &str) -> String {
+    beginning(text, LONGEST)
+}
+
+/// The first characters of a text, with an ellipsis if there are more.
+#[must_use]
+pub fn beginning(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 /// A number of bytes for people.
 #[must_use]
 pub fn bytes(n: u64) -> String {

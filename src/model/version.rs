@@ -6,7 +6,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
-use crate::model::text::as_text;
+use crate::model::text::{LONGEST, as_text, excerpt};
 
 /// A text that is not a version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -48,7 +48,7 @@ impl FromStr for Branch {
             .filter(|number| BRANCHES.contains(number))
             .map(Self)
             .ok_or_else(|| VersionError::Branch {
-                text: text.to_owned(),
+                text: excerpt(text),
             })
     }
 }
@@ -114,7 +114,7 @@ impl DriverVersion {
         let (upstream, rest) = after_epoch.split_at(end);
         if !rest.is_empty() && !rest.starts_with(['-', '~', '+', '_']) {
             return Err(VersionError::Driver {
-                text: version.to_owned(),
+                text: excerpt(version),
                 why: "the upstream part holds something else than numbers",
             });
         }
@@ -127,13 +127,14 @@ impl FromStr for DriverVersion {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = |why| VersionError::Driver {
-            text: text.to_owned(),
+            text: excerpt(text),
             why,
         };
         let parts = text
             .split('.')
             .map(parse_number)
             .collect::<Option<Vec<u32>>>()
+            .filter(|_| text.len() <= LONGEST)
             .ok_or_else(|| error("it must be numbers joined by dots"))?;
         if !(2..=4).contains(&parts.len()) {
             return Err(error("it must have two to four numbers"));
@@ -229,7 +230,7 @@ impl FromStr for CudaVersion {
                 patch: Some(patch),
             }),
             _ => Err(VersionError::Cuda {
-                text: text.to_owned(),
+                text: excerpt(text),
             }),
         }
     }
@@ -265,7 +266,7 @@ impl FromStr for CudnnVersion {
         match parts.collect::<Option<Vec<u32>>>().as_deref() {
             Some(&[major, minor, ref rest @ ..]) if rest.len() <= 2 => Ok(Self { major, minor }),
             _ => Err(VersionError::Cudnn {
-                text: text.to_owned(),
+                text: excerpt(text),
             }),
         }
     }
@@ -344,12 +345,10 @@ impl FromStr for KernelVersion {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = || VersionError::Kernel {
-            text: text.to_owned(),
+            text: excerpt(text),
         };
-        if text
-            .chars()
-            .any(|c| c.is_whitespace() || c == '/' || c.is_control())
-        {
+        let is_wrong = |c: char| c.is_whitespace() || c == '/' || c.is_control();
+        if text.len() > LONGEST || text.contains(is_wrong) {
             return Err(error());
         }
         let end = text

@@ -471,6 +471,13 @@ mod tests {
         assert_eq!(get().unwrap().as_deref(), Some("580.95.05"));
         fakes.files.put(LOADED_VERSION, "580.178.04\n");
         assert_eq!(get().unwrap().as_deref(), Some("580.178.04"));
+        fakes.files.put(LOADED_VERSION, "5".repeat(5_000_000));
+        let error = get().unwrap_err().to_string();
+        assert!(
+            error.len() < 1000 && error.contains('…'),
+            "{} bytes",
+            error.len()
+        );
         fakes.files.put(LOADED_VERSION, "garbage\n");
         let error = get().unwrap_err().to_string();
         assert!(
