@@ -74,12 +74,17 @@ pub(super) fn regular(about: &Metadata) -> io::Result<()> {
 /// The whole content. Files of sysfs and procfs do not know their size, so the bound is on what
 /// comes.
 pub(super) fn read_whole(file: File) -> io::Result<Vec<u8>> {
-    if file.metadata()?.len() > READ_LIMIT {
+    read_at_most(file, READ_LIMIT)
+}
+
+/// The same with another bound.
+pub(super) fn read_at_most(file: File, limit: u64) -> io::Result<Vec<u8>> {
+    if file.metadata()?.len() > limit {
         return Err(error(Errno::EFBIG));
     }
     let mut content = Vec::new();
-    file.take(READ_LIMIT + 1).read_to_end(&mut content)?;
-    if content.len() as u64 > READ_LIMIT {
+    file.take(limit + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > limit {
         return Err(error(Errno::EFBIG));
     }
     Ok(content)

@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::dir::Dir;
@@ -23,6 +24,12 @@ const WHY: &str = "nothing is changed in or executed from a `--root` tree";
 /// The kernel asks to try again when a folder moved during the look-up.
 const ATTEMPTS: usize = 16;
 
+/// The largest file of a tree that is read. The lists of a package manager have up to 80 MB.
+const FILE_LIMIT: u64 = 128 << 20;
+
+/// The most that is read of a tree in all: a small archive can have any number of huge sparse files.
+const TREE_LIMIT: u64 = 2 << 30;
+
 /// Folders that are links on most systems, in a tree that has them.
 const FOLDERS: [&str; 6] = ["/var/run", "/var/lock", "/bin", "/sbin", "/lib", "/lib64"];
 
@@ -32,6 +39,8 @@ pub struct RootedFiles {
     root: File,
     /// The folder's real path: the prefix of every path that the kernel resolves in it.
     prefix: Utf8PathBuf,
+    /// Bytes that may still be read.
+    left: AtomicU64,
 }
 
 /// A host that sees the folder as `/`, and can only look.
@@ -53,7 +62,11 @@ impl RootedFiles {
             if !root.metadata()?.is_dir() {
                 return Err(os::error(Errno::ENOTDIR));
             }
-            Ok(Self { root, prefix })
+            Ok(Self {
+                root,
+                prefix,
+                left: AtomicU64::new(TREE_LIMIT),
+            })
         });
         opened.map_err(failed("open", folder))
     }
@@ -127,7 +140,14 @@ impl RootedFiles {
     fn read_regular(&self, path: &Utf8Path) -> io::Result<Vec<u8>> {
         // First without opening it for real: that can act on a device, or wait for a pipe.
         os::regular(&self.open_at(path, OFlag::O_PATH)?.metadata()?)?;
-        os::read_whole(self.open_at(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?)
+        let file = self.open_at(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?;
+        let left = self.left.load(Ordering::Relaxed);
+        let content = os::read_at_most(file, left.min(FILE_LIMIT))?;
+        // Reads side by side can exceed the bound by a few files.
+        let read = content.len() as u64;
+        let less = |left: u64| Some(left.saturating_sub(read));
+        let _ = (self.left).fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        Ok(content)
     }
 
     fn stat_at(&self, path: &Utf8Path) -> io::Result<Stat> {
@@ -287,6 +307,24 @@ mod tests {
         for path in ["/usr/lib/liblinker.so.1", "/etc/driver"] {
             assert_eq!(kind(path), FileKind::File, "{path}");
         }
+    }
+
+    #[test]
+    fn huge_files_of_a_tree_are_not_read() {
+        let (keep, _) = tree();
+        let root = Utf8PathBuf::from_path_buf(keep.path().to_owned()).unwrap();
+        let sparse = File::create(root.join("etc/huge")).unwrap();
+        sparse.set_len(FILE_LIMIT + 1).unwrap();
+        let files = RootedFiles::open(&root).unwrap();
+        let read = |path: &str| files.read(path.into());
+        assert!(read("/etc/huge").is_err());
+        assert!(read("/etc/passwd").is_ok());
+        files.left.store(15, Ordering::Relaxed);
+        // 12 bytes.
+        assert!(read("/etc/passwd").is_ok());
+        assert!(read("/etc/passwd").is_err());
+        // 4 bytes are more than the 3 that are left.
+        assert!(read("/sys/module/nvidia/version").is_err());
     }
 
     #[test]
