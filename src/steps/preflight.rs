@@ -16,8 +16,11 @@ use super::{
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, PackageWish, Purpose},
-    facts::Facts,
-    host::files::Room,
+    facts::{
+        Facts,
+        detection::{ProviderSetup, table},
+    },
+    host::{FilesError, ReadFiles, files::Room},
     model::{id::StepId, text::bytes},
     step::{Assessment, Cx, Step, StepError},
     tools::mounts,
@@ -58,6 +61,8 @@ struct PreflightState {
     last_package_run: Option<i64>,
     /// What an interrupted package manager left half done; empty when the database is consistent.
     half_done: Vec<String>,
+    /// Node setup by a provider that has not finished.
+    setups: Vec<&'static ProviderSetup>,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
@@ -93,6 +98,10 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
             None => None,
         },
         half_done: packages::half_done(cx).await?,
+        setups: match cx.desired.image {
+            true => Vec::new(),
+            false => unfinished_setups(files)?,
+        },
     };
     if !short(&state, cx.desired).is_empty() {
         let installed = packages::installed(cx).await?;
@@ -107,6 +116,18 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
         )?;
     }
     Ok(state)
+}
+
+fn unfinished_setups(files: &dyn ReadFiles) -> Result<Vec<&'static ProviderSetup>, FilesError> {
+    let mut unfinished = Vec::new();
+    for setup in &table().provider_setup {
+        if files.exists(setup.marker.as_str().into())?
+            && !files.exists(setup.complete.as_str().into())?
+        {
+            unfinished.push(setup);
+        }
+    }
+    Ok(unfinished)
 }
 
 /// The space that every filesystem of packages needs, as long as anything is to come.
@@ -181,8 +202,8 @@ fn wished(installed: &InstalledPackages, desired: &Desired, adopts: bool) -> Vec
 struct Obstacle {
     why: String,
     hint: String,
-    /// It may pass by itself.
-    passes: bool,
+    /// How long it lasts at most if it is transient.
+    passes: Option<Duration>,
 }
 
 fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessment {
@@ -192,14 +213,14 @@ fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessmen
         let mut hints: Vec<&str> = obstacles.iter().map(|o| o.hint.as_str()).collect();
         hints.dedup();
         let (why, hint) = (whys.join("; "), hints.join("; "));
-        return if obstacles.iter().all(|obstacle| obstacle.passes) {
-            Assessment::BlockedNow {
+        let limits: Option<Vec<Duration>> = obstacles.iter().map(|o| o.passes).collect();
+        return match limits.and_then(|limits| limits.into_iter().min()) {
+            Some(limit) => Assessment::BlockedNow {
                 why,
                 hint,
-                passes: Some(Duration::MAX),
-            }
-        } else {
-            Assessment::blocked(why, hint)
+                passes: Some(limit),
+            },
+            None => Assessment::blocked(why, hint),
         };
     }
     if !state.half_done.is_empty() {
@@ -225,7 +246,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
         found.push(Obstacle {
             why: format!("`{path}` is mounted read-only"),
             hint: "mount it writable; on an image-based system build the node image with `install --image` instead".into(),
-            passes: false,
+            passes: None,
         });
     }
     let clean = desired.packages.manager.backend().commands().clean;
@@ -235,7 +256,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
             hint: format!(
                 "free some room (old kernels, package cache: `{clean}`) or enlarge the disk"
             ),
-            passes: false,
+            passes: None,
         }),
     );
     if let Some(memory) = facts.memory_bytes
@@ -248,7 +269,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                 bytes(want.min_memory_bytes)
             ),
             hint: "use a larger machine, or lower `preflight.min-memory`".into(),
-            passes: false,
+            passes: None,
         });
     }
     if let Some(last) = state.last_package_run
@@ -264,7 +285,24 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                    cannot be checked with a wrong one"
                 .into(),
             // NTP may not have set it yet.
-            passes: true,
+            passes: Some(Duration::MAX),
+        });
+    }
+    for setup in &state.setups {
+        let ProviderSetup {
+            name,
+            complete,
+            log,
+            minutes,
+            ..
+        } = setup;
+        found.push(Obstacle {
+            why: format!(
+                "the node setup of {name} has not finished and may still delete driver files: \
+                 `{complete}` does not exist"
+            ),
+            hint: format!("run it again when this file exists; `{log}` shows the progress"),
+            passes: Some(Duration::from_secs(minutes * 60)),
         });
     }
     // Settings that name branch and flavour need no GPU of the machine that makes an image.
@@ -277,7 +315,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                    instances with `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set \
                    `gpu = \"optional\"`"
                 .into(),
-            passes: false,
+            passes: None,
         });
     }
     found
@@ -300,7 +338,11 @@ impl Step for Preflight {
 
 #[cfg(test)]
 mod tests {
-    use super::{InstalledPackages, PreflightState, bytes, compare, decide, here, wished};
+    use std::time::Duration;
+
+    use super::{
+        InstalledPackages, PreflightState, bytes, compare, decide, here, unfinished_setups, wished,
+    };
     use crate::{
         change::Change,
         config::desired::Desired,
@@ -334,6 +376,7 @@ mod tests {
             now: 1_790_000_000,
             last_package_run: Some(1_780_000_000),
             half_done: vec![],
+            setups: vec![],
         }
     }
 
@@ -356,6 +399,32 @@ mod tests {
         let (why, hint) = blocked(&behind(24 * 3600 + 1));
         assert!(why.starts_with("the clock says"), "{why}");
         assert!(hint.contains("timedatectl"), "{hint}");
+    }
+
+    #[test]
+    fn unfinished_provider_setup_is_waited_for() {
+        let (host, fakes) = fake::host();
+        let setups = || unfinished_setups(&*host.files).expect("files");
+        assert!(setups().is_empty());
+        fakes.files.put(
+            "/opt/azure/aks-gpu/dkms-marker",
+            "driver_version=580.159.04",
+        );
+        let mut early = state();
+        early.setups = setups();
+        let (why, _, passes) = decide(&early, &desired(), &facts()).expect_blocked_now();
+        assert!(
+            why.contains("`/opt/azure/containers/provision.complete`"),
+            "{why}"
+        );
+        assert_eq!(passes, Some(Duration::from_secs(20 * 60)));
+        // An obstacle that stays is not waited for.
+        early.read_only = vec!["/usr"];
+        decide(&early, &desired(), &facts()).expect_blocked();
+        fakes
+            .files
+            .put("/opt/azure/containers/provision.complete", "");
+        assert!(setups().is_empty());
     }
 
     #[test]

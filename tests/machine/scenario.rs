@@ -2,6 +2,7 @@
 
 crate::scenarios::scenarios! {
     adopted_driver: "adopted-driver"
+    aks_prebaked_driver: "aks-prebaked-driver"
     almalinux_files_before_their_package: "almalinux-files-before-their-package"
     almalinux_flavour_refused: "almalinux-flavour-refused"
     almalinux_held_by_somebody: "almalinux-held-by-somebody"
