@@ -351,13 +351,14 @@ fn origin(
     by_installer: bool,
 ) -> Option<Origin> {
     let fact = "driver.origin";
-    // The installer comes first, because it overwrites files of all other origins. Its own files may be left of a
-    // driver that was removed by other means, e.g. by the node setup of AKS.
-    if by_installer && (table().runfile.marks.iter()).any(|mark| reader.exists(fact, mark)) {
-        return Some(Origin::Runfile);
-    }
+    // Images come first: NVIDIA's installer runs in the build of some of them, and its uninstaller stays there.
     if found && (table().image.marks.iter()).any(|mark| reader.exists(fact, mark)) {
         return Some(Origin::Preinstalled);
+    }
+    // The installer overwrites files of all other origins. Its own files may be left of a driver that was removed by
+    // other means, e.g. by the node setup of AKS.
+    if by_installer && (table().runfile.marks.iter()).any(|mark| reader.exists(fact, mark)) {
+        return Some(Origin::Runfile);
     }
     match (from_package, packages) {
         (Some((package, _)), _) => match package.by_vendor {
@@ -600,7 +601,10 @@ mod tests {
         fakes.files.put("/etc/eks/nvidia-kmod-load.sh", "x");
         assert_eq!(of(&one(Some(true)), true), (Some(Origin::Preinstalled), 0));
         assert_eq!(of(&Ok(vec![]), false), (None, 0));
+        // Its build runs NVIDIA's installer for the GRID modules.
         fakes.files.put("/usr/bin/nvidia-uninstall", "x");
+        assert_eq!(of(&one(Some(true)), true), (Some(Origin::Preinstalled), 0));
+        fakes.files.take("/etc/eks/nvidia-kmod-load.sh");
         assert_eq!(of(&one(Some(false)), true), (Some(Origin::Runfile), 0));
     }
 
