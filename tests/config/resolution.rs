@@ -126,6 +126,38 @@ fingerprints = ["0123 4567 89ab cdef 0123  4567 89ab cdef 0123 4567"]
 }
 
 #[test]
+fn debian_13_gets_a_branch_that_its_repository_has() {
+    let machine = |gpu| Machine::new("debian", "13", "x86_64", &[gpu]);
+    let desired = machine(H100).resolution().desired;
+    let driver = desired.driver.expect("a driver");
+    assert_eq!((driver.branch, &*driver.source), (Branch(595), "nvidia"));
+
+    for key in ["driver.branch=580", "driver.version=580.178.04"] {
+        let error = machine(H100).set(key).load().unwrap_err().to_string();
+        assert!(error.contains("is not in `nvidia` for debian 13"), "{error}");
+    }
+    // Only the Debian archive has a branch for Volta.
+    let error = machine(V100).load().unwrap_err();
+    let hint = error.hint().unwrap_or_default();
+    assert!(hint.contains("`driver.source = \"distribution\"`"), "{error}: {hint}");
+}
+
+#[test]
+fn a_trial_accepts_only_versions_of_the_archive() {
+    let refused = |version: &str, trial| {
+        let version = format!("driver.version={version}");
+        let mut machine = (Machine::debian().set("driver.source=distribution")).set(&version);
+        machine.ask.flags.trial = trial;
+        machine.load().err().map(|error| error.to_string())
+    };
+    let why = refused("535.247.01", true).unwrap_or_default();
+    assert!(why.contains("is not in `distribution` for debian 12: it has 535.261.03"), "{why}");
+    assert_eq!(refused("535.261.03", true), None);
+    // On a machine, the package lists decide.
+    assert_eq!(refused("535.247.01", false), None);
+}
+
+#[test]
 fn debian_by_default() {
     let resolution = Machine::debian().resolution();
     let desired = resolution.desired;
