@@ -158,6 +158,35 @@ fn a_trial_accepts_only_versions_of_the_archive() {
 }
 
 #[test]
+fn kubeadm_needs_kernel_4_19() {
+    let digest = "ab".repeat(32);
+    let machine = |kernel: Option<&str>| {
+        let settings = format!(
+            "runtime.use = [\"containerd\"]\n[cluster]\njoin = \"kubeadm\"\nversion = \"1.35\"\n\
+             server = \"10.0.0.1:6443\"\ntoken = \"file:/t\"\nca-cert-hashes = [\"sha256:{digest}\"]\n"
+        );
+        let mut machine = Machine::new("almalinux", "8", "x86_64", &[H100]).config(&settings);
+        let kernel = kernel.map(|kernel| kernel.parse::<KernelVersion>().expect("a kernel"));
+        machine.ask.flags.trial = kernel.is_none();
+        let found = &mut machine.facts.kernel;
+        (found.running, found.next_boot) = (kernel.clone(), kernel.clone());
+        found.installed = kernel.into_iter().collect();
+        machine
+    };
+    let old = Some("4.18.0-553.el8_10.x86_64");
+    for kernel in [old, None] {
+        let error = machine(kernel).load().unwrap_err();
+        let (why, hint) = (error.to_string(), error.hint().unwrap_or_default());
+        assert!(why.contains("need kernel 4.19 or newer"), "{why}");
+        assert!(hint.contains("[\"SystemVerification\"]"), "{hint}");
+    }
+    let ignored = machine(old).set("cluster.ignore-preflight-errors=SystemVerification");
+    assert!(ignored.resolution().desired.cluster.is_some());
+    let newer = machine(Some("5.14.0-570.12.1.el9_6.x86_64"));
+    assert!(newer.resolution().desired.cluster.is_some());
+}
+
+#[test]
 fn debian_by_default() {
     let resolution = Machine::debian().resolution();
     let desired = resolution.desired;

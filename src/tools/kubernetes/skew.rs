@@ -1,7 +1,8 @@
 //! Which versions of kubelet, API server, container runtime and kernel go together.
 //!
 //! Sources: Kubernetes, "Version Skew Policy"; containerd, `RELEASES.md`, "Kubernetes Support"; the announcements of
-//! Kubernetes 1.26 (CRI v1) and 1.35 (cgroup v1); KEP-4033 and its deferrals (containerd 1.x).
+//! Kubernetes 1.26 (CRI v1) and 1.35 (cgroup v1); KEP-4033 and its deferrals (containerd 1.x); kubernetes/kubernetes#129462
+//! and kubernetes/system-validators#48 (kernel).
 
 /// How many minor versions a kubelet may be older than the API server; two before 1.25.
 const OLDER: u64 = 3;
@@ -25,6 +26,9 @@ const TESTED: [Tested; 2] = [
 /// From this minor version on, a kubelet does not start with cgroup v1, unless its configuration has
 /// `failCgroupV1: false`.
 const CGROUP_V2: u64 = 35;
+
+/// From this minor version on, kubeadm rejects older kernels (its check `SystemVerification`).
+const KERNEL: (u64, (u64, u64)) = (32, (4, 19));
 
 /// Major and minor version of a text such as `v1.34.4`, `1.34.*` or `1.6.20~ds1`.
 #[must_use]
@@ -109,9 +113,24 @@ pub fn with_cgroup_v1(kubelet: &str) -> Option<String> {
     })
 }
 
+/// Why kubeadm rejects a kernel.
+#[must_use]
+pub fn with_kernel(kubeadm: &str, kernel: &str) -> Option<String> {
+    let ((_, minor), found) = (series(kubeadm)?, series(kernel)?);
+    let (since, oldest) = KERNEL;
+    (minor >= since && found < oldest).then(|| {
+        let (major, second) = oldest;
+        format!(
+            "kubeadm 1.{since} and newer need kernel {major}.{second} or newer, and this machine has {kernel}"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{series, untested_containerd, with_cgroup_v1, with_containerd, with_server};
+    use super::{
+        series, untested_containerd, with_cgroup_v1, with_containerd, with_kernel, with_server,
+    };
 
     #[test]
     fn versions_are_read_as_programs_and_packages_write_them() {
@@ -175,5 +194,14 @@ mod tests {
         }
         assert_eq!(with_cgroup_v1("1.34.*"), None);
         assert!(with_cgroup_v1("1.35.*").is_some());
+        for (kubeadm, kernel, is_rejected) in [
+            ("1.32", "4.18.0-553.el8_10.x86_64", true),
+            ("1.31", "4.18.0-553.el8_10.x86_64", false),
+            ("1.37", "4.19.0-27-amd64", false),
+            ("1.37", "5.14.0-570.12.1.el9_6.x86_64", false),
+        ] {
+            let why = with_kernel(kubeadm, kernel);
+            assert_eq!(why.is_some(), is_rejected, "{kubeadm} {kernel}");
+        }
     }
 }
