@@ -173,7 +173,9 @@ pub(super) async fn target(world: &World<'_>, request: Request) -> Result<Target
     if !ground.request.image {
         on_a_system(&ground)?;
     }
-    let resolution = ground.resolve(world, &*world.host.files)?;
+    let mut resolution = ground.resolve(world, &*world.host.files)?;
+    let kept = steps::kept_branch(&ground.state(), &resolution.desired).await;
+    resolution.warnings.extend(kept);
     Ok(Target { ground, resolution })
 }
 

@@ -17,6 +17,7 @@ crate::scenarios::scenarios! {
     almalinux_runfile_driver: "almalinux-runfile-driver"
     almalinux_secure_boot: "almalinux-secure-boot"
     amzn_accelerated: "amzn-accelerated"
+    amzn_accelerated_other_branch: "amzn-accelerated-other-branch"
     amzn_kernel_6_1: "amzn-kernel-6.1"
     amzn_kernel_6_12: "amzn-kernel-6.12"
     amzn_kernel_6_18: "amzn-kernel-6.18"
