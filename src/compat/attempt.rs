@@ -232,7 +232,8 @@ fn rank(matrix: &Matrix, row: Option<&BranchRow>, newer: bool) -> u8 {
     }
 }
 
-/// The flavour to take where the boards run with both: NVIDIA's default for the branch.
+/// The flavour to take where the boards run with both: the one that the instance type needs, else NVIDIA's default for
+/// the branch.
 pub(super) fn preferred_flavour(matrix: &Matrix, needs: &Needs<'_>, branch: Branch) -> Flavour {
     let boards = &needs.boards;
     if boards
@@ -244,7 +245,15 @@ pub(super) fn preferred_flavour(matrix: &Matrix, needs: &Needs<'_>, branch: Bran
     let open_wanted = boards
         .iter()
         .any(|board| board.modules == SupportedFlavours::Open || board.assumed_newer);
-    match rules::branch_flavours(matrix, branch).0 {
+    let (open, proprietary) = rules::branch_flavours(matrix, branch);
+    if let Some(row) = needs.flavour {
+        match row.flavour {
+            Flavour::Proprietary if proprietary && !open_wanted => return Flavour::Proprietary,
+            Flavour::Open if open != OpenModules::None => return Flavour::Open,
+            _ => {}
+        }
+    }
+    match open {
         OpenModules::None => Flavour::Proprietary,
         OpenModules::Available if !open_wanted => Flavour::Proprietary,
         _ => Flavour::Open,
@@ -385,6 +394,9 @@ fn why_flavour(
             "{flavour} kernel modules: assumed for {}, verified after the module is loaded",
             board.label
         );
+    }
+    if let Some(row) = needs.flavour.filter(|row| row.flavour == flavour) {
+        return format!("{flavour} kernel modules: {}", row.why);
     }
     let why = match (rules::branch_flavours(matrix, branch), flavour) {
         ((OpenModules::None, _), _) => "has no others",

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 pub use crate::compat::chips::{ChipRange, Series};
 pub use crate::compat::evidence::Confidence;
-pub use crate::compat::options::ModuleOption;
+pub use crate::compat::options::{InstanceFlavour, ModuleOption};
 
 use crate::compat::evidence::row;
 use crate::model::gpu::{Architecture, Flavour, SupportedFlavours};
@@ -95,6 +95,9 @@ pub struct Matrix {
     /// Options of kernel modules that boards or instance types need.
     #[serde(rename = "module-option", default)]
     pub module_options: Vec<ModuleOption>,
+    /// Flavours of kernel modules that instance types need.
+    #[serde(rename = "instance-flavour", default)]
+    pub instance_flavours: Vec<InstanceFlavour>,
 }
 
 /// A document or a file that rows were read from.

@@ -6,7 +6,7 @@
 use crate::compat::cudnn;
 use crate::compat::gpu::Board;
 use crate::compat::kernel;
-use crate::compat::matrix::{BranchRow, Matrix, OpenModules, Support, Toolkit};
+use crate::compat::matrix::{BranchRow, InstanceFlavour, Matrix, OpenModules, Support, Toolkit};
 use crate::compat::ruling::{Judgement, Offer, Rule, Ruling, say};
 use crate::compat::security;
 use crate::model::gpu::{Architecture, Flavour, SupportedFlavours};
@@ -25,6 +25,8 @@ pub struct Needs<'m> {
     pub cuda: Vec<CudaVersion>,
     /// The cuDNN that containers bring.
     pub cudnn: Option<CudnnVersion>,
+    /// The flavour that the instance type needs.
+    pub flavour: Option<&'m InstanceFlavour>,
 }
 
 /// All rulings about an offer.
