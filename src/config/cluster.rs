@@ -250,7 +250,7 @@ impl ClusterInputs<'_> {
         let version = self.needed(
             "version",
             &config.version,
-            "name the cluster's version of Kubernetes, such as \"1.34\"; `kubectl version` shows it",
+            "name the cluster's version of Kubernetes, such as \"1.36\"; `kubectl version` shows it",
         );
         // kubeadm understands v1beta4 from 1.31 on (kubernetes/kubernetes#125029), and that of 1.31 wants conntrack, which
         // kubelet's package does not bring any more (kubernetes/kubernetes#135306).

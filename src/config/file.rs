@@ -238,7 +238,7 @@ pub struct ClusterConfig {
     /// How it joins: "kubeadm", "k3s", "rke2", "eks", "command"; "managed" for a node that is in its cluster
     /// already; "none".
     pub join: Option<JoinKind>,
-    /// kubeadm: the version of Kubernetes, such as "1.34" or "1.34.4".
+    /// kubeadm: the version of Kubernetes, such as "1.36" or "1.36.4".
     pub version: Option<KubernetesVersion>,
     /// kubeadm: `HOST:PORT` of the API server. k3s, rke2: the address of a
     /// server, such as "https://10.0.0.1:6443" for k3s and "https://10.0.0.1:9345" for rke2.

@@ -16,7 +16,7 @@ const DROPS_1: u64 = 38;
 const ANNOUNCED: u64 = 36;
 
 /// The versions of containerd, from the oldest on, with which a minor version of Kubernetes is tested; each counts for its own
-/// series.
+/// series. containerd/containerd@301026e (2026-08-22) has no row for 1.37.
 type Tested = (u64, &'static [(u64, u64, u64)]);
 const TESTED: [Tested; 2] = [
     (35, &[(1, 7, 28), (2, 1, 5), (2, 2, 0)]),
@@ -155,6 +155,8 @@ mod tests {
             "v1.30.0", "v1.34.1", Some("more than 3 minor versions older");
             "v1.24.0", "v1.27.0", Some("more than 2 minor versions older");
             "v1.35.0", "v1.34.9", Some("newer than the API server");
+            "v1.34.4", "v1.37.1", None;
+            "v1.37.1", "v1.36.4", Some("newer than the API server");
             "unknown", "v1.34.9", None;
         } {
             let why = with_server(kubelet, server);
@@ -188,6 +190,9 @@ mod tests {
             ("v1.35.0", "2.3.1", true),
             ("v1.36.0", "2.1.5", false),
             ("v1.36.0", "2.2.0", true),
+            ("v1.36.0", "2.3.2", true),
+            ("v1.37.0", "2.1.9", true),
+            ("v1.37.0", "1.7.33", false),
         ] {
             let why = untested_containerd(kubelet, containerd);
             assert_eq!(why.is_none(), is_tested, "{kubelet} {containerd} {why:?}");
