@@ -531,7 +531,7 @@ pub enum InstanceDriver {
 row! {
     /// An instance type of a cloud.
     InstanceType {
-        /// `aws`, `gcp`, `azure`.
+        /// `aws`, `gcp`, `azure`, `oracle`.
         provider: String,
         /// Its name.
         name: String,
