@@ -192,6 +192,7 @@ fn preference(
     newer: bool,
 ) -> (
     bool,
+    bool,
     u8,
     Reverse<Branch>,
     usize,
@@ -206,8 +207,13 @@ fn preference(
             .count()
     };
     let branch = judged.offer.version.branch();
+    let mut advised = (needs.boards.iter())
+        .filter_map(|board| board.row?.advised_driver.as_ref())
+        .map(DriverVersion::branch);
+    let is_older = advised.any(|advised| branch < advised);
     (
         count(Judgement::Against) > 0,
+        is_older,
         rank(matrix, matrix.branch(branch), newer),
         Reverse(branch),
         count(Judgement::Against),

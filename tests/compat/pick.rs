@@ -580,6 +580,20 @@ fn the_fabric_needs_a_visible_switch() {
 }
 
 #[test]
+fn a_board_gets_the_branch_that_its_vendor_recommends() {
+    const RTX_PRO_4500: &str = "10de:2c3a";
+    assert_eq!(brief(&gpus(&[RTX_PRO_4500])), "595 open");
+    // 580 is selected if it is requested or the only one.
+    let requested = picked(&with(&[RTX_PRO_4500], |wish| {
+        wish.branch = Some("580".parse().unwrap());
+    }));
+    assert_eq!(requested.branch.to_string(), "580");
+    let warnings = requested.warnings.join("\n");
+    assert!(warnings.contains("595.58.03 or newer is recommended"), "{warnings}");
+    assert_eq!(brief(&gpus(&[B200])), "580 open");
+}
+
+#[test]
 fn instance_types_that_fail_with_the_gsp_get_proprietary_modules() {
     const A10G: &str = "10de:2237";
     let of = |id: &str, instance: &str, branch: Option<u32>| {
