@@ -186,6 +186,23 @@ fn kubeadm_needs_kernel_4_19() {
     assert!(newer.resolution().desired.cluster.is_some());
 }
 
+/// An upgrade in the background would restart the runtime.
+#[test]
+fn installed_alternatives_of_docker_and_containerd_are_held() {
+    for name in ["debian", "ubuntu"] {
+        let profile = Profile::built_in(name).unwrap();
+        let daemons = [RuntimeKind::Docker, RuntimeKind::Containerd];
+        let rows = (profile.runtime.iter()).filter(|row| daemons.contains(&row.kind));
+        for alternative in rows.flat_map(|row| &row.alternatives) {
+            let held = (profile.hold.patterns.iter())
+                .any(|one| pattern::matches(one, alternative));
+            assert!(held, "{name}: {alternative}");
+        }
+        let blacklist = profile.hold.blacklist.join(" ");
+        assert!(blacklist.contains("^moby-(engine|containerd)$"), "{name}");
+    }
+}
+
 #[test]
 fn debian_by_default() {
     let resolution = Machine::debian().resolution();
