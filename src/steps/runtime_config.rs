@@ -148,8 +148,8 @@ fn decide(
 }
 
 /// What writes containerd's whole file anew, after `install` has run: Google's script of each boot, whose unit starts it
-/// (kubernetes/cloud-provider-gcp, `cluster/gce/gci/configure-helper.sh`, `setup-containerd`), and that of Canonical's image
-/// for EKS, by which the node joins (its `/etc/eks/bootstrap.sh`).
+/// (kubernetes/cloud-provider-gcp, `cluster/gce/gci/configure-helper.sh`, `setup-containerd`, up to commit c3b0081d7, which
+/// removed the folder; GKE's own script is not public), and that of Canonical's image for EKS, by which the node joins (its `/etc/eks/bootstrap.sh`).
 const REWRITING_UNIT: &str = "kube-node-configuration.service";
 const REWRITING_PROGRAM: &str = "/etc/eks/bootstrap.sh";
 
