@@ -165,13 +165,7 @@ impl State {
             (Some(_), Some(None)) => true,
             (Some(_), None) => false,
         };
-        let origin = origin(
-            reader,
-            packages,
-            from_package.as_ref(),
-            found,
-            by_installer,
-        );
+        let origin = origin(reader, packages, from_package.as_ref(), found, by_installer);
         FoundDriver {
             loaded_version,
             library_version: library.flatten(),

@@ -589,7 +589,10 @@ fn a_board_gets_the_branch_that_its_vendor_recommends() {
     }));
     assert_eq!(requested.branch.to_string(), "580");
     let warnings = requested.warnings.join("\n");
-    assert!(warnings.contains("595.58.03 or newer is recommended"), "{warnings}");
+    assert!(
+        warnings.contains("595.58.03 or newer is recommended"),
+        "{warnings}"
+    );
     assert_eq!(brief(&gpus(&[B200])), "580 open");
 }
 
@@ -612,5 +615,8 @@ fn instance_types_that_fail_with_the_gsp_get_proprietary_modules() {
         wish.instance = Some(("aws".to_owned(), "g5.xlarge".to_owned()));
     }));
     let reasons = pick.reasons.join("\n");
-    assert!(reasons.contains("have failed with the GSP firmware"), "{reasons}");
+    assert!(
+        reasons.contains("have failed with the GSP firmware"),
+        "{reasons}"
+    );
 }

@@ -134,12 +134,18 @@ fn debian_13_gets_a_branch_that_its_repository_has() {
 
     for key in ["driver.branch=580", "driver.version=580.178.04"] {
         let error = machine(H100).set(key).load().unwrap_err().to_string();
-        assert!(error.contains("is not in `nvidia` for debian 13"), "{error}");
+        assert!(
+            error.contains("is not in `nvidia` for debian 13"),
+            "{error}"
+        );
     }
     // Only the Debian archive has a branch for Volta.
     let error = machine(V100).load().unwrap_err();
     let hint = error.hint().unwrap_or_default();
-    assert!(hint.contains("`driver.source = \"distribution\"`"), "{error}: {hint}");
+    assert!(
+        hint.contains("`driver.source = \"distribution\"`"),
+        "{error}: {hint}"
+    );
 }
 
 #[test]
@@ -151,7 +157,10 @@ fn a_trial_accepts_only_versions_of_the_archive() {
         machine.load().err().map(|error| error.to_string())
     };
     let why = refused("535.247.01", true).unwrap_or_default();
-    assert!(why.contains("is not in `distribution` for debian 12: it has 535.261.03"), "{why}");
+    assert!(
+        why.contains("is not in `distribution` for debian 12: it has 535.261.03"),
+        "{why}"
+    );
     assert_eq!(refused("535.261.03", true), None);
     // On a machine, the package lists decide.
     assert_eq!(refused("535.247.01", false), None);
@@ -194,8 +203,7 @@ fn installed_alternatives_of_docker_and_containerd_are_held() {
         let daemons = [RuntimeKind::Docker, RuntimeKind::Containerd];
         let rows = (profile.runtime.iter()).filter(|row| daemons.contains(&row.kind));
         for alternative in rows.flat_map(|row| &row.alternatives) {
-            let held = (profile.hold.patterns.iter())
-                .any(|one| pattern::matches(one, alternative));
+            let held = (profile.hold.patterns.iter()).any(|one| pattern::matches(one, alternative));
             assert!(held, "{name}: {alternative}");
         }
         let blacklist = profile.hold.blacklist.join(" ");
