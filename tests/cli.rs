@@ -281,7 +281,7 @@ fn wrong_values_of_user_data() {
     session(
         "user-data",
         &[
-            "user-data kubeadm --set cluster.server=https://10.0.0.1:6443 --set cluster.versoin=1.34",
+            "user-data kubeadm --set cluster.server=https://10.0.0.1:6443 --set cluster.versoin=1.36",
             "user-data kubeadm --set cluster.server=https://10.0.0.1:6443 --set cluster.version=1.30",
             "user-data k3s --set cluster.join=rke2 --set cluster.server=https://10.0.0.1:6443",
             "user-data bare --value sha=0000",
@@ -296,11 +296,11 @@ fn wrong_values_of_user_data() {
             "user-data k3s --token-file tests/cli/files/short-token",
             "user-data k3s --token-file tests/cli/files/token-of-servers --set cluster.join=rke2 --set cluster.server=https://10.0.0.1:9345",
             "user-data eks --value endpoint=nonsense --value ca=abc --value cidr=10.100 --value address=https://x/y.tar.gz",
-            "user-data eks-karpenter --value kubernetes=1.34.3 --value arch=aarch64",
+            "user-data eks-karpenter --value kubernetes=1.36.4 --value arch=aarch64",
             "user-data aks --value registry=https://registry.example.com --value digest=sha256:0000",
             "user-data gke --value registry=registry.example.com//tools",
             "user-data gke --value registry=registry.example.com/tools/",
-            "user-data aks-flex --value kubernetes=1.34 --value dns=coredns --value server=https://x:443",
+            "user-data aks-flex --value kubernetes=1.36 --value dns=coredns --value server=https://x:443",
             "user-data bare --set packages.proxy=http://joe:s3cret@proxy:3128",
             "user-data bare --set cluster.token=/etc/gpu-bootstrap/join-token",
             "user-data bare --set cluster.join=kubeadm",

@@ -1047,7 +1047,7 @@ const FORMS: [(&str, &str, &[&str]); 10] = [
             "--value",
             "cluster=prod",
             "--value",
-            "kubernetes=1.34",
+            "kubernetes=1.36",
             "--value",
             "arch=x86_64",
             "--value",
@@ -1087,7 +1087,7 @@ const FORMS: [(&str, &str, &[&str]); 10] = [
             "--value",
             "dns=10.0.0.10",
             "--value",
-            "kubernetes=1.34.3",
+            "kubernetes=1.36.4",
             "--token-file",
             "TOKEN",
         ],
@@ -1097,7 +1097,7 @@ const FORMS: [(&str, &str, &[&str]); 10] = [
 
 const KUBEADM: &[&str] = &[
     "--set",
-    "cluster.version=1.35",
+    "cluster.version=1.37",
     "--set",
     "cluster.server=10.0.0.9:6443",
     "--set",
@@ -1341,10 +1341,10 @@ fn printed_user_data_is_ready_to_paste() {
                 .map(|one| one.value.clone())
         };
         assert_eq!(set("driver.cuda").as_deref(), Some("[\"12.8\"]"), "{form}");
-        if options.contains(&"cluster.version=1.35") {
+        if options.contains(&"cluster.version=1.37") {
             assert_eq!(
                 set("cluster.version").as_deref(),
-                Some("\"1.35\""),
+                Some("\"1.37\""),
                 "{form}"
             );
         }

@@ -18,7 +18,7 @@ cat >/etc/gpu-bootstrap/config.d/50-user-data.toml <<'END'
 runtime.use = ["containerd"]
 [cluster]
 join = "kubeadm"
-version = "@1.34@"
+version = "@1.36@"
 server = "@10.0.0.1:6443@"
 token = "file:/etc/gpu-bootstrap/join-token"
 ca-cert-hashes = ["@sha256:DIGEST@"]

@@ -190,6 +190,7 @@ fn preference(
     newer: bool,
 ) -> (
     bool,
+    bool,
     u8,
     Reverse<Branch>,
     usize,
@@ -204,8 +205,13 @@ fn preference(
             .count()
     };
     let branch = judged.offer.version.branch();
+    let mut advised = (needs.boards.iter())
+        .filter_map(|board| board.row?.advised_driver.as_ref())
+        .map(DriverVersion::branch);
+    let is_older = advised.any(|advised| branch < advised);
     (
         count(Judgement::Against) > 0,
+        is_older,
         rank(matrix, matrix.branch(branch), newer),
         Reverse(branch),
         count(Judgement::Against),
@@ -230,7 +236,8 @@ fn rank(matrix: &Matrix, row: Option<&BranchRow>, newer: bool) -> u8 {
     }
 }
 
-/// The flavour to take where the boards run with both: NVIDIA's default for the branch.
+/// The flavour to take where the boards run with both: the one that the instance type needs, else NVIDIA's default for
+/// the branch.
 pub(super) fn preferred_flavour(matrix: &Matrix, needs: &Needs<'_>, branch: Branch) -> Flavour {
     let boards = &needs.boards;
     if boards
@@ -242,7 +249,15 @@ pub(super) fn preferred_flavour(matrix: &Matrix, needs: &Needs<'_>, branch: Bran
     let open_wanted = boards
         .iter()
         .any(|board| board.modules == SupportedFlavours::Open || board.assumed_newer);
-    match rules::branch_flavours(matrix, branch).0 {
+    let (open, proprietary) = rules::branch_flavours(matrix, branch);
+    if let Some(row) = needs.flavour {
+        match row.flavour {
+            Flavour::Proprietary if proprietary && !open_wanted => return Flavour::Proprietary,
+            Flavour::Open if open != OpenModules::None => return Flavour::Open,
+            _ => {}
+        }
+    }
+    match open {
         OpenModules::None => Flavour::Proprietary,
         OpenModules::Available if !open_wanted => Flavour::Proprietary,
         _ => Flavour::Open,
@@ -383,6 +398,9 @@ fn why_flavour(
             "{flavour} kernel modules: assumed for {}, verified after the module is loaded",
             board.label
         );
+    }
+    if let Some(row) = needs.flavour.filter(|row| row.flavour == flavour) {
+        return format!("{flavour} kernel modules: {}", row.why);
     }
     let why = match (rules::branch_flavours(matrix, branch), flavour) {
         ((OpenModules::None, _), _) => "has no others",

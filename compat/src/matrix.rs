@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 pub use crate::chips::{ChipRange, Series};
 pub use crate::evidence::Confidence;
-pub use crate::options::ModuleOption;
+pub use crate::options::{InstanceFlavour, ModuleOption};
 
 use crate::evidence::row;
 use crate::identity::{Architecture, Flavour, SupportedFlavours};
@@ -95,6 +95,9 @@ pub struct Matrix {
     /// Options of kernel modules that boards or instance types need.
     #[serde(rename = "module-option", default)]
     pub module_options: Vec<ModuleOption>,
+    /// Flavours of kernel modules that instance types need.
+    #[serde(rename = "instance-flavour", default)]
+    pub instance_flavours: Vec<InstanceFlavour>,
 }
 
 /// A document or a file that rows were read from.
@@ -528,7 +531,7 @@ pub enum InstanceDriver {
 row! {
     /// An instance type of a cloud.
     InstanceType {
-        /// `aws`, `gcp`, `azure`.
+        /// `aws`, `gcp`, `azure`, `oracle`.
         provider: String,
         /// Its name.
         name: String,

@@ -1,4 +1,4 @@
-//! Options of kernel modules that boards or instance types need.
+//! Options and flavours of kernel modules that boards or instance types need.
 
 use crate::evidence::row;
 use crate::identity::{Flavour, GpuIdentity};
@@ -28,6 +28,27 @@ row! {
         from_branch: Option<Branch>,
         /// What it does, for people.
         why: String,
+    }
+}
+
+row! {
+    /// The flavour of the modules that works better on some instance types. It is selected for branches that have it.
+    InstanceFlavour {
+        /// `aws`, `gcp`, `azure`.
+        provider: String,
+        /// Instance types, as shell patterns.
+        instance_types: Vec<String>,
+        flavour: Flavour,
+        /// The reason, as the end of a sentence.
+        why: String,
+    }
+}
+
+impl InstanceFlavour {
+    /// Whether it is for an instance type of a provider.
+    pub fn is_for(&self, (provider, name): &(String, String)) -> bool {
+        self.provider == *provider
+            && (self.instance_types.iter()).any(|one| pattern::matches(one, name))
     }
 }
 

@@ -10,9 +10,10 @@ use crate::matrix::Matrix;
 
 /// Picks a driver.
 ///
-/// Among what no rule refuses, these go first, in this order: no evidence against it; a supported
-/// long-term branch that has had its time (`default-from`), then a supported production branch, then a supported new feature branch, then
-/// what is known less well or out of support; the newest branch; the newest version.
+/// Among what no rule refuses, these go first, in this order: no evidence against it; a branch that is not older than the
+/// one recommended for a board; a supported long-term branch that has had its time (`default-from`), then a supported
+/// production branch, then a supported new feature branch, then what is known less well or out of support; the newest
+/// branch; the newest version.
 ///
 /// # Errors
 /// When every offer is refused; the error names the rules and what would work.

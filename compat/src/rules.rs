@@ -7,7 +7,7 @@ use crate::board::Board;
 use crate::cudnn;
 use crate::identity::{Architecture, Flavour, SupportedFlavours};
 use crate::kernel;
-use crate::matrix::{BranchRow, Matrix, OpenModules, Support, Toolkit};
+use crate::matrix::{BranchRow, InstanceFlavour, Matrix, OpenModules, Support, Toolkit};
 use crate::ruling::{Judgement, Offer, Rule, Ruling, say};
 use crate::security;
 use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
@@ -25,6 +25,8 @@ pub struct Needs<'m> {
     pub cuda: Vec<CudaVersion>,
     /// The cuDNN that containers bring.
     pub cudnn: Option<CudnnVersion>,
+    /// The flavour that the instance type needs.
+    pub flavour: Option<&'m InstanceFlavour>,
 }
 
 /// All rulings about an offer.

@@ -53,6 +53,12 @@ impl Wish {
             arch: self.arch.clone(),
             cuda: self.cuda.clone(),
             cudnn: self.cudnn,
+            flavour: (self.instance.as_ref()).and_then(|instance| {
+                matrix
+                    .instance_flavours
+                    .iter()
+                    .find(|row| row.is_for(instance))
+            }),
         }
     }
 }

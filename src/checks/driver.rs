@@ -184,6 +184,7 @@ fn rulings(
         arch: None,
         cuda: Vec::new(),
         cudnn: None,
+        flavour: None,
     };
     let version = version.clone();
     rules::judge(matrix, &needs, &Offer { version, flavour })

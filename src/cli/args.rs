@@ -383,7 +383,7 @@ pub struct UserDataArgs {
     /// What the machine becomes
     #[arg(value_enum)]
     pub form: UserDataForm,
-    /// Single setting, for example `cluster.version=1.34`; may be repeated
+    /// Single setting, for example `cluster.version=1.36`; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// Single value beside the settings, for example `address=https://…`, the place of the program;

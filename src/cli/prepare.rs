@@ -210,7 +210,9 @@ pub(super) async fn target(
         on_a_system(&ground)?;
     }
     let question = ground.question(env, host);
-    let resolution = ground.resolve(env, &question)?;
+    let mut resolution = ground.resolve(env, &question)?;
+    let kept = steps::kept_branch(&ground.state(), &resolution.desired).await;
+    resolution.warnings.extend(kept);
     Ok(Target {
         ground,
         question,

@@ -85,7 +85,7 @@ const fn form(form: UserDataForm) -> Form {
             "eks-karpenter/ec2nodeclass.yaml",
             "amzn-2023",
             [
-                ("kubernetes", "@1.34@"),
+                ("kubernetes", "@1.36@"),
                 ("arch", "@x86_64@"),
                 ("role", "@KarpenterNodeRole-NAME@"),
                 ("cluster", "@NAME@"),
@@ -120,7 +120,7 @@ const fn form(form: UserDataForm) -> Form {
                 ("server", "@SERVER@"),
                 ("ca", "@BASE64@"),
                 ("dns", "@10.0.0.10@"),
-                ("kubernetes", "@1.34.3@"),
+                ("kubernetes", "@1.36.4@"),
                 ADDRESS,
                 SHA256
             ]
@@ -311,8 +311,8 @@ fn wrong(name: &str, placeholder: &str, value: &str) -> Option<(&'static str, &'
         ),
         "kubernetes" if numbers(value) != numbers(placeholder.trim_matches('@')) => {
             let why = match numbers(placeholder.trim_matches('@')) {
-                Some(2) => "it is no version with two numbers, such as `1.34`",
-                _ => "it is no version with three numbers, such as `1.34.3`",
+                Some(2) => "it is no version with two numbers, such as `1.36`",
+                _ => "it is no version with three numbers, such as `1.36.4`",
             };
             (why, "`kubectl version` shows that of the cluster")
         }

@@ -21,7 +21,7 @@ pub enum Existing {
     /// The run is refused.
     #[default]
     Refuse,
-    /// It stays, if it is of the wanted branch.
+    /// It stays, if it supports the GPUs.
     Keep,
     /// It is removed, and the wanted one is installed.
     Replace,

@@ -25,6 +25,7 @@ use crate::{
         text::built_in,
         token::TokenSource,
     },
+    tools::kubernetes::skew,
 };
 
 /// The name of their repository.
@@ -120,6 +121,8 @@ pub(super) struct ClusterInputs<'a> {
     pub runtimes: &'a [RuntimeKind],
     /// Whether the machine has a GPU for containers.
     pub has_gpu: bool,
+    /// The kernel of the next boot, or the kernel series of the release if it is unknown.
+    pub kernel: Option<String>,
     /// What is wrong, as far as it was found.
     pub wrong: RefCell<Vec<ResolveError>>,
 }
@@ -247,7 +250,7 @@ impl ClusterInputs<'_> {
         let version = self.needed(
             "version",
             &config.version,
-            "name the cluster's version of Kubernetes, such as \"1.34\"; `kubectl version` shows it",
+            "name the cluster's version of Kubernetes, such as \"1.36\"; `kubectl version` shows it",
         );
         // kubeadm understands v1beta4 from 1.31 on (kubernetes/kubernetes#125029), and that of 1.31 wants conntrack, which
         // kubelet's package does not bring any more (kubernetes/kubernetes#135306).
@@ -275,11 +278,23 @@ impl ClusterInputs<'_> {
             ),
         };
         let discovery = self.discovery();
-        version?;
+        let version = version?.to_string();
         let ignored = config
             .ignore_preflight_errors
             .as_deref()
             .unwrap_or_default();
+        let ignores_kernel = (ignored.iter().map(ToString::to_string)).any(|check| {
+            check.eq_ignore_ascii_case("SystemVerification") || check.eq_ignore_ascii_case("all")
+        });
+        let kernel = self.kernel.as_deref().filter(|_| !ignores_kernel);
+        if let Some(why) = kernel.and_then(|kernel| skew::with_kernel(&version, kernel)) {
+            return self.wrong(
+                "cluster.version",
+                &why,
+                "use a release with a newer kernel, or set `cluster.ignore-preflight-errors = [\"SystemVerification\"]`: \
+                 kubeadm then joins a kernel that Kubernetes does not support",
+            );
+        }
         Some(JoinMethod::Kubeadm {
             discovery: discovery?,
             socket: format!("unix://{}", socket?),

@@ -479,6 +479,9 @@ impl<'a> DriverInputs<'a> {
         {
             return Err(self.not_offered(rows, branch).into());
         }
+        if let Some(refusal) = self.version_not_offered(rows) {
+            return Err(refusal.into());
+        }
         let offered = |pick: &Pick| {
             rows.iter()
                 .any(|row| row.branches.contains(&pick.branch) && row.flavour == pick.flavour)
@@ -554,6 +557,15 @@ impl<'a> DriverInputs<'a> {
     fn refused(&self, wish: &Wish, none: &NoDriver) -> Refusal {
         let is_vgpu = none.reasons.iter().any(|r| r.rule == Rule::Vgpu);
         let mut hints = none.nearest.clone();
+        hints.extend(self.other_sources(|row| {
+            let narrowed = Wish {
+                flavour: Some(row.flavour),
+                candidates: Some(self.candidates(&[row], None)),
+                ..wish.clone()
+            };
+            wish.flavour.is_none_or(|one| one == row.flavour)
+                && pick(self.matrix, &narrowed).is_ok()
+        }));
         if is_of_kernels(none) && !self.image {
             hints.push(self.other_kernel(wish));
         }
@@ -635,6 +647,26 @@ impl<'a> DriverInputs<'a> {
                 format!("remove `{key}`: then the matrix decides")
             });
         Refusal::new("driver-not-offered", why, hint)
+    }
+
+    /// Refuses an exact version that a source of one version per branch does not have. On a machine, the package lists
+    /// decide instead.
+    fn version_not_offered(&self, rows: &[&DriverRow]) -> Option<Refusal> {
+        let version = self.config.version.as_ref().filter(|_| self.trial)?;
+        let of_branch = (rows.iter()).filter(|row| row.branches.contains(&version.branch()));
+        let known: Option<Vec<&DriverVersion>> = of_branch.map(|row| row.newest.as_ref()).collect();
+        let known = known.filter(|known| !known.contains(&version))?;
+        let newest = known.into_iter().max()?;
+        Some(Refusal::new(
+            "driver-not-offered",
+            format!(
+                "driver {version} is not in `{}` for {} {}: it has {newest}",
+                self.source(),
+                self.profile.name,
+                self.release.version_id
+            ),
+            "set `driver.branch` instead of `driver.version`",
+        ))
     }
 
     /// Returns the rows that have packages of the pick, the preferred one first; never empty.

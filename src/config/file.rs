@@ -122,9 +122,9 @@ settings! {
         /// be compiled; `"any"` also one of another series, if nothing else leads to a module. Each costs one reboot.
         pub may_change_kernel: Option<Consent> => r#"`"same-series"`"#,
         /// What becomes of a driver that this program has not installed: `"refuse"` ends the run (exit 5), `"keep"`
-        /// keeps a working one of the wanted branch (of NVIDIA's installer, or of the image itself, as on EKS'
-        /// accelerated one), `"replace"` removes it. What this program has installed it replaces without this setting:
-        /// see [another driver](#another-driver).
+        /// keeps one of NVIDIA's installer or of the image (e.g. Amazon's accelerated image for EKS) if it supports the
+        /// GPUs, with a warning if its branch is not the configured one; `"replace"` removes it. What this program has
+        /// installed it replaces without this setting: see [another driver](#another-driver).
         pub existing: Option<Existing> => r#"`"refuse"`"#,
         /// If another driver fails validation, go back to the one before: a node without a working GPU is worse than
         /// one with the old driver.
@@ -327,7 +327,7 @@ settings! {
         /// How the machine joins: `"kubeadm"`, `"k3s"`, `"rke2"`, `"eks"`, `"command"`; `"managed"` where the provider
         /// has joined it already (node pools of GKE, AKS, EKS): then it gets its labels, and loses the startup taint.
         pub join: Option<JoinKind> => r#"`"none"`"#,
-        /// kubeadm: the version of Kubernetes, such as `"1.34"`, or `"1.34.4"`. It selects the community's repository
+        /// kubeadm: the version of Kubernetes, such as `"1.36"`, or `"1.36.4"`. It selects the community's repository
         /// of that minor version; kubelet, kubeadm and kubectl are installed and held. A kubelet may not be newer than
         /// the API server.
         pub version: Option<KubernetesVersion>,
@@ -346,6 +346,7 @@ settings! {
         /// credentials, the token. Mode 0600.
         pub discovery_file: Option<AbsolutePath>,
         /// kubeadm: names of preflight checks whose errors count as warnings. With `"Swap"`, swap stays on.
+        /// Kernels older than 4.19 (AlmaLinux, Rocky and RHEL 8) need `"SystemVerification"`.
         pub ignore_preflight_errors: Option<Vec<Word>> => "`[]`",
         /// `command`: program and arguments. It runs once, when everything is validated.
         pub command: Option<Vec<String>>,

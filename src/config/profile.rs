@@ -161,6 +161,8 @@ pub struct Release {
     pub runtime_source: String,
     /// Kernel headers and build tools, for modules that are compiled; with placeholders.
     pub headers: Vec<String>,
+    /// The kernel series, if the release has only one. It counts where the kernel of the machine is unknown.
+    pub kernel_series: Option<String>,
     /// Packages with the modules of each kernel that container runtimes and pod networks need, where its image lacks
     /// them; with placeholders.
     #[serde(default)]

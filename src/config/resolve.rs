@@ -119,6 +119,8 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         layers: inputs.layers,
         runtimes: &kinds,
         has_gpu: matches!(gpus, Ok(Some(_))),
+        kernel: (placeholders.kernels.last().map(ToString::to_string))
+            .or_else(|| release.kernel_series.clone()),
         wrong: RefCell::default(),
     }
     .resolve();

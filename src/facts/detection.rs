@@ -40,6 +40,7 @@ pub(crate) struct Detection {
     pub vendor: Vendor,
     pub runfile: Runfile,
     pub image: ImageMarks,
+    pub provider_setup: Vec<ProviderSetup>,
     pub owner: Vec<OwnerRow>,
     pub driver_root: Vec<DriverRoot>,
 }
@@ -108,6 +109,19 @@ pub(crate) struct Runfile {
 #[derive(Debug, Deserialize)]
 pub(crate) struct ImageMarks {
     pub marks: Vec<String>,
+}
+
+/// Node setup by a provider that may delete driver files after the kubelet has started.
+#[derive(Debug, Deserialize)]
+pub(crate) struct ProviderSetup {
+    pub name: String,
+    /// Exists while the setup may delete driver files.
+    pub marker: String,
+    /// Exists once the setup has finished.
+    pub complete: String,
+    pub log: String,
+    /// The longest duration of the setup.
+    pub minutes: u64,
 }
 
 #[cfg(test)]

@@ -336,7 +336,7 @@ impl KubernetesVersion {
 
 /// Why text is no version of Kubernetes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a version of Kubernetes, such as 1.34 or 1.34.4")]
+#[error("`{0}` is not a version of Kubernetes, such as 1.36 or 1.36.4")]
 pub struct KubernetesVersionError(String);
 
 impl FromStr for KubernetesVersion {
@@ -371,7 +371,7 @@ impl fmt::Display for KubernetesVersion {
 
 as_text!(
     KubernetesVersion,
-    "a version of Kubernetes, such as 1.34 or 1.34.4",
+    "a version of Kubernetes, such as 1.36 or 1.36.4",
     "^v?1\\.[0-9]+(\\.[0-9]+)?$"
 );
 

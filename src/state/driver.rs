@@ -54,6 +54,9 @@ const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
+/// The DKMS entry of NVIDIA's installer.
+const INSTALLER_DKMS: &str = "/var/lib/dkms/nvidia";
+
 /// The folders that the linker of every distribution searches by default; 64-bit ones first.
 const FOLDERS: [&str; 6] = [
     "/lib/x86_64-linux-gnu",
@@ -154,7 +157,15 @@ impl State {
         let found = library.is_some()
             || module_version.is_some()
             || (loaded_version.is_some() && reader.exists("driver.origin", DRIVER_CONTAINER));
-        let origin = origin(reader, packages, from_package.as_ref(), found);
+        let by_installer = match (&from_package, &library) {
+            // Only its DKMS entry may be left of a driver.
+            (None, _) => found || reader.exists("driver.origin", INSTALLER_DKMS),
+            // The installer overwrites the libraries of packages, and has not if the versions match.
+            (Some((_, package)), Some(Some(library))) => library != package,
+            (Some(_), Some(None)) => true,
+            (Some(_), None) => false,
+        };
+        let origin = origin(reader, packages, from_package.as_ref(), found, by_installer);
         FoundDriver {
             loaded_version,
             library_version: library.flatten(),
@@ -334,19 +345,17 @@ fn origin(
     packages: &KnownPackages,
     from_package: Option<&(&KnownPackage, DriverVersion)>,
     found: bool,
+    by_installer: bool,
 ) -> Option<Origin> {
     let fact = "driver.origin";
-    // The installer comes first, because it overwrites files of all other origins.
-    if table()
-        .runfile
-        .marks
-        .iter()
-        .any(|mark| reader.exists(fact, mark))
-    {
-        return Some(Origin::Runfile);
-    }
+    // Images come first: NVIDIA's installer runs in the build of some of them, and its uninstaller stays there.
     if found && (table().image.marks.iter()).any(|mark| reader.exists(fact, mark)) {
         return Some(Origin::Preinstalled);
+    }
+    // The installer overwrites files of all other origins. Its own files may be left of a driver that was removed by
+    // other means, e.g. by the node setup of AKS.
+    if by_installer && (table().runfile.marks.iter()).any(|mark| reader.exists(fact, mark)) {
+        return Some(Origin::Runfile);
     }
     match (from_package, packages) {
         (Some((package, _)), _) => match package.by_vendor {
@@ -582,7 +591,7 @@ mod tests {
         let of = |packages: &KnownPackages, found: bool| {
             let mut reader = FactReader::new(host.reader().files());
             let from = packages.as_deref().ok().and_then(driver_package);
-            let origin = origin(&mut reader, packages, from.as_ref(), found);
+            let origin = origin(&mut reader, packages, from.as_ref(), found, found);
             (origin, reader.into_unknown().len())
         };
         let one = |by| Ok(vec![package("libnvidia-ml1", "535.261.03-1", by)]);
@@ -596,8 +605,42 @@ mod tests {
         fakes.files.put("/etc/eks/nvidia-kmod-load.sh", "x");
         assert_eq!(of(&one(Some(true)), true), (Some(Origin::Preinstalled), 0));
         assert_eq!(of(&Ok(vec![]), false), (None, 0));
+        // Its build runs NVIDIA's installer for the GRID modules.
         fakes.files.put("/usr/bin/nvidia-uninstall", "x");
+        assert_eq!(of(&one(Some(true)), true), (Some(Origin::Preinstalled), 0));
+        fakes.files.take("/etc/eks/nvidia-kmod-load.sh");
         assert_eq!(of(&one(Some(false)), true), (Some(Origin::Runfile), 0));
+    }
+
+    #[tokio::test]
+    async fn installer_files_without_its_driver_are_not_a_driver() {
+        let (host, fakes) = fake::host();
+        let files = &fakes.files;
+        files.put("/usr/bin/nvidia-installer", "x");
+        files.put_link("/usr/bin/nvidia-uninstall", "nvidia-installer");
+        files.put("/var/lib/nvidia/log", "x");
+        files.put("/var/lib/dpkg/status", "");
+        let origin = async || state(&host, facts()).driver().await.origin;
+        assert_eq!(origin().await, None);
+        files.put("/var/lib/dkms/nvidia/580.159.04/source/dkms.conf", "x");
+        assert_eq!(origin().await, Some(Origin::Runfile));
+        files.take("/var/lib/dkms/nvidia/580.159.04/source/dkms.conf");
+
+        let folder = "/usr/lib/x86_64-linux-gnu";
+        let library = |version: &str| {
+            let name = format!("libnvidia-ml.so.{version}");
+            files.put(&format!("{folder}/{name}"), "x");
+            files.put_link(&format!("{folder}/libnvidia-ml.so.1"), &name);
+        };
+        library("580.159.04");
+        assert_eq!(origin().await, Some(Origin::Runfile));
+        // Packages beside the installer's files.
+        let status = "Package: libnvidia-ml1\nStatus: install ok installed\nArchitecture: amd64\n\
+                      Version: 580.178.04-1\nMaintainer: NVIDIA <cudatools@nvidia.com>\n\n";
+        files.put("/var/lib/dpkg/status", status);
+        assert_eq!(origin().await, Some(Origin::Runfile));
+        library("580.178.04");
+        assert_eq!(origin().await, Some(Origin::Vendor));
     }
 
     reads_any_text!(

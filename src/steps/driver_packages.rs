@@ -12,13 +12,18 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
+    compat::{
+        matrix::Matrix,
+        pick::{Wish, pick},
+    },
     config::desired::{Desired, DriverWish, Existing, PackageWish},
+    facts::Facts,
     host::{FilesError, ReadFiles},
     model::{
         id::StepId,
         version::{DriverVersion, KernelVersion},
     },
-    state::{FoundDriver, Origin, Ours, Owner, owner},
+    state::{FoundDriver, Origin, Ours, Owner, State, owner},
     step::{Assessment, Cx, Step, StepError},
     tools::dkms,
 };
@@ -42,6 +47,8 @@ struct DriverPackagesState {
     build: Option<String>,
     /// The driver that was found, however it was installed.
     found: FoundDriver,
+    /// Why it cannot be kept, if the settings want that.
+    unfit: Option<String>,
     /// NVIDIA's installer has left the program that removes its driver.
     uninstaller: bool,
     /// What this program has installed and holds.
@@ -71,6 +78,9 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
             .files()
             .exists(Utf8Path::new(dkms::NO_AUTOINSTALL))?,
         build,
+        unfit: (cx.matrix)
+            .filter(|_| driver.existing == Existing::Keep)
+            .and_then(|matrix| unfit(matrix, cx.facts, &found)),
         found,
         uninstaller: cx.host.files().exists(Utf8Path::new(RUNFILE_UNINSTALLER))?,
         ours: cx.state.ours().clone(),
@@ -122,6 +132,48 @@ fn last_build(cx: &Cx<'_>, module: &str, version: &DriverVersion) -> Option<Stri
         Ok(None) => None,
         Err(error) => Some(format!("its log cannot be read: {error}")),
     }
+}
+
+/// Returns the reason if a driver does not support the GPUs of the machine. The kernel does not matter: the driver is
+/// installed for it.
+fn unfit(matrix: &Matrix, facts: &Facts, found: &FoundDriver) -> Option<String> {
+    let wish = Wish {
+        version: Some(version(found)?.clone()),
+        kernel: None,
+        next_kernel: None,
+        ..Wish::of(facts)
+    };
+    let none = pick(matrix, &wish).err()?;
+    let reasons: Vec<&str> = none.reasons.iter().map(|one| one.text.as_str()).collect();
+    Some(reasons.join("; "))
+}
+
+/// The version of a driver outside packages.
+fn version(found: &FoundDriver) -> Option<&DriverVersion> {
+    (found.loaded_version.as_ref()).or(found.library_version.as_ref())
+}
+
+/// How a driver outside packages was installed.
+const fn installed(origin: Origin) -> Option<&'static str> {
+    match origin {
+        Origin::Runfile => Some("by NVIDIA's installer"),
+        Origin::Preinstalled => Some("with the image"),
+        Origin::Distribution | Origin::Vendor => None,
+    }
+}
+
+/// Returns the warning about a driver that is kept although another branch would be installed.
+pub async fn kept_branch(state: &State, desired: &Desired) -> Option<String> {
+    let driver = (desired.driver.as_ref()).filter(|one| one.existing == Existing::Keep)?;
+    let found = state.driver().await;
+    let (origin, version) = (installed(found.origin?)?, version(found)?);
+    (version.branch() != driver.branch).then(|| {
+        format!(
+            "driver {version} was installed {origin} and is kept (`driver.existing = \"keep\"`), although branch {} \
+             would be installed on this machine",
+            driver.branch
+        )
+    })
 }
 
 /// Whether a driver that was not installed as packages is kept: then nothing is compiled for it.
@@ -289,29 +341,26 @@ fn beside(
 fn foreign(driver: &DriverWish, state: &DriverPackagesState) -> Option<Assessment> {
     let found = &state.found;
     let replaces = driver.existing == Existing::Replace;
-    let origin = match found.origin? {
-        Origin::Runfile if replaces && !state.uninstaller => return None,
-        Origin::Runfile => "by NVIDIA's installer",
-        Origin::Preinstalled => "with the image",
-        Origin::Distribution | Origin::Vendor => return None,
-    };
-    let version = found
-        .loaded_version
-        .as_ref()
-        .or(found.library_version.as_ref());
+    if found.origin == Some(Origin::Runfile) && replaces && !state.uninstaller {
+        return None;
+    }
+    let origin = installed(found.origin?)?;
+    let version = version(found);
     let version_text =
         version.map_or_else(|| "of unknown version".to_owned(), DriverVersion::to_string);
     if driver.existing == Existing::Keep {
-        return Some(match version {
-            Some(version) if version.branch() == driver.branch => Assessment::satisfied(format!(
-                "driver {version} was installed {origin} and is adopted"
+        let why_not = match (version, &state.unfit) {
+            (Some(_), None) => None,
+            (Some(_), Some(why)) => Some(format!(" and cannot be kept: {why}")),
+            (None, _) => Some(" and cannot be kept".to_owned()),
+        };
+        return Some(match why_not {
+            None => Assessment::satisfied(format!(
+                "driver {version_text} was installed {origin} and is kept"
             )),
-            _ => Assessment::blocked(
-                format!(
-                    "driver {version_text} was installed {origin}; branch {} is wanted",
-                    driver.branch
-                ),
-                "set `driver.branch` to the installed branch, or `driver.existing = \"replace\"`",
+            Some(why_not) => Assessment::blocked(
+                format!("driver {version_text} was installed {origin}{why_not}"),
+                "set `driver.existing = \"replace\"`; if the driver came with the image, use another image",
             ),
         });
     }
@@ -386,14 +435,14 @@ fn of_others(owner: &Owner, desired: &Desired, ours: &Ours) -> Option<Assessment
 
 #[cfg(test)]
 mod tests {
-    use super::{DriverPackagesState, decide, of_others};
+    use super::{DriverPackagesState, decide, of_others, unfit};
     use crate::{
         change::Change,
         config::desired::{Desired, Existing, FabricService},
         state::{FoundDriver, Origin, Ours},
         step::Assessment,
         steps::{
-            fixtures::desired,
+            fixtures::{desired, facts, matrix},
             wishes::fixtures::{packages, wishes},
         },
     };
@@ -415,6 +464,7 @@ mod tests {
             leaves_module: false,
             build: None,
             found: FoundDriver::default(),
+            unfit: None,
             uninstaller: true,
             ours: Ours::default(),
             stream: None,
@@ -588,8 +638,20 @@ mod tests {
 
         want.driver.as_mut().expect("a driver").existing = Existing::Keep;
         decide(&empty, &want).expect_satisfied();
-        empty.found.loaded_version = Some("470.256.02".parse().expect("a version"));
-        decide(&empty, &want).expect_blocked();
+        // Another branch is kept, too, if it supports the GPUs.
+        let mut facts = facts();
+        facts.kernel.running = "6.17.0-1001-aws".parse().ok();
+        let mut keep = |version: &str| {
+            empty.found.loaded_version = Some(version.parse().expect("a version"));
+            empty.unfit = unfit(&matrix(), &facts, &empty.found);
+            decide(&empty, &want)
+        };
+        keep("570.211.01").expect_satisfied();
+        let (why, _) = keep("470.256.02").expect_blocked();
+        assert!(
+            why.contains("cannot be kept") && why.contains("H100"),
+            "{why}"
+        );
 
         want.driver.as_mut().expect("a driver").existing = Existing::Replace;
         let (_, changes) = decide(&empty, &want).expect_needs();

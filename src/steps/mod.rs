@@ -42,6 +42,7 @@ mod wishes;
 mod words;
 
 pub use autoload::PATH as AUTOLOAD_PATH;
+pub use driver_packages::kept_branch;
 pub use kernels::settle;
 
 use crate::{

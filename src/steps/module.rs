@@ -39,6 +39,8 @@ struct ModuleState {
     on_disk: bool,
     /// Whether all driver packages are installed.
     installed: bool,
+    /// A driver outside packages is kept, whatever its version.
+    adopts: bool,
 }
 
 /// The module that the next boot loads.
@@ -65,6 +67,7 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
     let loaded_modules = cx.state.loaded_modules()?;
     let without = cx.state.kernels_without(&driver.module)?;
     let running = cx.facts.kernel.running.as_ref().map(ToString::to_string);
+    let adopts = adopts(cx).await;
     Ok(ModuleState {
         loaded: cx.state.loaded_driver()?.cloned(),
         flavour: cx.state.loaded_flavour()?,
@@ -95,7 +98,8 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
         installed: compare(cx.desired.packages.manager, &driver.packages, &installed).all_met(),
         // An adopted driver's module may have another file name than the profile's.
         on_disk: running.is_some_and(|kernel| !without.contains(&kernel))
-            || (adopts(cx).await && cx.state.driver().await.module_version.is_some()),
+            || (adopts && cx.state.driver().await.module_version.is_some()),
+        adopts,
     })
 }
 
@@ -106,7 +110,7 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
     let fits = |version: &DriverVersion| match &state.packaged {
         Some(packaged) => version == packaged,
         // An adopted driver has no packages to compare with.
-        None => driver.existing == Existing::Keep && version.branch() == driver.branch,
+        None => state.adopts,
     };
     let load = |modules: &[String]| -> Vec<Change> {
         let module = |module: &String| Change::LoadModule {
@@ -277,6 +281,7 @@ mod tests {
             not_loaded: vec![],
             on_disk: true,
             installed: true,
+            adopts: false,
         }
     }
 
@@ -297,6 +302,14 @@ mod tests {
             decide(&state("535.247.01", "535.261.03"), &want, &facts).expect_needs();
         assert_eq!(why, "module 535.247.01 is loaded, 535.261.03 is installed");
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
+    }
+
+    #[test]
+    fn a_kept_driver_may_have_any_version() {
+        let mut kept = state("570.211.01", "");
+        decide(&kept, &desired(), &facts()).expect_after();
+        kept.adopts = true;
+        decide(&kept, &desired(), &facts()).expect_satisfied();
     }
 
     #[test]

@@ -16,8 +16,12 @@ use super::{
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, PackageWish, Purpose},
-    facts::Facts,
+    facts::{
+        Facts,
+        detection::{ProviderSetup, table},
+    },
     host::{
+        FilesError, ReadFiles,
         files::{Limit, Room},
         view,
     },
@@ -64,6 +68,8 @@ struct PreflightState {
     last_package_run: Option<i64>,
     /// What an interrupted package manager left half done; empty when the database is consistent.
     half_done: Vec<String>,
+    /// Node setup by a provider that has not finished.
+    setups: Vec<&'static ProviderSetup>,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
@@ -101,6 +107,10 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
             None => None,
         },
         half_done: packages::half_done(cx).await?,
+        setups: match cx.desired.image {
+            true => Vec::new(),
+            false => unfinished_setups(files)?,
+        },
     };
     if !short(&state, cx.desired).is_empty() {
         let installed = packages::installed(cx).await?;
@@ -115,6 +125,18 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
         )?;
     }
     Ok(state)
+}
+
+fn unfinished_setups(files: &dyn ReadFiles) -> Result<Vec<&'static ProviderSetup>, FilesError> {
+    let mut unfinished = Vec::new();
+    for setup in &table().provider_setup {
+        if files.exists(setup.marker.as_str().into())?
+            && !files.exists(setup.complete.as_str().into())?
+        {
+            unfinished.push(setup);
+        }
+    }
+    Ok(unfinished)
 }
 
 /// The space that every filesystem of packages needs, as long as anything is to come.
@@ -217,8 +239,8 @@ fn wished(installed: &InstalledPackages, desired: &Desired, adopts: bool) -> Vec
 struct Obstacle {
     why: String,
     hint: String,
-    /// It may pass by itself.
-    passes: bool,
+    /// How long it lasts at most if it is transient.
+    passes: Option<Duration>,
 }
 
 fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessment {
@@ -228,14 +250,14 @@ fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessmen
         let mut hints: Vec<&str> = obstacles.iter().map(|o| o.hint.as_str()).collect();
         hints.dedup();
         let (why, hint) = (whys.join("; "), hints.join("; "));
-        return if obstacles.iter().all(|obstacle| obstacle.passes) {
-            Assessment::BlockedNow {
+        let limits: Option<Vec<Duration>> = obstacles.iter().map(|o| o.passes).collect();
+        return match limits.and_then(|limits| limits.into_iter().min()) {
+            Some(limit) => Assessment::BlockedNow {
                 why,
                 hint,
-                passes: Some(Duration::MAX),
-            }
-        } else {
-            Assessment::blocked(why, hint)
+                passes: Some(limit),
+            },
+            None => Assessment::blocked(why, hint),
         };
     }
     if !state.half_done.is_empty() {
@@ -261,7 +283,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
         found.push(Obstacle {
             why: format!("`{path}` is mounted read-only"),
             hint: "mount it writable; on an image-based system build the node image with `install --image` instead".into(),
-            passes: false,
+            passes: None,
         });
     }
     // An image is built without devices, also in a mount namespace of its builder.
@@ -270,7 +292,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
         found.push(Obstacle {
             why: sandbox.to_string(),
             hint: sandbox.remedy(),
-            passes: false,
+            passes: None,
         });
     }
     let clean = desired.packages.manager.backend().commands().clean;
@@ -282,7 +304,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                     "free some room (old kernels, package cache: `{clean}`) or enlarge the disk"
                 )
             }),
-            passes: false,
+            passes: None,
         }),
     );
     if let Some(memory) = facts.memory_bytes
@@ -295,7 +317,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                 bytes(want.min_memory.bytes())
             ),
             hint: "use a larger machine, or lower `preflight.min-memory`".into(),
-            passes: false,
+            passes: None,
         });
     }
     if let Some(last) = state.last_package_run
@@ -311,7 +333,24 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                    cannot be checked with a wrong one"
                 .into(),
             // NTP may not have set it yet.
-            passes: true,
+            passes: Some(Duration::MAX),
+        });
+    }
+    for setup in &state.setups {
+        let ProviderSetup {
+            name,
+            complete,
+            log,
+            minutes,
+            ..
+        } = setup;
+        found.push(Obstacle {
+            why: format!(
+                "the node setup of {name} has not finished and may still delete driver files: \
+                 `{complete}` does not exist"
+            ),
+            hint: format!("run it again when this file exists; `{log}` shows the progress"),
+            passes: Some(Duration::from_secs(minutes * 60)),
         });
     }
     // Settings that name branch and flavour need no GPU of the machine that makes an image.
@@ -324,7 +363,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                    instances with `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set \
                    `gpu = \"optional\"`"
                 .into(),
-            passes: false,
+            passes: None,
         });
     }
     found
@@ -347,7 +386,11 @@ impl Step for Preflight {
 
 #[cfg(test)]
 mod tests {
-    use super::{InstalledPackages, PreflightState, bytes, compare, decide, here, wished};
+    use std::time::Duration;
+
+    use super::{
+        InstalledPackages, PreflightState, bytes, compare, decide, here, unfinished_setups, wished,
+    };
     use crate::{
         change::Change,
         config::{desired::Desired, values::GpuNeed},
@@ -388,6 +431,7 @@ mod tests {
             now: 1_790_000_000,
             last_package_run: Some(1_780_000_000),
             half_done: vec![],
+            setups: vec![],
         }
     }
 
@@ -410,6 +454,32 @@ mod tests {
         let (why, hint) = blocked(&behind(24 * 3600 + 1));
         assert!(why.starts_with("the clock says"), "{why}");
         assert!(hint.contains("timedatectl"), "{hint}");
+    }
+
+    #[test]
+    fn unfinished_provider_setup_is_waited_for() {
+        let (host, fakes) = fake::host();
+        let setups = || unfinished_setups(&*host.files).expect("files");
+        assert!(setups().is_empty());
+        fakes.files.put(
+            "/opt/azure/aks-gpu/dkms-marker",
+            "driver_version=580.159.04",
+        );
+        let mut early = state();
+        early.setups = setups();
+        let (why, _, passes) = decide(&early, &desired(), &facts()).expect_blocked_now();
+        assert!(
+            why.contains("`/opt/azure/containers/provision.complete`"),
+            "{why}"
+        );
+        assert_eq!(passes, Some(Duration::from_secs(20 * 60)));
+        // An obstacle that stays is not waited for.
+        early.read_only = vec!["/usr"];
+        decide(&early, &desired(), &facts()).expect_blocked();
+        fakes
+            .files
+            .put("/opt/azure/containers/provision.complete", "");
+        assert!(setups().is_empty());
     }
 
     #[test]

@@ -578,3 +578,45 @@ fn the_fabric_needs_a_visible_switch() {
     assert_eq!(seen(GB200, Some(false), Some(false)), Fabric::Imex);
     assert_eq!(seen(T4, Some(true), Some(true)), Fabric::None);
 }
+
+#[test]
+fn a_board_gets_the_branch_that_its_vendor_recommends() {
+    const RTX_PRO_4500: &str = "10de:2c3a";
+    assert_eq!(brief(&gpus(&[RTX_PRO_4500])), "595 open");
+    // 580 is selected if it is requested or the only one.
+    let requested = picked(&with(&[RTX_PRO_4500], |wish| {
+        wish.branch = Some("580".parse().unwrap());
+    }));
+    assert_eq!(requested.branch.to_string(), "580");
+    let warnings = requested.warnings.join("\n");
+    assert!(
+        warnings.contains("595.58.03 or newer is recommended"),
+        "{warnings}"
+    );
+    assert_eq!(brief(&gpus(&[B200])), "580 open");
+}
+
+#[test]
+fn instance_types_that_fail_with_the_gsp_get_proprietary_modules() {
+    const A10G: &str = "10de:2237";
+    let of = |id: &str, instance: &str, branch: Option<u32>| {
+        brief(&with(&[id], |wish| {
+            wish.instance = Some(("aws".to_owned(), instance.to_owned()));
+            wish.branch = branch.map(|branch| branch.to_string().parse().unwrap());
+        }))
+    };
+    assert_eq!(of(T4, "g4dn.xlarge", None), "580 proprietary");
+    assert_eq!(of(A10G, "g5.48xlarge", None), "580 proprietary");
+    // This branch has no others.
+    assert_eq!(of(A10G, "g5.48xlarge", Some(615)), "615 open");
+    assert_eq!(of("10de:27b8", "g6.xlarge", None), "580 open");
+    assert_eq!(brief(&gpus(&[A10G])), "580 open");
+    let pick = picked(&with(&[A10G], |wish| {
+        wish.instance = Some(("aws".to_owned(), "g5.xlarge".to_owned()));
+    }));
+    let reasons = pick.reasons.join("\n");
+    assert!(
+        reasons.contains("have failed with the GSP firmware"),
+        "{reasons}"
+    );
+}

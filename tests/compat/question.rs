@@ -319,6 +319,9 @@ fn instance_types_are_asked_like_gpus() {
     for (name, driver, want, why) in rows! {
         "p5.48xlarge", "580", Compatible, "no rule excludes it";
         "Standard_ND96isr_H100_v5", "", Compatible, "needs the fabric manager";
+        "BM.GPU.H100.8", "", Compatible, "needs the fabric manager";
+        "VM.GPU.A10.1", "580", Compatible, "no rule excludes it";
+        "BM.GPU.B200.8", "580", Compatible, "no rule excludes it";
         "a2-highgpu-1g", "535", Compatible, "gets no fixes any more";
         "g6f.xlarge", "580", Incompatible, "GRID";
         "Standard_NVv4 (family)", "", Incompatible, "AMD";

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use gpu_bootstrap::compat::matrix::{Confidence, OpenModules};
 use gpu_bootstrap::model::gpu::{Architecture, SupportedFlavours};
+use gpu_bootstrap::model::pattern;
 use gpu_bootstrap::model::version::{Branch, DriverVersion};
 
 use crate::matrix;
@@ -157,6 +158,17 @@ fn module_options_are_for_some_machines() {
     for row in &matrix().module_options {
         assert_eq!(row.provider.is_none(), row.instance_types.is_empty());
         assert!(!row.instance_types.is_empty() || !row.gpu_ids.is_empty());
+    }
+}
+
+#[test]
+fn instance_flavours_match_known_instance_types() {
+    for row in &matrix().instance_flavours {
+        for pattern in &row.instance_types {
+            let known = (matrix().instance_types.iter())
+                .any(|one| one.provider == row.provider && pattern::matches(pattern, &one.name));
+            assert!(known, "{pattern}");
+        }
     }
 }
 

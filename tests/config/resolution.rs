@@ -126,6 +126,92 @@ fingerprints = ["0123 4567 89ab cdef 0123  4567 89ab cdef 0123 4567"]
 }
 
 #[test]
+fn debian_13_gets_a_branch_that_its_repository_has() {
+    let machine = |gpu| Machine::new("debian", "13", "x86_64", &[gpu]);
+    let desired = machine(H100).resolution().desired;
+    let driver = desired.driver.expect("a driver");
+    assert_eq!((driver.branch, &*driver.source), (Branch(595), "nvidia"));
+
+    for key in ["driver.branch=580", "driver.version=580.178.04"] {
+        let error = machine(H100).set(key).load().unwrap_err().to_string();
+        assert!(
+            error.contains("is not in `nvidia` for debian 13"),
+            "{error}"
+        );
+    }
+    // Only the Debian archive has a branch for Volta.
+    let error = machine(V100).load().unwrap_err();
+    let hint = error.hint().unwrap_or_default();
+    assert!(
+        hint.contains("`driver.source = \"distribution\"`"),
+        "{error}: {hint}"
+    );
+}
+
+#[test]
+fn a_trial_accepts_only_versions_of_the_archive() {
+    let refused = |version: &str, trial| {
+        let version = format!("driver.version={version}");
+        let mut machine = (Machine::debian().set("driver.source=distribution")).set(&version);
+        machine.ask.flags.trial = trial;
+        machine.load().err().map(|error| error.to_string())
+    };
+    let why = refused("535.247.01", true).unwrap_or_default();
+    assert!(
+        why.contains("is not in `distribution` for debian 12: it has 535.261.03"),
+        "{why}"
+    );
+    assert_eq!(refused("535.261.03", true), None);
+    // On a machine, the package lists decide.
+    assert_eq!(refused("535.247.01", false), None);
+}
+
+#[test]
+fn kubeadm_needs_kernel_4_19() {
+    let digest = "ab".repeat(32);
+    let machine = |kernel: Option<&str>| {
+        let settings = format!(
+            "runtime.use = [\"containerd\"]\n[cluster]\njoin = \"kubeadm\"\nversion = \"1.35\"\n\
+             server = \"10.0.0.1:6443\"\ntoken = \"file:/t\"\nca-cert-hashes = [\"sha256:{digest}\"]\n"
+        );
+        let mut machine = Machine::new("almalinux", "8", "x86_64", &[H100]).config(&settings);
+        let kernel = kernel.map(|kernel| kernel.parse::<KernelVersion>().expect("a kernel"));
+        machine.ask.flags.trial = kernel.is_none();
+        let found = &mut machine.facts.kernel;
+        (found.running, found.next_boot) = (kernel.clone(), kernel.clone());
+        found.installed = kernel.into_iter().collect();
+        machine
+    };
+    let old = Some("4.18.0-553.el8_10.x86_64");
+    for kernel in [old, None] {
+        let error = machine(kernel).load().unwrap_err();
+        let (why, hint) = (error.to_string(), error.hint().unwrap_or_default());
+        assert!(why.contains("need kernel 4.19 or newer"), "{why}");
+        assert!(hint.contains("[\"SystemVerification\"]"), "{hint}");
+    }
+    let ignored = machine(old).set("cluster.ignore-preflight-errors=SystemVerification");
+    assert!(ignored.resolution().desired.cluster.is_some());
+    let newer = machine(Some("5.14.0-570.12.1.el9_6.x86_64"));
+    assert!(newer.resolution().desired.cluster.is_some());
+}
+
+/// An upgrade in the background would restart the runtime.
+#[test]
+fn installed_alternatives_of_docker_and_containerd_are_held() {
+    for name in ["debian", "ubuntu"] {
+        let profile = Profile::built_in(name).unwrap();
+        let daemons = [RuntimeKind::Docker, RuntimeKind::Containerd];
+        let rows = (profile.runtime.iter()).filter(|row| daemons.contains(&row.kind));
+        for alternative in rows.flat_map(|row| &row.alternatives) {
+            let held = (profile.hold.patterns.iter()).any(|one| pattern::matches(one, alternative));
+            assert!(held, "{name}: {alternative}");
+        }
+        let blacklist = profile.hold.blacklist.join(" ");
+        assert!(blacklist.contains("^moby-(engine|containerd)$"), "{name}");
+    }
+}
+
+#[test]
 fn debian_by_default() {
     let resolution = Machine::debian().resolution();
     let desired = resolution.desired;

@@ -2,6 +2,7 @@
 
 crate::scenarios::scenarios! {
     adopted_driver: "adopted-driver"
+    aks_prebaked_driver: "aks-prebaked-driver"
     almalinux_files_before_their_package: "almalinux-files-before-their-package"
     almalinux_flavour_refused: "almalinux-flavour-refused"
     almalinux_held_by_somebody: "almalinux-held-by-somebody"
@@ -16,6 +17,7 @@ crate::scenarios::scenarios! {
     almalinux_runfile_driver: "almalinux-runfile-driver"
     almalinux_secure_boot: "almalinux-secure-boot"
     amzn_accelerated: "amzn-accelerated"
+    amzn_accelerated_other_branch: "amzn-accelerated-other-branch"
     amzn_kernel_6_1: "amzn-kernel-6.1"
     amzn_kernel_6_12: "amzn-kernel-6.12"
     amzn_kernel_6_18: "amzn-kernel-6.18"

@@ -57,9 +57,16 @@ fn keyring(
                 |at| at.strftime("%Y-%m-%d").to_string(),
             );
         let why = format!("{} expired on {on}", first.fingerprint);
-        return Err(distrusted("key-expired", repository, &why).advice(
-            "check the clock with `timedatectl`; if it is right, the vendor must renew the key",
-        ));
+        // kubernetes/release issue 3818: the key of end-of-life series may not be extended.
+        let newer = match url.starts_with("https://pkgs.k8s.io/") {
+            true => "; the file of a newer Kubernetes series has it",
+            false => "",
+        };
+        return Err(distrusted("key-expired", repository, &why).advice(format!(
+            "check the clock with `timedatectl`; if it is right, set `repositories.{}.key-url` to a file with the \
+             extended key, which has the same fingerprint{newer}",
+            repository.name
+        )));
     }
     Ok(match (is_whole_file, wants_armour) {
         // A later look compares the digest again.
@@ -464,6 +471,11 @@ mod tests {
         assert!(
             error.to_string().contains("expired on 1970-01-01"),
             "{error}"
+        );
+        let hint = error.hint.unwrap_or_default();
+        assert!(
+            hint.contains(".key-url` to a file with the extended key"),
+            "{hint}"
         );
         let mut revoked = key("AA", None);
         revoked.revoked = true;

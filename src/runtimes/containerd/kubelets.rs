@@ -14,7 +14,7 @@ const DROPS_1: u64 = 38;
 const ANNOUNCED: u64 = 36;
 
 /// The versions of containerd, from the oldest on, with which a minor version of Kubernetes is tested; each counts for its own
-/// series.
+/// series. containerd/containerd@301026e (2026-08-22) has no row for 1.37.
 type Tested = (u64, &'static [(u64, u64, u64)]);
 const TESTED: [Tested; 2] = [
     (35, &[(1, 7, 28), (2, 1, 5), (2, 2, 0)]),
@@ -92,6 +92,9 @@ mod tests {
             ("v1.35.0", "2.3.1", true),
             ("v1.36.0", "2.1.5", false),
             ("v1.36.0", "2.2.0", true),
+            ("v1.36.0", "2.3.2", true),
+            ("v1.37.0", "2.1.9", true),
+            ("v1.37.0", "1.7.33", false),
         ] {
             let why = untested_containerd(kubelet, containerd);
             assert_eq!(why.is_none(), is_tested, "{kubelet} {containerd} {why:?}");

@@ -53,7 +53,8 @@ static FACTS: RuntimeFacts = RuntimeFacts {
 };
 
 /// Google's script of each boot, whose unit starts it (kubernetes/cloud-provider-gcp, `cluster/gce/gci/configure-helper.sh`,
-/// `setup-containerd`), and that of Canonical's image for EKS, by which the node joins. The runtime is put back before each
+/// `setup-containerd`, up to commit c3b0081d7, which removed the directory; the script of GKE itself is not public), and that of
+/// Canonical's image for EKS, by which the node joins. The runtime is put back before each
 /// start, so also before the first pod.
 static REWRITTEN: Rewritten = Rewritten {
     units: &["kube-node-configuration.service"],

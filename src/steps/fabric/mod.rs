@@ -201,7 +201,7 @@ fn found(state: &FabricState, driver: &DriverWish) -> Assessment {
     let runs = state.unit.as_ref().is_some_and(UnitState::is_active);
     let wanted = |version: &DriverVersion| match &state.loaded {
         Some(loaded) => version == loaded,
-        None => version.branch() == driver.branch,
+        None => state.adopts || version.branch() == driver.branch,
     };
     match &state.version {
         Some(version) if runs && wanted(version) => not_joined(state)

@@ -46,8 +46,12 @@ pub enum Fault {
     ReadOnly,
     /// A file exceeds the size limit of the process or of the filesystem.
     FileSize,
-    /// A repository is not signed by the key that belongs to it, or the key has expired.
+    /// A repository is not signed by the key that belongs to it.
     Key,
+    /// The key of a repository has expired.
+    KeyExpired,
+    /// A repository has a signature in a format that the package manager rejects.
+    OldSignature,
     /// Two source files name different keys for one repository.
     SignedBy,
     /// There is no repository at the URL, or it denies access.

@@ -50,9 +50,14 @@ const SIGNS: &[(&str, Fault)] = &[
     (UNREADABLE, Fault::Other),
     (NO_TEMPORARY, Fault::Other),
     (NO_SIGNATURE, Fault::Other),
+    // `sqv` about its policy, before "is not signed".
+    (
+        "Signature Packet v3 is not considered secure",
+        Fault::OldSignature,
+    ),
+    ("EXPKEYSIG", Fault::KeyExpired),
+    ("KEYEXPIRED", Fault::KeyExpired),
     ("NO_PUBKEY", Fault::Key),
-    ("EXPKEYSIG", Fault::Key),
-    ("KEYEXPIRED", Fault::Key),
     ("REVKEYSIG", Fault::Key),
     ("BADSIG", Fault::Key),
     ("At least one invalid signature", Fault::Key),
@@ -329,6 +334,11 @@ mod tests {
                 Fault::NoSpace;
             "W: GPG error: https://x / InRelease: The following signatures couldn't be verified because the public key is not available: NO_PUBKEY A4B469963BF863CC",
                 Fault::Key;
+            // kubernetes/release issues 3818 and 3869.
+            "W: GPG error: https://pkgs.k8s.io/core:/stable:/v1.27/deb  InRelease: The following signatures were invalid: EXPKEYSIG 234654DA9A296436 isv:kubernetes OBS Project <isv:kubernetes@build.opensuse.org>\nE: The repository 'https://pkgs.k8s.io/core:/stable:/v1.27/deb  InRelease' is not signed.",
+                Fault::KeyExpired;
+            "Warning: GPG error: https://pkgs.k8s.io/core:/stable:/v1.32/deb  InRelease: Sub-process /usr/bin/sqv returned an error code (1), error message is: Error: Policy rejected packet type  Caused by:     Signature Packet v3 is not considered secure since 2026-02-01T00:00:00Z\nError: The repository 'https://pkgs.k8s.io/core:/stable:/v1.32/deb  InRelease' is not signed.",
+                Fault::OldSignature;
             "E: Conflicting values set for option Signed-By regarding source https://x/ /: /a.gpg != /b.gpg\nE: The list of sources could not be read.",
                 Fault::SignedBy;
             "E: Failed to fetch http://x/Packages.gz  File has unexpected size (1 != 2). Mirror sync in progress? [IP: 1.2.3.4 80]",
