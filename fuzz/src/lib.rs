@@ -562,7 +562,7 @@ pub fn texts(bytes: &[u8]) {
     if let Some(rest) = sysctl::without_swap(text) {
         assert_eq!(sysctl::without_swap(&rest), None, "no swap is left");
     }
-    let _ = cdi::majors(text);
+    let _ = gpu_bootstrap::tools::device_nodes::majors(text);
     let _ = cdi::driver_of(text);
     let _ = container_view::mapped_objects(text);
     let _ = accounts::names(text);

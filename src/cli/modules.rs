@@ -10,8 +10,6 @@ use std::{
     time::Duration,
 };
 
-use camino::Utf8PathBuf;
-
 use super::{
     Failure,
     args::{self, ExportTo},
@@ -24,14 +22,16 @@ use crate::{
     facts::gather,
     host::{Files, FilesError, Host, digest::sha256, trusted::refuse_foreign},
     modules::{
-        Built, Packed, Registry, SIGNATURE_LIMIT, Source, built, compiler, in_folder, pack,
+        Built, Packed, Registry, SIGNATURE_LIMIT, SOURCE_TIME_LIMIT, Source, built, compiler, pack,
         private_key,
     },
     tools::{
         kmod,
         module_file::modinfo,
-        oci::{self, Address},
-        prebuilt::{self, BuildTarget, KernelInterface, LIMIT, Modules, SAYS, SIGNATURE, Trust},
+        oci,
+        prebuilt::{
+            self, BuildTarget, KernelInterface, LIMIT, Modules, SAYS, SIGNATURE, TOOK, Trust,
+        },
     },
 };
 
@@ -436,11 +436,12 @@ mod tests {
         host::{HttpError, fake},
         model::gpu::Flavour,
         modules::{
-            publish,
+            pair_in, publish,
             registry::{
                 self,
                 fake::{FakeRegistry, SOURCE as OF_REGISTRY},
             },
+            signature_of,
         },
         steps::fixtures,
         tools::{
@@ -688,7 +689,7 @@ mod tests {
                 content: content.clone(),
                 signature: signature.map(str::to_owned),
             };
-            let address = Address::parse(OF_REGISTRY).expect("an address");
+            let address = oci::Address::parse(OF_REGISTRY).expect("an address");
             packed
                 .push(&mut Registry::new(&host, address, SOURCE_TIME_LIMIT))
                 .await

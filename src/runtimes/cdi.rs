@@ -193,47 +193,9 @@ pub fn driver_of(path: &str) -> Option<DriverVersion> {
     (digits >= 3).then(|| version.parse().ok()).flatten()
 }
 
-/// The character devices of NVIDIA's driver in `/proc/devices`: names, and major numbers.
-#[must_use]
-pub fn majors(text: &str) -> Vec<(String, u32)> {
-    text.lines()
-        .take_while(|line| !line.starts_with("Block devices"))
-        .filter_map(|line| {
-            let (major, name) = line.trim().split_once(' ')?;
-            let name = name.trim();
-            name.starts_with("nvidia")
-                .then(|| Some((name.to_owned(), major.parse().ok()?)))?
-        })
-        .collect()
-}
-
-/// The names that the driver of a device node has in `/proc/devices`; none for a node of somebody else. Source:
-/// NVIDIA/nvidia-container-toolkit, `internal/info/proc/devices/devices.go`; before 550.40 the nodes of GPUs were
-/// those of `nvidia-frontend`.
-#[must_use]
-pub fn drivers_of(path: &str) -> &'static [&'static str] {
-    let Some(name) = path.strip_prefix("/dev/") else {
-        return &[];
-    };
-    if name.starts_with("nvidia-caps-imex-channels/") {
-        return &["nvidia-caps-imex-channels"];
-    }
-    if name.starts_with("nvidia-caps/") {
-        return &["nvidia-caps"];
-    }
-    match name {
-        "nvidia-uvm" | "nvidia-uvm-tools" => &["nvidia-uvm"],
-        "nvidiactl" | "nvidia-modeset" => &["nvidia", "nvidia-frontend"],
-        _ => match name.strip_prefix("nvidia") {
-            Some(rest) if rest.parse::<u32>().is_ok() => &["nvidia", "nvidia-frontend"],
-            _ => &[],
-        },
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{DeviceNode, driver_of, drivers_of, majors, parse};
+    use super::{DeviceNode, driver_of, parse};
 
     #[test]
     fn the_version_of_the_driver_is_in_the_names_of_its_libraries() {
@@ -246,28 +208,6 @@ mod tests {
         ] {
             let found = driver_of(path);
             assert_eq!(found.as_ref().map(|one| one.as_str()), version, "{path}");
-        }
-    }
-
-    #[test]
-    fn major_numbers_are_those_of_the_kernel() {
-        let text = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n243 nvidia-uvm\n\n\
-                    Block devices:\n  8 sd\n195 nvidia-none\n";
-        let found = majors(text);
-        let of = |path| {
-            let names = drivers_of(path);
-            (found.iter())
-                .find(|(name, _)| names.contains(&name.as_str()))
-                .map(|(_, major)| *major)
-        };
-        for (path, major) in [
-            ("/dev/nvidia0", Some(195)),
-            ("/dev/nvidia-modeset", Some(195)),
-            ("/dev/nvidia-uvm-tools", Some(243)),
-            ("/dev/nvidia-caps/nvidia-cap1", None),
-            ("/dev/dri/card0", None),
-        ] {
-            assert_eq!(of(path), major, "{path}");
         }
     }
 

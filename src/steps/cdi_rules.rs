@@ -12,6 +12,7 @@ use crate::{
     model::version::DriverVersion,
     runtimes::cdi::{self, DeviceNode, FOLDERS, KIND, Spec},
     step::{Cx, StepError},
+    tools::device_nodes,
 };
 
 /// A file with a specification of NVIDIA's GPUs, and what of the machine it speaks of.
@@ -135,7 +136,7 @@ pub(super) async fn machine(cx: &Cx<'_>, loaded: bool) -> Result<MachineDevices,
     let devices = cx.host.files().read_text("/proc/devices".into())?;
     let mut machine = MachineDevices {
         gpus: words::usable(cx)?.len(),
-        majors: cdi::majors(devices.as_deref().unwrap_or_default()),
+        majors: device_nodes::majors(devices.as_deref().unwrap_or_default()),
         visible: None,
     };
     if loaded && let Nvml::Ready(view) = cx.state.nvml().await {
@@ -168,7 +169,7 @@ pub(super) fn dead_node(seen: &SeenSpec, machine: &MachineDevices) -> Option<Str
 impl MachineDevices {
     /// The kernel's name and number for the driver of a node; `None` where it lists none.
     fn major_of(&self, path: &str) -> Option<(&str, u32)> {
-        let names = cdi::drivers_of(path);
+        let names = device_nodes::drivers_of(path);
         (self.majors.iter())
             .find(|(name, _)| names.contains(&name.as_str()))
             .map(|(name, major)| (name.as_str(), *major))

@@ -141,7 +141,7 @@ fn unfit(matrix: &Matrix, facts: &Facts, found: &FoundDriver) -> Option<String> 
         version: Some(version(found)?.clone()),
         kernel: None,
         next_kernel: None,
-        ..Wish::of(facts)
+        ..Wish::from(facts)
     };
     let none = pick(matrix, &wish).err()?;
     let reasons: Vec<&str> = none.reasons.iter().map(|one| one.text.as_str()).collect();

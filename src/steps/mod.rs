@@ -223,10 +223,11 @@ pub fn all() -> Vec<Box<dyn Step>> {
 #[cfg(test)]
 mod tests {
     use super::{
-        CHECK_TIMER, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_MODULE, DRIVER_PACKAGES, HEADERS,
-        KERNEL_DENY, KERNEL_RELEASE, PACKAGES_HOLD, PREFLIGHT, REPOSITORIES,
-        RUNTIME_CONTAINERD_NVIDIA, RUNTIME_DOCKER, RUNTIME_DOCKER_NVIDIA, TOOLKIT_PACKAGES,
-        VALIDATION_CONTAINER, VALIDATION_IMAGE, all,
+        CHECK_TIMER, CLUSTER_JOIN, CLUSTER_NODE, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_MODULE,
+        DRIVER_NODES, DRIVER_PACKAGES, HEADERS, KERNEL_DENY, KERNEL_RELEASE, PACKAGES_HOLD,
+        PREFLIGHT, REPOSITORIES, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_DOCKER, RUNTIME_DOCKER_NVIDIA,
+        SECURE_BOOT, TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER,
+        VALIDATION_DEVICES, VALIDATION_IMAGE, all,
     };
     use crate::{
         change::Lock,
@@ -275,12 +276,12 @@ mod tests {
             ),
             (CLUSTER_NODE, &[CLUSTER_JOIN]),
         ] {
-            let mut found = vec![step];
+            let mut found = vec![step.clone()];
             let mut next = 0;
-            while let Some(id) = found.get(next).copied() {
+            while let Some(id) = found.get(next).cloned() {
                 next += 1;
                 let of = steps.iter().find(|one| one.id() == id).expect("a step");
-                found.extend(of.after());
+                found.extend(of.after().iter().cloned());
             }
             for needed in earlier {
                 assert!(found.contains(needed), "{step} does not wait for {needed}");

@@ -631,7 +631,7 @@ mod tests {
         let moved = content.replace("ExecStartPre=-/", "ExecStartPre=-/opt/old/");
         fakes.files.put(path.as_str(), moved.as_str());
         assert!(
-            matches!(wanted(), Some(Ok(Change::WriteFile { content: now, .. })) if now == content)
+            matches!(wanted(), Some((_, Ok(Change::WriteFile { content: now, .. }))) if now == content)
         );
         fakes
             .files

@@ -3,7 +3,6 @@
 
 use camino::Utf8Path;
 
-use super::cdi;
 use crate::host::{FileKind, FilesError, ReadFiles};
 
 /// The kernel's list of major numbers.
@@ -21,6 +20,44 @@ const CONTROL: [(&str, u32); 4] = [
     ("nvidia-uvm-tools", 1),
 ];
 
+/// The character devices of NVIDIA's driver in `/proc/devices`: names, and major numbers.
+#[must_use]
+pub fn majors(text: &str) -> Vec<(String, u32)> {
+    text.lines()
+        .take_while(|line| !line.starts_with("Block devices"))
+        .filter_map(|line| {
+            let (major, name) = line.trim().split_once(' ')?;
+            let name = name.trim();
+            name.starts_with("nvidia")
+                .then(|| Some((name.to_owned(), major.parse().ok()?)))?
+        })
+        .collect()
+}
+
+/// The names that the driver of a device node has in `/proc/devices`; none for a node of somebody else. Source:
+/// NVIDIA/nvidia-container-toolkit, `internal/info/proc/devices/devices.go`; before 550.40 the nodes of GPUs were
+/// those of `nvidia-frontend`.
+#[must_use]
+pub fn drivers_of(path: &str) -> &'static [&'static str] {
+    let Some(name) = path.strip_prefix("/dev/") else {
+        return &[];
+    };
+    if name.starts_with("nvidia-caps-imex-channels/") {
+        return &["nvidia-caps-imex-channels"];
+    }
+    if name.starts_with("nvidia-caps/") {
+        return &["nvidia-caps"];
+    }
+    match name {
+        "nvidia-uvm" | "nvidia-uvm-tools" => &["nvidia-uvm"],
+        "nvidiactl" | "nvidia-modeset" => &["nvidia", "nvidia-frontend"],
+        _ => match name.strip_prefix("nvidia") {
+            Some(rest) if rest.parse::<u32>().is_ok() => &["nvidia", "nvidia-frontend"],
+            _ => &[],
+        },
+    }
+}
+
 /// What is wrong with an existing device node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFault {
@@ -35,14 +72,14 @@ pub struct NodeFault {
 /// If a node or a list of the kernel cannot be read.
 pub fn fault(files: &dyn ReadFiles) -> Result<Option<NodeFault>, FilesError> {
     let text = |path: &str| files.read_lossy(Utf8Path::new(path));
-    let majors = cdi::majors(&text(MAJORS)?.unwrap_or_default());
+    let majors = majors(&text(MAJORS)?.unwrap_or_default());
     let mode = declared_mode(&text(PARAMETERS)?.unwrap_or_default());
     for name in files.list("/dev".into())? {
         let Some(minor) = minor_of(&name) else {
             continue;
         };
         let path = format!("/dev/{name}");
-        let drivers = cdi::drivers_of(&path);
+        let drivers = drivers_of(&path);
         let major = (majors.iter()).find(|(driver, _)| drivers.contains(&driver.as_str()));
         let expected = (major.map(|(_, major)| *major), minor);
         if let Some(fault) = of_node(files, &path, expected, mode)? {
@@ -136,7 +173,7 @@ fn declared_mode(parameters: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{declared_mode, fault};
+    use super::{declared_mode, drivers_of, fault, majors};
     use crate::{host::fake::FakeFiles, model::text::reads_any_text};
 
     fn machine() -> FakeFiles {
@@ -165,6 +202,28 @@ mod tests {
 
     fn why(files: &FakeFiles) -> Option<String> {
         Some(fault(files).expect("readable")?.why)
+    }
+
+    #[test]
+    fn major_numbers_are_those_of_the_kernel() {
+        let text = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n243 nvidia-uvm\n\n\
+                    Block devices:\n  8 sd\n195 nvidia-none\n";
+        let found = majors(text);
+        let of = |path| {
+            let names = drivers_of(path);
+            (found.iter())
+                .find(|(name, _)| names.contains(&name.as_str()))
+                .map(|(_, major)| *major)
+        };
+        for (path, major) in [
+            ("/dev/nvidia0", Some(195)),
+            ("/dev/nvidia-modeset", Some(195)),
+            ("/dev/nvidia-uvm-tools", Some(243)),
+            ("/dev/nvidia-caps/nvidia-cap1", None),
+            ("/dev/dri/card0", None),
+        ] {
+            assert_eq!(of(path), major, "{path}");
+        }
     }
 
     #[test]
