@@ -150,11 +150,11 @@ pub(crate) fn signature_of(archive: &Utf8Path) -> Utf8PathBuf {
     format!("{archive}{SIGNATURE}").into()
 }
 
+/// The contents of an archive and of its signature; `None` for one that is missing or too large.
+type Pair = (Option<Vec<u8>>, Option<Vec<u8>>);
+
 /// Reads an archive in a folder with its signature, as far as both exist and have a plausible size.
-pub(crate) fn pair_in(
-    files: &dyn ReadFiles,
-    archive: &Utf8Path,
-) -> Result<(Option<Vec<u8>>, Option<Vec<u8>>), FilesError> {
+pub(crate) fn pair_in(files: &dyn ReadFiles, archive: &Utf8Path) -> Result<Pair, FilesError> {
     let read = |path: &Utf8Path, limit: u64| match files.stat(path)? {
         Some(stat) if stat.size <= limit => files.read(path),
         _ => Ok(None),
