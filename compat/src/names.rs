@@ -433,10 +433,10 @@ mod tests {
             "{unknown}"
         );
         for (name, gpu) in [
-            ("BM.GPU.H100.8", "H100"),
+            ("metal.H100.8", "H100"),
             ("gpu_8x_h100_sxm5", "H100"),
             ("gpu_1x_gh200", "GH200"),
-            ("VM.GPU.A10.1", "A10"),
+            ("metal.A10.1", "A10"),
             ("DGX B200", "B200"),
         ] {
             let unknown = matrix.meanings(name).unwrap_err();

@@ -259,6 +259,10 @@ fn value_behind(text: &str, before: &str, end: usize) -> Option<Range<usize>> {
     } else {
         return None;
     };
+    // The names in a nested value are examined on their own.
+    if value.starts_with(['{', '[']) {
+        return None;
+    }
     let quote = value.chars().next().filter(|first| QUOTES.contains(first));
     let value = value.trim_start_matches(QUOTES);
     let start = text.len() - value.len();
@@ -267,12 +271,8 @@ fn value_behind(text: &str, before: &str, end: usize) -> Option<Range<usize>> {
         None => c.is_whitespace() || ",}\"'\0".contains(c),
     };
     let value = &value[..value.find(ends).unwrap_or(value.len())];
-    // Empty, `null`, the beginning of a nested value, the place of a token, the next flag, a variable and a placeholder are no
-    // secrets.
-    let is_none = matches!(
-        value,
-        "" | "null" | "none" | "{" | "[" | "[]" | "true" | "false"
-    );
+    // Empty, `null`, the place of a token, the next flag, a variable and a placeholder are no secrets.
+    let is_none = matches!(value, "" | "null" | "none" | "true" | "false");
     let is_other = is_flag && value.starts_with(['-', '$', '<']);
     if is_none || is_other || value.parse::<TokenSource>().is_ok() {
         return None;

@@ -257,7 +257,7 @@ mod tests {
         for (step, earlier) in [
             (
                 DRIVER_PACKAGES,
-                &[SECURE_BOOT, KERNEL_DENY, REPOSITORIES, HEADERS][..],
+                &[SECURE_BOOT, KERNEL_DENY, REPOSITORIES, KERNEL_RELEASE][..],
             ),
             (DRIVER_MODULE, &[DRIVER_PACKAGES]),
             (VALIDATION_DEVICES, &[DRIVER_MODULE, DRIVER_NODES]),

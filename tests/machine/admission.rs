@@ -8,7 +8,7 @@ const KUBECONFIG: &str = "/etc/gpu-bootstrap/cluster.kubeconfig";
 
 /// Pods are scheduled as soon as the startup taint is gone.
 #[test]
-fn the_startup_taint_is_removed_after_the_validation_and_the_labels() {
+fn the_startup_taint_is_removed_after_validation_and_join() {
     let machine = Machine::new(describe("debian-12-cluster", Table::new()));
     let files = &machine.fakes.files;
     files.put_mode(KUBECONFIG, "clusters: []\n", 0o600);
@@ -30,7 +30,7 @@ fn the_startup_taint_is_removed_after_the_validation_and_the_labels() {
         found.unwrap_or_else(|| panic!("`{words}` did not run: {lines:#?}"))
     };
     let untainted = last("taint node");
-    for earlier in ["docker run", "ctr run", "kubeadm join", "label node"] {
+    for earlier in ["docker run", "ctr run", "kubeadm join"] {
         assert!(last(earlier) < untainted, "{earlier}: {lines:#?}");
     }
     let again = machine.run(&[

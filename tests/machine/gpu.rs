@@ -206,7 +206,7 @@ pub fn show_lock(files: &FakeFiles, pid: u32, program: &str) {
         .inode;
     files.put(
         "/proc/locks",
-        format!("1: POSIX  ADVISORY  WRITE {pid} fe:01:{inode} 0 EOF\n"),
+        format!("1: POSIX  ADVISORY  WRITE {pid} 103:00:{inode} 0 EOF\n"),
     );
     files.put(&format!("/proc/{pid}/comm"), format!("{program}\n"));
     files.put(&format!("/proc/{pid}/status"), "Uid:\t0\t0\t0\t0\n");

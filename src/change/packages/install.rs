@@ -360,7 +360,7 @@ impl Applier {
         let hides = |one: &&Exclusion| of_driver.iter().any(|name| one.hides(name));
         if let Some(exclusion) = overridden.iter().find(hides) {
             let what = format!(
-                "approve the package transaction: {exclusion}, and apt reads our preference for the driver's branch first"
+                "approve the package transaction: {exclusion}, and our preference for the driver's branch is read first"
             );
             return Err(Problem::blocked("forbidden-source", what).advice(format!(
                 "nothing was changed; give `{}` a name that sorts earlier, such as `00-site`",

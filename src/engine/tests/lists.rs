@@ -102,13 +102,6 @@ async fn a_check_says_who_asks_again() {
 /// An image is pulled once more while a transaction runs after which only a reboot is left to do.
 #[tokio::test]
 async fn another_step_that_is_tried_again_keeps_nobody_from_its_reboot() {
-    // A step with packages waits for its daemon, too.
-    for lock in [Lock::Containers, Lock::Packages] {
-        tried_again_beside_a_reboot(lock).await;
-    }
-}
-
-async fn tried_again_beside_a_reboot(lock: Lock) {
     let (are_new, under_way) = (
         Arc::new(AtomicBool::new(false)),
         Arc::new(AtomicBool::new(false)),
@@ -144,7 +137,7 @@ async fn tried_again_beside_a_reboot(lock: Lock) {
     });
     let mut rig = Rig::new([
         kernel.locks(&[Lock::Packages]).tells_lists(are_new),
-        image.locks(&[lock]),
+        image.locks(&[Lock::Containers]),
     ]);
     rig.options.deadline = Some(Duration::from_secs(200_000));
     *rig.verbs.turns.lock().unwrap() = 1000;
