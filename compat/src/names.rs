@@ -433,10 +433,8 @@ mod tests {
             "{unknown}"
         );
         for (name, gpu) in [
-            ("metal.H100.8", "H100"),
             ("gpu_8x_h100_sxm5", "H100"),
             ("gpu_1x_gh200", "GH200"),
-            ("metal.A10.1", "A10"),
             ("DGX B200", "B200"),
         ] {
             let unknown = matrix.meanings(name).unwrap_err();

@@ -264,7 +264,7 @@ fn value_behind(text: &str, before: &str, end: usize) -> Option<Range<usize>> {
         return None;
     }
     let quote = value.chars().next().filter(|first| QUOTES.contains(first));
-    let value = value.trim_start_matches(QUOTES);
+    let value = quote.map_or(value, |quote| &value[quote.len_utf8()..]);
     let start = text.len() - value.len();
     let ends = |c: char| match quote {
         Some(quote) => c == quote || "\n\0".contains(c),

@@ -176,6 +176,17 @@ pub fn persistence(files: &FakeFiles) -> bool {
         .is_some_and(|command| !command.contains("--no-persistence-mode"))
 }
 
+const SANDBOX: [&str; 8] = [
+    "ProtectSystem",
+    "PrivateDevices",
+    "ReadOnlyPaths",
+    "InaccessiblePaths",
+    "TemporaryFileSystem",
+    "ProtectKernelModules",
+    "RootDirectory",
+    "RootImage",
+];
+
 fn show(files: &FakeFiles, unit: &str, properties: &str) -> Output {
     let there = file(files, unit).is_some();
     let masked = masked(files, unit);
@@ -189,6 +200,15 @@ fn show(files: &FakeFiles, unit: &str, properties: &str) -> Output {
                     "ExecStart={{ path={path} ; argv[]={command} ; ignore_errors=no ; pid=0 }}\n"
                 ));
             }
+            continue;
+        }
+        // The settings of the sandbox, as the unit file has them.
+        if SANDBOX.contains(&property) {
+            let setting = file(files, unit).unwrap_or_default();
+            let value = setting
+                .lines()
+                .find_map(|line| line.strip_prefix(property)?.strip_prefix('='));
+            said.push_str(&format!("{property}={}\n", value.unwrap_or_default()));
             continue;
         }
         let value = match property {
