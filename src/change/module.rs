@@ -180,6 +180,7 @@ impl Applier {
         let files = &self.host.files;
         if dkms::running(&**files, &*self.host.system)?.is_some() {
             // Perhaps it is adding that version now.
+            sink.note("DKMS is running, so its incomplete versions are not removed");
             return Ok(());
         }
         let folders = |path: &Utf8Path| -> Result<Vec<Utf8PathBuf>, Problem> {

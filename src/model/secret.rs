@@ -266,9 +266,14 @@ fn value_behind(text: &str, before: &str, end: usize) -> Option<Range<usize>> {
     let quote = value.chars().next().filter(|first| QUOTES.contains(first));
     let value = quote.map_or(value, |quote| &value[quote.len_utf8()..]);
     let start = text.len() - value.len();
-    let ends = |c: char| match quote {
-        Some(quote) => c == quote || "\n\0".contains(c),
-        None => c.is_whitespace() || ",}\"'\0".contains(c),
+    let mut after_backslash = false;
+    let ends = |c: char| {
+        let is_escaped = after_backslash;
+        after_backslash = quote == Some('"') && c == '\\' && !is_escaped;
+        match quote {
+            Some(quote) => (c == quote && !is_escaped) || "\n\0".contains(c),
+            None => c.is_whitespace() || ",}\"'\0".contains(c),
+        }
     };
     let value = &value[..value.find(ends).unwrap_or(value.len())];
     // Empty, `null`, the place of a token, the next flag, a variable and a placeholder are no secrets.
@@ -419,6 +424,7 @@ mod tests {
     fn values_behind_names_of_secrets_are_hidden() {
         for (text, shown) in rows! {
             r#"{"log-opts":{"splunk-token":"SPLUNK-1"},"n":1}"#, r#"{"log-opts":{"splunk-token":"***"},"n":1}"#;
+            r#"{"splunk-token":"ab\"cd\\","n":1}"#, r#"{"splunk-token":"***","n":1}"#;
             "auth = \"dXNlcjpw\"\nx = 1\n", "auth = \"***\"\nx = 1\n";
             "a: {password: hush, token: null}", "a: {password: ***, token: null}";
             "K3S_TOKEN=abc def", "K3S_TOKEN=*** def";

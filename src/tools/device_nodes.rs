@@ -1,5 +1,5 @@
-//! Device nodes of NVIDIA's driver: character devices with the numbers of the driver, accessible as the driver's parameters
-//! declare. A node that differs is of no use to any program, although its name is there.
+//! Device nodes of the NVIDIA driver: character devices with the numbers of the driver. A node of another kind or number is of
+//! no use to any program, although its name exists.
 
 use camino::Utf8Path;
 
@@ -7,9 +7,6 @@ use crate::host::{FileKind, FilesError, ReadFiles};
 
 /// The kernel's list of major numbers.
 const MAJORS: &str = "/proc/devices";
-
-/// The parameters of the loaded module.
-const PARAMETERS: &str = "/proc/driver/nvidia/params";
 
 /// The nodes that each CUDA program opens, except those of GPUs, and their minor numbers. Source:
 /// NVIDIA/nvidia-container-toolkit, `internal/system/nvdevices`.
@@ -73,7 +70,6 @@ pub struct NodeFault {
 pub fn fault(files: &dyn ReadFiles) -> Result<Option<NodeFault>, FilesError> {
     let text = |path: &str| files.read_lossy(Utf8Path::new(path));
     let majors = majors(&text(MAJORS)?.unwrap_or_default());
-    let mode = declared_mode(&text(PARAMETERS)?.unwrap_or_default());
     for name in files.list("/dev".into())? {
         let Some(minor) = minor_of(&name) else {
             continue;
@@ -82,7 +78,7 @@ pub fn fault(files: &dyn ReadFiles) -> Result<Option<NodeFault>, FilesError> {
         let drivers = drivers_of(&path);
         let major = (majors.iter()).find(|(driver, _)| drivers.contains(&driver.as_str()));
         let expected = (major.map(|(_, major)| *major), minor);
-        if let Some(fault) = of_node(files, &path, expected, mode)? {
+        if let Some(fault) = of_node(files, &path, expected)? {
             return Ok(Some(fault));
         }
     }
@@ -93,7 +89,6 @@ fn of_node(
     files: &dyn ReadFiles,
     path: &str,
     (major, minor): (Option<u32>, u32),
-    declared: Option<u32>,
 ) -> Result<Option<NodeFault>, FilesError> {
     // A link leads to the node of another name.
     let real = files.resolve(path.into())?.unwrap_or_else(|| path.into());
@@ -110,20 +105,7 @@ fn of_node(
                 );
                 return Ok(Some(made_again(why, "rm", path)));
             }
-            let missing = declared.unwrap_or_default() & !stat.mode;
-            return Ok((missing != 0).then(|| {
-                let declared = declared.unwrap_or_default();
-                NodeFault {
-                    why: format!(
-                        "`{path}` has mode {:04o}, but the driver declares {declared:04o}: some users cannot open the GPU",
-                        stat.mode
-                    ),
-                    remedy: format!(
-                        "run `chmod {declared:04o} {path}`, or declare the other mode (`NVreg_DeviceFileMode`, \
-                         `driver.options`)"
-                    ),
-                }
-            }));
+            return Ok(None);
         }
         FileKind::Folder => ("a directory", "rmdir"),
         FileKind::File => ("a regular file", "rm"),
@@ -153,38 +135,16 @@ fn minor_of(name: &str) -> Option<u32> {
     }
 }
 
-/// The mode of the nodes by the parameters of the module; `None` if it leaves nodes to the administrator
-/// (`ModifyDeviceFiles`), or if there are no parameters. The kernel prints a decimal number. Source: NVIDIA's driver README,
-/// "How and when are the NVIDIA device files created?".
-fn declared_mode(parameters: &str) -> Option<u32> {
-    let value = |key: &str| {
-        let value = |line: &str| Some(line.strip_prefix(key)?.strip_prefix(':')?.trim().to_owned());
-        parameters.lines().find_map(value)
-    };
-    if value("ModifyDeviceFiles").is_some_and(|modify| modify == "0") {
-        return None;
-    }
-    let mode = value("DeviceFileMode")?;
-    match mode.strip_prefix('0') {
-        Some(octal) if !octal.is_empty() => u32::from_str_radix(octal, 8).ok(),
-        _ => mode.parse().ok(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{declared_mode, drivers_of, fault, majors};
-    use crate::{host::fake::FakeFiles, model::text::reads_any_text};
+    use super::{drivers_of, fault, majors};
+    use crate::host::fake::FakeFiles;
 
     fn machine() -> FakeFiles {
         let files = FakeFiles::new();
         files.put(
             "/proc/devices",
             "Character devices:\n195 nvidia\n511 nvidia-uvm\n\nBlock devices:\n",
-        );
-        files.put(
-            "/proc/driver/nvidia/params",
-            "DeviceFileMode: 438\nModifyDeviceFiles: 1\n",
         );
         for (name, major, minor) in [
             ("nvidia0", 195, 0),
@@ -227,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_of_another_kind_or_number_or_mode_are_faults() {
+    fn nodes_of_another_kind_or_number_are_faults() {
         assert_eq!(why(&machine()), None);
         let files = machine();
         files.take("/dev/nvidia0");
@@ -272,22 +232,4 @@ mod tests {
         let expected = "`/dev/nvidiactl` is device 195:254, but the driver has 195:255";
         assert_eq!(why(&files).as_deref(), Some(expected));
     }
-
-    #[test]
-    fn the_driver_declares_the_mode_unless_it_leaves_nodes_alone() {
-        let files = machine();
-        // All nodes have mode 0666.
-        for (parameters, fails) in [
-            ("DeviceFileMode: 432\n", false),
-            ("DeviceFileMode: 511\n", true),
-            ("DeviceFileMode: 511\nModifyDeviceFiles: 0\n", false),
-            ("", false),
-        ] {
-            files.put("/proc/driver/nvidia/params", parameters);
-            assert_eq!(why(&files).is_some(), fails, "{parameters}");
-        }
-        assert_eq!(declared_mode("DeviceFileMode: 0660\n"), Some(0o660));
-    }
-
-    reads_any_text!("(DeviceFileMode|: |0|\n|.)*", |text| declared_mode(&text));
 }

@@ -584,8 +584,16 @@ fn is_crash(message: &str) -> bool {
         // The code of the error stands before the count. A message with text of a user has other characters before.
         let plain = |b: u8| b.is_ascii_alphanumeric() || b" ,:-_".contains(&b);
         let (why, code) = before.rsplit_once(": ").unwrap_or_default();
-        let (count, _) = rest.split_once(']').unwrap_or_default();
-        why.bytes().all(plain) && is(code, u8::is_ascii_hexdigit) && is(count, u8::is_ascii_digit)
+        let (count, build) = rest.split_once(']').unwrap_or_default();
+        // The kernel adds only options of its build. The message about a segmentation fault begins with a program name, which
+        // can look like all that is before.
+        let is_build = build.is_empty()
+            || build.starts_with(' ')
+                && (build.bytes()).all(|b| b.is_ascii_uppercase() || b" _".contains(&b));
+        is_build
+            && why.bytes().all(plain)
+            && is(code, u8::is_ascii_hexdigit)
+            && is(count, u8::is_ascii_digit)
     })
 }
 
@@ -1062,6 +1070,7 @@ mod tests {
         // A crash of the kernel has two lines. Neither can be a program's.
         for text in [
             "x[77]: segfault at 0 ip 1 sp 2 error 4 in a: 0000 [#1]\nRIP: 0010:nv_open+0x1/0x2 [nvidia]",
+            "a: 0 [#1][77]: segfault at 0 ip 1 sp 2 error 4 in x\nRIP: 0010:nv_open+0x1/0x2 [nvidia]",
             "Oops: 0000 [#1] SMP\nRIP: 0010:a+0x1[77]: segfault at 0 ip 1 sp 2 error 4 in x [nvidia]",
         ] {
             assert!(read(text.lines()).is_empty(), "{text}");

@@ -34,9 +34,14 @@ pub(super) struct Entries<'c>(BTreeMap<Utf8PathBuf, Entry<'c>>);
 impl<'c> Entries<'c> {
     /// Adds an entry and its parent directories, unless it contradicts the entries so far.
     pub(super) fn add(&mut self, path: &Utf8Path, entry: Entry<'c>) {
+        let is_normal = |part| matches!(part, Utf8Component::RootDir | Utf8Component::Normal(_));
         let parents = || path.ancestors().skip(1);
         let is_directory = |at: &Utf8Path| (self.0.get(at)).is_none_or(|e| *e == Entry::Directory);
-        if self.0.contains_key(path) || !parents().all(is_directory) {
+        // A path that could not be resolved can contain `..`.
+        if !path.components().all(is_normal)
+            || self.0.contains_key(path)
+            || !parents().all(is_directory)
+        {
             return;
         }
         for parent in parents() {
@@ -123,9 +128,11 @@ mod tests {
         entries.add("/usr/lib/x.so".into(), Entry::File(b"x"));
         entries.add("/lib".into(), Entry::Symlink("usr/lib".into()));
         entries.add("/".into(), Entry::Directory);
+        entries.add("/usr/../../outside".into(), Entry::File(b"x"));
         let files = root.join("files");
         entries.write(&files).unwrap();
         assert_eq!(fs::read_to_string(files.join("lib/x.so")).unwrap(), "x");
+        assert!(!root.join("outside").exists());
         assert!(entries.write(&files).is_err(), "it exists");
     }
 
