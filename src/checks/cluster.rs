@@ -547,7 +547,9 @@ mod tests {
             let found = renamed(says);
             assert_eq!(found.status, Verdict::Fail);
             assert!(
-                found.why.starts_with("the kubelet uses the node name `gpu-2`"),
+                found
+                    .why
+                    .starts_with("the kubelet uses the node name `gpu-2`"),
                 "{}",
                 found.why
             );

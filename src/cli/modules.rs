@@ -682,7 +682,7 @@ mod tests {
                 .err()
                 .unwrap_or_default()
         };
-        assert_eq!(why(&[]).await, format!("it has no `{tag}`"));
+        assert_eq!(why(&[]).await, format!("the registry has no tag `{tag}`"));
         let put = async |signature: Option<&str>| {
             let packed = Packed {
                 name: name.clone(),
