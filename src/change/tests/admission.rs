@@ -194,6 +194,6 @@ async fn a_clone_takes_no_labels_off_the_node_of_the_machine_that_joined() {
     files.put(PRODUCT_UUID, id);
     let reverted = machine.revert(&undo).await;
     let is_left =
-        matches!(&reverted, Reverted::Left { why, .. } if why.contains("if it is a clone"));
+        matches!(&reverted, Reverted::Left { why, .. } if why.contains("If it is a clone"));
     assert!(is_left, "{reverted:?}");
 }

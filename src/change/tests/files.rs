@@ -647,7 +647,7 @@ async fn lines_that_others_have_added_since_stay() {
     let told = format!("{left:?}");
     assert!(matches!(left, Reverted::Left { .. }), "{told}");
     assert!(
-        told.contains("diff -u ") && told.contains("put that back in"),
+        told.contains("diff -u ") && told.contains("add them to it"),
         "{told}"
     );
 }

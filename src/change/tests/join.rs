@@ -447,7 +447,7 @@ async fn a_clone_does_not_delete_the_node_of_the_machine_that_joined() {
     });
     let left = machine.revert(&undo).await;
     assert!(
-        matches!(&left, Reverted::Left { why, .. } if why.contains("if it is a clone")),
+        matches!(&left, Reverted::Left { why, .. } if why.contains("If it is a clone")),
         "{left:?}"
     );
     assert!(!kubectl(&machine, " drain ") && !kubectl(&machine, " delete "));

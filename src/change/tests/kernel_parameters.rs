@@ -61,7 +61,7 @@ async fn forwarding_stays_on_under_containers_of_others() {
             let told = format!("{bridge} {port:?} {docker}: {reverted:?}");
             assert_eq!(matches!(reverted, Reverted::Left { .. }), stays, "{told}");
             assert_eq!(
-                told.contains(&format!("the bridges {bridge}")),
+                told.contains(&format!("these bridges exist: {bridge}")),
                 stays,
                 "{told}"
             );

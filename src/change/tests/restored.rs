@@ -101,7 +101,7 @@ async fn docker_keeps_neither_an_edited_entry_nor_a_default_of_a_program_that_go
     for part in [
         "default-runtime",
         "runtimes.nvidia.args",
-        "which somebody has set since",
+        "although modified later",
     ] {
         assert!(what.contains(part), "{what}");
     }
@@ -204,7 +204,7 @@ async fn what_a_daemon_refuses_without_our_keys_is_put_back_and_no_daemon_is_res
     machine.fakes.files.put(JSON, edited.clone());
     machine.revert(&undo).await;
     assert_eq!(machine.fakes.files.text(JSON), edited);
-    assert!(!machine.sink.text().contains("which somebody has set since"));
+    assert!(!machine.sink.text().contains("although modified later"));
     // Once it is right, the same undo completes.
     let right = broken.replace("\"broken\": 1,", "");
     machine.fakes.files.put(JSON, right);

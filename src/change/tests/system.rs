@@ -61,7 +61,7 @@ async fn without_systemd_a_unit_is_enabled_and_not_started() {
         machine
             .sink
             .text()
-            .contains("starts when the machine boots")
+            .contains("starts at the next boot")
     );
     // The undo needs systemctl for files only, too.
     machine

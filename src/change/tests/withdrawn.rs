@@ -173,7 +173,7 @@ async fn the_runtime_is_taken_out_of_a_file_that_was_edited_since() {
     machine.fakes.files.put_mode(DAEMON, edited, 0o640);
     let reverted = machine.revert(&undo).await;
     assert!(
-        matches!(&reverted, Reverted::Done { what } if what.contains("took runtimes.nvidia out of")),
+        matches!(&reverted, Reverted::Done { what } if what.contains("removed runtimes.nvidia from")),
         "{reverted:?}"
     );
     assert_eq!(machine.fakes.files.text(DAEMON), "{\n    \"mtu\": 1500\n}");
