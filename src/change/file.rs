@@ -241,7 +241,7 @@ impl Applier {
             endings.push(Reverted::left(
                 format!("{} in `{path}`", back.left.join(", ")),
                 format!(
-                    "modified since gpu-bootstrap wrote it. To finish, edit `{path}` and run the \
+                    "modified since it was written. To finish, edit `{path}` and run the \
                      same command again"
                 ),
             ));
@@ -308,7 +308,7 @@ impl Applier {
         Reverted::left(
             format!("`{path}`"),
             format!(
-                "{how} since gpu-bootstrap wrote it. To finish, {save}, run `{restore}`, and run \
+                "{how} since it was written. To finish, {save}, run `{restore}`, and run \
                  the same command again{then}"
             ),
         )

@@ -80,7 +80,7 @@ async fn what_appears_beside_packages_is_left_and_named(kind: Kind) {
     assert!(files.text("/etc/passwd").contains("joe"));
     assert!(files.text("/etc/group").contains("site"));
     assert!(
-        noted.contains("stays: user `dock`, user `joe`, group `docker`, group `site`"),
+        noted.contains("installed: user `dock`, user `joe`, group `docker`, group `site`"),
         "{noted}"
     );
 }

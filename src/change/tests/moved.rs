@@ -187,7 +187,7 @@ async fn what_is_wanted_is_not_removed_by_what_it_follows(kind: Kind) {
     assert!(
         error
             .to_string()
-            .contains("library-1 535.1, which is wanted"),
+            .contains("library-1 535.1, which is required"),
         "{error}"
     );
     assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());

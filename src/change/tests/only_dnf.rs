@@ -214,7 +214,7 @@ async fn a_version_that_left_the_mirror_is_named_before_anything_is_installed_ag
     let before = apt.installed.lock().unwrap().len();
     let error = machine.apply(&Change::RepairPackages).await.unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("no repository offers `runc-"), "{text}");
+    assert!(text.contains("no repository has `runc-"), "{text}");
     let hint = error.hint().unwrap();
     assert!(hint.starts_with("nothing was changed"), "{hint}");
     assert!(hint.contains("`dnf distro-sync runc`"), "{hint}");

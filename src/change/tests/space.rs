@@ -166,7 +166,7 @@ async fn a_source_of_which_nothing_is_needed_may_fail() {
         assert_eq!(refresh(&machine, &applier).await, Ok(()));
         let said = machine.sink.text();
         assert!(
-            said.contains("warning: http://dead.example.org/deb has no package"),
+            said.contains("warning: http://dead.example.org/deb failed"),
             "{said}"
         );
         // It is not waited for.

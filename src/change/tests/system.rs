@@ -57,12 +57,7 @@ async fn without_systemd_a_unit_is_enabled_and_not_started() {
         .filter(|verb| !matches!(*verb, "show" | "is-enabled"))
         .collect();
     assert_eq!(verbs, ["enable"]);
-    assert!(
-        machine
-            .sink
-            .text()
-            .contains("starts at the next boot")
-    );
+    assert!(machine.sink.text().contains("starts at the next boot"));
     // The undo needs systemctl for files only, too.
     machine
         .fakes

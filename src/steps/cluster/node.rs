@@ -230,7 +230,7 @@ mod tests {
             now: "gpu-2".parse().expect("a name"),
         });
         let (why, hint) = decide(&state, &with_kubeadm(&[])).expect_blocked();
-        assert!(why.contains("the name `gpu-2`"), "{why}");
+        assert!(why.contains("the node name `gpu-2`"), "{why}");
         assert!(hint.contains("hostnamectl set-hostname gpu-1"), "{hint}");
     }
 
