@@ -1,4 +1,4 @@
-//! Files, repositories, and tools that write files.
+//! Tests files, repositories, and tools that write files.
 
 use camino::Utf8PathBuf;
 use nix::errno::Errno;
@@ -27,7 +27,7 @@ fn write(path: &str, content: &str) -> Change {
 }
 
 #[tokio::test]
-async fn a_new_file_is_removed_with_its_directories() {
+async fn new_file_is_removed_with_its_directories() {
     let machine = TestMachine::new();
     let (_, reverted) = machine
         .apply_and_undo(&write("/etc/a/b/c.conf", "new\n"))
@@ -36,7 +36,7 @@ async fn a_new_file_is_removed_with_its_directories() {
 }
 
 #[tokio::test]
-async fn a_file_comes_back_with_mode_and_owner() {
+async fn file_is_restored_with_mode_and_owner() {
     let machine = TestMachine::new();
     machine
         .fakes
@@ -49,7 +49,7 @@ async fn a_file_comes_back_with_mode_and_owner() {
 }
 
 #[tokio::test]
-async fn a_changed_file_keeps_its_owner() {
+async fn changed_file_keeps_its_owner() {
     let machine = TestMachine::new();
     let path = "/etc/docker/daemon.json";
     machine.fakes.files.put(path, "{}\n");
@@ -60,7 +60,7 @@ async fn a_changed_file_keeps_its_owner() {
 }
 
 #[tokio::test]
-async fn a_link_comes_back_as_a_link() {
+async fn symlink_is_restored_as_symlink() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/usr/lib/real", "x");
     machine.fakes.files.put_link("/etc/link", "../usr/lib/real");
@@ -68,7 +68,7 @@ async fn a_link_comes_back_as_a_link() {
 }
 
 #[tokio::test]
-async fn later_changes_of_a_file_by_others_stay() {
+async fn later_changes_by_other_programs_are_kept() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/a", "before");
     let undo = machine.apply(&write("/etc/a", "ours")).await.unwrap();
@@ -87,7 +87,7 @@ async fn later_changes_of_a_file_by_others_stay() {
 }
 
 #[tokio::test]
-async fn undo_is_right_if_interrupted_before_or_after_the_write() {
+async fn interrupted_write_is_undone_correctly() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/a", "before");
     let before = machine.snapshot();
@@ -113,7 +113,7 @@ async fn undo_is_right_if_interrupted_before_or_after_the_write() {
 }
 
 #[tokio::test]
-async fn a_file_that_was_never_written_belongs_to_whoever_writes_it_later() {
+async fn file_that_was_never_written_is_not_ours() {
     let machine = TestMachine::new();
     let before = machine.snapshot();
     let change = write("/etc/new/a", "ours");
@@ -128,7 +128,7 @@ async fn a_file_that_was_never_written_belongs_to_whoever_writes_it_later() {
 }
 
 #[tokio::test]
-async fn a_file_that_was_changed_since_it_was_read_is_not_written() {
+async fn file_modified_since_it_was_read_is_not_written() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/fstab", "/swap none swap\n");
     let mut change = write("/etc/fstab", "");
@@ -151,7 +151,7 @@ async fn a_file_that_was_changed_since_it_was_read_is_not_written() {
 }
 
 #[tokio::test]
-async fn the_temporary_file_of_a_killed_writer_is_removed() {
+async fn temporary_file_of_a_killed_writer_is_removed() {
     let theirs = [
         "/etc/.a.bak",
         "/etc/.a.1-x.gpu-bootstrap-new",
@@ -163,7 +163,7 @@ async fn the_temporary_file_of_a_killed_writer_is_removed() {
         machine.fakes.files.put(path, "");
     }
     let before = machine.snapshot();
-    // Killed before the change ended.
+    // Killed before the change was complete.
     let undo = machine
         .applier
         .capture(&write("/etc/a", "ours"))
@@ -176,7 +176,7 @@ async fn the_temporary_file_of_a_killed_writer_is_removed() {
         .await
         .unwrap();
     assert!(diff(&before, &machine.snapshot()).is_empty());
-    // Killed while it was undone.
+    // Killed during the undo.
     let undo = machine.apply(&write("/etc/a", "ours")).await.unwrap();
     machine.fakes.files.put(&left, "");
     machine.revert(&undo).await;
@@ -184,7 +184,7 @@ async fn the_temporary_file_of_a_killed_writer_is_removed() {
 }
 
 #[tokio::test]
-async fn a_missing_backup_is_reported_and_the_file_stays() {
+async fn missing_backup_is_reported_and_the_file_is_kept() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/a", "before");
     let undo = machine.apply(&write("/etc/a", "ours")).await.unwrap();
@@ -199,7 +199,7 @@ async fn a_missing_backup_is_reported_and_the_file_stays() {
 }
 
 #[tokio::test]
-async fn a_tool_may_write_only_the_files_that_it_names() {
+async fn tool_may_only_write_the_listed_files() {
     let machine = TestMachine::new();
     machine.fakes.exec.on("nvidia-ctk", |_, files| {
         files.put("/etc/docker/daemon.json", "{\"runtimes\":{}}");
@@ -224,9 +224,9 @@ async fn a_tool_may_write_only_the_files_that_it_names() {
     assert!(matches!(machine.revert(&undo).await, Reverted::Left { .. }));
 }
 
-/// Root would write a file that the user chose, and the undo would change its owner.
+/// Otherwise root would write a file that the user chose, and the undo would change its owner.
 #[tokio::test]
-async fn a_symlink_through_a_directory_of_another_user_is_not_followed() {
+async fn symlink_through_a_directory_of_another_user_is_rejected() {
     let change = Change::RunTool {
         purpose: "register the nvidia runtime with docker".into(),
         command: vec!["nvidia-ctk".into()],
@@ -248,7 +248,7 @@ async fn a_symlink_through_a_directory_of_another_user_is_not_followed() {
 }
 
 #[tokio::test]
-async fn files_of_a_tool_are_synced_before_the_change_counts_as_applied() {
+async fn tool_output_is_synced_before_the_change_is_applied() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/tool/there", "");
     machine.fakes.exec.on("tool", |_, files| {
@@ -268,7 +268,7 @@ async fn files_of_a_tool_are_synced_before_the_change_counts_as_applied() {
 }
 
 #[tokio::test]
-async fn a_file_that_an_interrupted_tool_emptied_is_restored() {
+async fn file_truncated_by_an_interrupted_tool_is_restored() {
     let change = Change::RunTool {
         purpose: "register the nvidia runtime with docker".into(),
         command: vec!["nvidia-ctk".into()],
@@ -295,7 +295,7 @@ async fn a_file_that_an_interrupted_tool_emptied_is_restored() {
         machine.revert(&undo).await;
         assert!(diff(&before, &machine.snapshot()).is_empty());
     }
-    // Through a link.
+    // Through a symlink.
     let machine = TestMachine::new();
     machine.fakes.files.put("/srv/daemon.json", "{}");
     (machine.fakes.files).put_link("/etc/docker/daemon.json", "/srv/daemon.json");
@@ -308,7 +308,7 @@ async fn a_file_that_an_interrupted_tool_emptied_is_restored() {
         .await
         .unwrap();
     assert!(diff(&before, &machine.snapshot()).is_empty());
-    // A file with content may be somebody's work.
+    // A file with content may belong to the administrator.
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/docker/daemon.json", "{}");
     let undo = machine.applier.capture(&change).await.unwrap();
@@ -325,7 +325,7 @@ async fn a_file_that_an_interrupted_tool_emptied_is_restored() {
 }
 
 #[tokio::test]
-async fn the_diff_is_shown_first() {
+async fn diff_is_shown_in_the_preview() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/a", "one\ntwo\n");
     let text = machine
@@ -374,7 +374,7 @@ fn add(fingerprint: &str) -> Change {
 }
 
 #[tokio::test]
-async fn a_repository_is_added_only_with_the_pinned_key() {
+async fn repository_is_only_added_with_the_pinned_key() {
     let machine = TestMachine::new();
     machine.fakes.http.serve(URL, KEYS);
     machine.fakes.files.put_folder("/usr/share/keyrings", 0o755);
@@ -404,7 +404,7 @@ async fn a_repository_is_added_only_with_the_pinned_key() {
 }
 
 #[tokio::test]
-async fn another_key_is_refused_with_both_fingerprints_and_nothing_changes() {
+async fn wrong_key_is_rejected_with_both_fingerprints() {
     let machine = TestMachine::new();
     machine.fakes.http.serve(URL, KEYS);
     let before = machine.snapshot();
@@ -419,7 +419,7 @@ async fn another_key_is_refused_with_both_fingerprints_and_nothing_changes() {
 }
 
 #[tokio::test]
-async fn garbage_and_expired_keys_are_refused() {
+async fn malformed_and_expired_keys_are_rejected() {
     let machine = TestMachine::new();
     machine.fakes.http.serve(URL, "<html>404</html>");
     let error = machine.apply(&add(FIRST)).await.unwrap_err();
@@ -446,7 +446,7 @@ async fn garbage_and_expired_keys_are_refused() {
 }
 
 #[tokio::test]
-async fn a_digest_binds_the_key_that_is_written() {
+async fn digest_binds_the_key_that_is_written() {
     use crate::{
         change::packages::repository::{Keyring, judge},
         tools::openpgp::{forged, parse},
@@ -461,13 +461,13 @@ async fn a_digest_binds_the_key_that_is_written() {
     let Change::AddRepository { repository } = &change else {
         unreachable!();
     };
-    // A line in the body that begins with `Version` makes it another file.
+    // A body line that starts with `Version` makes it a different file.
     machine.fakes.http.serve(URL, forged.clone());
     let error = machine.apply(&change).await.unwrap_err();
     assert_eq!(error.reason(), "key-mismatch", "{error}");
     assert_eq!(written(), None);
     assert!(matches!(judge(repository, &forged), Keyring::Stranger(_)));
-    // A header `Version:` does not, and is not written.
+    // A `Version:` header does not, and is not written.
     let version = String::from_utf8(benign.clone()).unwrap();
     let version = version.replacen("BLOCK-----\n", "BLOCK-----\nVersion: 1\n", 1);
     machine.fakes.http.serve(URL, version);
@@ -476,7 +476,7 @@ async fn a_digest_binds_the_key_that_is_written() {
     assert_eq!(judge(repository, &benign), Keyring::Accepted);
     machine.revert(&undo).await;
 
-    // The key behind one that is accepted by its fingerprint is not written.
+    // An additional key after one with an accepted fingerprint is not written.
     let keys = parse(KEYS).unwrap().keys;
     let both = format!("{}{}", keys[0].armoured, keys[1].armoured);
     let mut change = change.clone();
@@ -494,7 +494,7 @@ async fn a_digest_binds_the_key_that_is_written() {
 }
 
 #[tokio::test]
-async fn a_key_file_that_others_may_write_is_refused_before_anything_is_changed() {
+async fn key_file_writable_by_other_users_is_rejected() {
     for (is_keyring, path) in [(true, "/srv/keys/site.gpg"), (false, "/etc/pki/vendor")] {
         let machine = TestMachine::new();
         machine.fakes.files.put(path, KEYS);
@@ -525,7 +525,7 @@ async fn a_key_file_that_others_may_write_is_refused_before_anything_is_changed(
 }
 
 #[tokio::test]
-async fn a_contradicting_source_is_named() {
+async fn contradictory_source_is_reported() {
     let machine = TestMachine::new();
     machine.fakes.http.serve(URL, KEYS);
     machine.fakes.files.put(
@@ -578,7 +578,7 @@ async fn components_of_the_distribution_archive_need_its_keyring() {
 }
 
 #[tokio::test]
-async fn selinux_labels_of_written_files_are_restored_where_it_is_enabled() {
+async fn selinux_labels_of_written_files_are_restored_if_enabled() {
     let machine = TestMachine::new();
     (machine.fakes.exec).on("restorecon", |_, _| crate::host::fake::ok(""));
     let change = Change::WriteFile {
@@ -603,7 +603,7 @@ async fn selinux_labels_of_written_files_are_restored_where_it_is_enabled() {
         "{lines:?}"
     );
     assert_eq!(machine.fakes.files.text("/sys/fs/selinux/enforce"), "1");
-    // A failure is told, and nothing else.
+    // A failure is only reported.
     (machine.fakes.exec).on("restorecon", |_, _| {
         crate::host::fake::failed(1, "no policy")
     });
@@ -615,9 +615,9 @@ async fn selinux_labels_of_written_files_are_restored_where_it_is_enabled() {
     );
 }
 
-/// The table of filesystems, from which this program has taken the swap area.
+/// The filesystem table, from which we removed the swap area.
 #[tokio::test]
-async fn lines_that_others_have_added_since_stay() {
+async fn lines_added_later_are_kept() {
     const TABLE: &str = "/etc/fstab";
     let before = "/dev/vda1 / ext4 defaults 0 1\n/swap.img none swap sw 0 0\n# end\n/dev/vdb /a ext4 x 0 2\n";
     let ours = before.replace("/swap.img none swap sw 0 0\n", "");
@@ -638,7 +638,7 @@ async fn lines_that_others_have_added_since_stay() {
     assert!(matches!(again, Reverted::Nothing { .. }), "{again:?}");
     assert_eq!(machine.fakes.files.text(TABLE), expected);
 
-    // Where both have touched the same lines, a person decides, and is told how nothing of others is lost.
+    // If the same lines were modified, the administrator decides. The message explains how to keep other changes.
     machine.fakes.files.put(
         TABLE,
         "/dev/vda1 / xfs defaults 0 1\n/swap2 none swap sw 0 0\n# end\n",
