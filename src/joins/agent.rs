@@ -1,5 +1,5 @@
-//! The agents of k3s and RKE2: their unit starts, and the kubelet inside of it registers the node. A file that the
-//! step writes names the server.
+//! The k3s and RKE2 agents. Their unit starts the agent, and the kubelet in its process registers the node. The server is
+//! configured in a file that the step writes.
 
 use camino::Utf8Path;
 
@@ -29,7 +29,7 @@ impl Hands {
             (self.host.files).write(path, content.as_bytes(), 0o600)?;
         }
         let joined = self.start_agent(agent, join, sink).await;
-        // Also where somebody has asked to stop. What failed first is what must be told.
+        // Even if a stop was requested. The first error takes precedence.
         if joined.is_err()
             && let Err(error) = self.hold_agent_back(agent, sink).await
         {
@@ -45,8 +45,8 @@ impl Hands {
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
-        // One that runs, and has joined nothing, does not know the configuration. It counts as started only once it
-        // has joined, and systemd gives it any time.
+        // A running agent that has not joined has not read the configuration. It only counts as started when it has joined, for
+        // which systemd sets no time limit.
         for (verb, cmd) in [
             ("stop", systemctl::act("stop", agent.unit)),
             ("start", systemctl::start_no_block(agent.unit)),
@@ -58,7 +58,7 @@ impl Hands {
         let joined = self
             .awaited(&what, join.timeout(), || async {
                 let unit = self.unit_state(agent.unit).await?;
-                // Without its certificate it is no membership yet, and the undo would be none.
+                // Without a certificate it is not a member yet, and could not be undone.
                 let there =
                     (self.joined_cluster()?).is_some_and(|now| now.kubeconfig == kubeconfig);
                 Ok((there && unit.is_active()).then_some(()))
@@ -70,8 +70,7 @@ impl Hands {
         }
     }
 
-    /// Stops an agent that nobody waits for any more: it would go on for ever, and join a cluster at a moment that nobody
-    /// awaits.
+    /// Stops an agent that is no longer waited for. Otherwise it would continue, and join a cluster at an unexpected time.
     pub(crate) async fn hold_agent_back(
         &self,
         agent: &Agent,
@@ -87,7 +86,7 @@ impl Hands {
             }
             false => Ok(()),
         };
-        // The agent writes it before the kubelet runs: it would stand for a membership.
+        // The agent writes this file before the kubelet is running, so it would be treated as a membership.
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
         if self.host.files.exists(kubeconfig)? {
             self.host.files.remove(kubeconfig)?;
@@ -96,7 +95,7 @@ impl Hands {
         stopped
     }
 
-    /// Removes our file with the token.
+    /// Removes our token file.
     pub(crate) fn forget_token(&self, agent: &Agent) -> Result<(), Problem> {
         let path = Utf8Path::new(agent.token);
         if self.host.files.exists(path)? {
@@ -113,7 +112,7 @@ impl Hands {
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
         if !self.host.files.exists(kubeconfig)? {
             self.forget_token(agent)?;
-            return Ok(Reverted::nothing("the machine is no node any more"));
+            return Ok(Reverted::nothing("the machine is no longer a node"));
         }
         let what = format!("stop `{}`", agent.unit);
         self.tool(&what, &systemctl::act("stop", agent.unit), sink)
@@ -122,10 +121,10 @@ impl Hands {
         self.forget_token(agent)?;
         Ok(Reverted::left(
             format!(
-                "the data and the containers of {} (its own script removes them: `{}-killall.sh`)",
+                "the data and the containers of {} (removed by its script `{}-killall.sh`)",
                 agent.name, agent.name
             ),
-            format!("{} was on this machine before", agent.name),
+            format!("{} was already installed on this machine", agent.name),
         ))
     }
 }

@@ -1,5 +1,5 @@
-//! Commands of the administrator's: one joins, one leaves. Their secrets come as environment, from a file that only root may
-//! read.
+//! Join and leave commands of the administrator. Their secrets are passed as environment variables, from a file that only root
+//! may read.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::{
     model::{environment, secret::Secret},
 };
 
-/// Below the state folder from the start of the command that leaves until it has ended well: one that was cut off has
-/// perhaps removed the file that tells of the membership, and not the rest.
+/// Exists in the state directory from the start of the leave command until it succeeds. An interrupted command may have removed
+/// the file that indicates the membership, but not the rest.
 const LEAVING: &str = "leaving";
 
 impl Hands {
@@ -31,11 +31,11 @@ impl Hands {
         if self.host.files.exists(joined_file)? {
             return Ok(());
         }
-        let words = format!("the command ended well, but `{joined_file}` does not exist");
+        let words = format!("the command succeeded, but `{joined_file}` does not exist");
         Err(join.timed_out(&cmd.program, Some(words)))
     }
 
-    /// Takes the machine out of its cluster. What the command does not do is left to people.
+    /// Runs the leave command. Steps that it does not complete are left to the administrator.
     pub(crate) async fn leave_by_command(
         &self,
         (command, timeout): (&[String], Duration),
@@ -47,13 +47,13 @@ impl Hands {
         let mark = self.state.join(LEAVING);
         if self.has_left_by_command(joined_file, is_member)? {
             return Ok(Reverted::nothing(format!(
-                "`{joined_file}` does not exist any more"
+                "`{joined_file}` no longer exists"
             )));
         }
         let words = command.join(" ");
         let left = |why: String| {
             Ok(Reverted::left(
-                format!("what `cluster.command` has done (`{words}` undoes it)"),
+                format!("the changes made by `cluster.command` (reverted by `{words}`)"),
                 why,
             ))
         };
@@ -67,22 +67,22 @@ impl Hands {
             let by_hand = match files.exists(joined_file)? {
                 true => String::new(),
                 false => format!(
-                    "; `{joined_file}` is gone, but perhaps not all the rest: once it is, run `rm {mark}`, or the \
-                     next uninstall runs the command again"
+                    "; `{joined_file}` was removed, but possibly not the rest: when it is, run `rm \
+                     {mark}`, or the next uninstall runs the command again"
                 ),
             };
             return left(one_line(&error) + &by_hand);
         }
         if files.exists(joined_file)? {
             return left(format!(
-                "the command ended well, but `{joined_file}` still exists"
+                "the command succeeded, but `{joined_file}` still exists"
             ));
         }
         files.remove(&mark)?;
         Ok(Reverted::done(format!("ran `{words}`")))
     }
 
-    /// Whether there is nothing that the command could undo.
+    /// Returns `true` if the leave command has nothing to revert.
     pub(crate) fn has_left_by_command(
         &self,
         joined_file: &Utf8Path,
@@ -93,7 +93,7 @@ impl Hands {
         Ok(!is_member && !begun && !files.exists(joined_file)?)
     }
 
-    /// The command, with what stands in its file now.
+    /// Creates the command with the current content of its environment file.
     pub(crate) fn with_environment(
         &self,
         command: &[String],
@@ -126,12 +126,12 @@ impl Hands {
 fn command_failed(error: ExecError) -> Problem {
     let hint = match error {
         ExecError::Deadline { .. } | ExecError::Silent { .. } => {
-            "see what your command waits for, or set a longer `cluster.timeout`; what it has done by \
-             then stays. Then run the command again"
+            "check what your command waits for, or set a longer `cluster.timeout`, then run the \
+             command again. Its changes until then are kept"
         }
         _ => {
-            "mend what your command says; what it has done before it failed stays, and nothing here undoes it. \
-             Then run the command again"
+            "fix the error that your command reports, then run the command again. Its changes \
+             before the error are kept and not reverted by gpu-bootstrap"
         }
     };
     Problem::new("join-command", "join the cluster with your command")

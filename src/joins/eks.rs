@@ -1,5 +1,5 @@
-//! EKS: Amazon's images start `nodeadm` after cloud-init. A condition that user data adds holds it back until this program
-//! says that the machine is proven.
+//! EKS: Amazon images start `nodeadm` after cloud-init. A condition in user data blocks it until gpu-bootstrap has validated
+//! the machine.
 
 use super::Join;
 use crate::work::{Hands, Problem, Reverted, Sink};
@@ -28,9 +28,8 @@ impl Hands {
         files.write(nodeadm::MAY_JOIN.into(), instance.as_bytes(), 0o600)?;
         let joined = self.start_nodeadm(join, sink).await;
         if joined.is_err() {
-            // It would join at the next boot, when nobody looks whether the machine is proven, and its kubelet would go on
-            // for ever.
-            // What failed first is what must be told.
+            // Otherwise it would join at the next boot without a validation, and its kubelet would continue to run. The first
+            // error takes precedence.
             if let Err(error) = self.hold_nodeadm_back(sink).await {
                 sink.note(&format!("failed to {}", one_line(&error)));
             }
@@ -38,13 +37,13 @@ impl Hands {
         joined
     }
 
-    /// `nodeadm` does not join at the next boot, nor goes on now, and its kubelet ends.
+    /// Prevents `nodeadm` from joining, now and at the next boot, and stops its kubelet.
     pub(crate) async fn hold_nodeadm_back(&self, sink: &dyn Sink) -> Result<(), Problem> {
         let files = &self.host.files;
         if files.exists(nodeadm::MAY_JOIN.into())? {
             files.remove(nodeadm::MAY_JOIN.into())?;
         }
-        // It starts the kubelet at its end. One that does not stop keeps nobody from stopping the kubelet.
+        // Stop `nodeadm` first, because it starts the kubelet at the end. If this fails, still stop the kubelet.
         let (what, cmd) = stop(nodeadm::RUN_UNIT);
         let nodeadm = self.tool(&what, &cmd, sink).await;
         let (what, cmd) = stop(kubeadm::UNIT);
@@ -52,11 +51,11 @@ impl Hands {
         nodeadm.and(kubelet).map(drop)
     }
 
-    /// What `nodeadm` has written stays: it came with the image, and user data writes it again at each boot.
+    /// Files of `nodeadm` are kept: it is part of the image, and user data writes them again at each boot.
     pub(crate) async fn leave_by_nodeadm(&self, sink: &dyn Sink) -> Result<Reverted, Problem> {
         self.hold_nodeadm_back(sink).await?;
         Ok(Reverted::done(format!(
-            "stopped `{}`, and removed `{}`, so `nodeadm` does not join any more",
+            "stopped `{}` and removed `{}`, so `nodeadm` no longer joins",
             kubeadm::UNIT,
             nodeadm::MAY_JOIN
         )))
@@ -70,7 +69,7 @@ impl Hands {
             let words = self.words_of(nodeadm::RUN_UNIT).await;
             return Err(not_joined(words.or_else(|| Some(error.to_string()))));
         }
-        let what = format!("wait until `{}` runs", kubeadm::UNIT);
+        let what = format!("wait until `{}` is running", kubeadm::UNIT);
         let runs = self
             .awaited(&what, join.timeout(), || async {
                 let unit = self.unit_state(kubeadm::UNIT).await?;

@@ -1,4 +1,4 @@
-//! `kubeadm join`, and `kubeadm reset` after it has failed or when the machine leaves.
+//! Runs `kubeadm join`, and `kubeadm reset` after a failure or when the machine leaves.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -13,17 +13,17 @@ use crate::{
     },
 };
 
-/// Below the state folder while this program joins: what an attempt leaves is this program's.
+/// Marker file in the state directory that exists during a join. It means that the files of an attempt are ours.
 pub(crate) const JOINING: &str = "joining";
 
-/// The configuration, below the run folder, while kubeadm runs.
+/// The kubeadm configuration in the run directory, which exists while kubeadm is running.
 pub(crate) const CONFIGURATION: &str = "kubeadm-join.yaml";
 
-/// Folders that kubeadm makes, outermost first; `kubeadm reset` leaves them.
+/// Directories that kubeadm creates, outermost first. `kubeadm reset` does not remove them.
 const FOLDERS: [&str; 3] = ["/etc/kubernetes", "/etc/kubernetes/pki", "/var/lib/kubelet"];
 
 impl Hands {
-    /// Those of its folders that are not there yet.
+    /// Returns the kubeadm directories that do not exist yet.
     pub(crate) fn folders_of_kubeadm(&self) -> Result<Vec<Utf8PathBuf>, Problem> {
         let mut missing = Vec::new();
         for folder in FOLDERS {
@@ -42,14 +42,17 @@ impl Hands {
     ) -> Result<(), Problem> {
         self.is_worker()?;
         let mark = self.state.join(JOINING);
-        // An attempt that was cut off has left files that kubeadm refuses: by its step the machine is no node. Those of
-        // somebody else are not thrown away.
+        // An interrupted attempt has left files that kubeadm rejects (its step has checked that the machine is not a node).
+        // Files that we did not create are kept.
         let found = self.left_of_a_join(ignored)?;
         if !found.is_empty() {
             if !self.host.files.exists(&mark)? {
                 return Err(begun(&found));
             }
-            sink.line("an earlier attempt to join was cut off: `kubeadm reset` clears it away");
+            sink.line(
+                "an earlier attempt to join was interrupted, so `kubeadm reset` cleans up \
+                first",
+            );
             self.reset(socket, sink).await?;
         }
         let registration = Registration {
@@ -86,11 +89,11 @@ impl Hands {
             "join-kubelet" => (self.words_of(kubeadm::UNIT).await).map(|words| last_of(&words)),
             _ => None,
         };
-        // The machine must be able to join with the next attempt.
+        // The next attempt must be able to join.
         if self.has_begun()? || (!had_authority && self.exists(kubeadm::CA)?) {
             match self.reset(socket, sink).await {
                 Ok(()) => self.host.files.remove(&mark)?,
-                // The next attempt clears it away. What failed first is what must be told.
+                // The next attempt cleans up. The first error takes precedence.
                 Err(error) => sink.note(&format!("failed to {}", one_line(&error))),
             }
         } else {
@@ -145,8 +148,8 @@ impl Hands {
         self.usable_token(source, wrong).await
     }
 
-    /// What kubeadm writes and refuses to find, unless its checks are to be ignored. Source:
-    /// kubernetes/kubernetes 1.34, `cmd/kubeadm/app/preflight/checks.go`, `RunJoinNodeChecks`.
+    /// The files that kubeadm creates and whose existence it rejects, except for ignored checks. Source: kubernetes/kubernetes
+    /// 1.34, `cmd/kubeadm/app/preflight/checks.go`, `RunJoinNodeChecks`.
     fn left_of_a_join(&self, ignored: &[String]) -> Result<Vec<&'static str>, Problem> {
         let mut found = Vec::new();
         for path in [kubeadm::KUBELET_CONF, kubeadm::BOOTSTRAP_CONF, kubeadm::CA] {
@@ -160,12 +163,12 @@ impl Hands {
         Ok(found)
     }
 
-    /// Whether kubeadm has begun to join, and perhaps not ended.
+    /// Returns `true` if kubeadm has started to join and may be incomplete.
     pub(crate) fn has_begun(&self) -> Result<bool, Problem> {
         Ok(self.exists(kubeadm::BOOTSTRAP_CONF)? || self.exists(kubeadm::KUBELET_CONF)?)
     }
 
-    /// Refuses a machine that has, or had, a control plane: `kubeadm reset` would delete its data.
+    /// Rejects a machine that has or had a control plane, because `kubeadm reset` would delete its data.
     fn is_worker(&self) -> Result<(), Problem> {
         for mark in kubeadm::OF_CONTROL_PLANES.map(Utf8Path::new) {
             let found = match mark.file_name() {
@@ -178,11 +181,11 @@ impl Hands {
             if let Some(found) = found {
                 return Err(Problem::new(
                     "control-plane",
-                    format!("join the cluster: `{found}` is there, which only a control plane has"),
+                    format!("join the cluster: `{found}` exists, which is part of a control plane"),
                 )
                 .advice(
-                    "this program prepares workers only, and never resets a control plane; run `kubeadm reset` \
-                     yourself if the machine is none any more",
+                    "gpu-bootstrap only prepares workers and never resets a control plane; run \
+                     `kubeadm reset` yourself if the machine is no longer one",
                 ));
             }
         }
@@ -194,7 +197,7 @@ impl Hands {
     }
 
     async fn reset(&self, socket: &str, sink: &dyn Sink) -> Result<(), Problem> {
-        let what = "forget the cluster with `kubeadm reset`";
+        let what = "leave the cluster with `kubeadm reset`";
         self.tool(what, &kubeadm::reset(socket), sink)
             .await
             .map(drop)
@@ -207,7 +210,7 @@ impl Hands {
     ) -> Result<Reverted, Problem> {
         self.is_worker()?;
         if !self.has_begun()? {
-            return Ok(Reverted::nothing("the machine is no node any more"));
+            return Ok(Reverted::nothing("the machine is no longer a node"));
         }
         self.reset(socket, sink).await?;
         for folder in folders.iter().rev() {
@@ -217,27 +220,28 @@ impl Hands {
     }
 }
 
-/// The error where somebody else has begun to join, or the kubelet has lost its certificate.
+/// The error if another program has started to join, or if the kubelet has lost its certificate.
 fn begun(found: &[&str]) -> Problem {
     let paths: Vec<String> = found.iter().map(|path| format!("`{path}`")).collect();
     let are = if paths.len() == 1 { "is" } else { "are" };
     let paths = paths.join(", ");
     Problem::new(
         "join-begun",
-        format!("join the cluster: {paths} {are} there, of an earlier join that is not complete"),
+        format!("join the cluster: {paths} {are} left from an incomplete join"),
     )
     .advice(
-        "see whether a disk with `/var/lib/kubelet` is not mounted; if a `kubeadm join` that failed has left it, or \
-         the machine shall forget that cluster, run `kubeadm reset`, then run the command again",
+        "check whether a disk with `/var/lib/kubelet` is not mounted. If a failed `kubeadm join` \
+         left these files, or if the machine should leave that cluster, run `kubeadm reset`, then \
+         run the command again",
     )
 }
 
-/// Returns the kubelet's last lines, cut to a length that can be read. systemd's lines about the unit count only if there are
-/// no others: a kubelet that fails at once is started again and again, and they would push its own lines out.
+/// Returns the last lines of the kubelet, shortened. systemd lines about the unit are only included if there are no others,
+/// because a kubelet that fails immediately is restarted repeatedly, which would push out its own lines.
 fn last_of(words: &str) -> String {
     const LINES: usize = 5;
     const LETTERS: usize = 240;
-    // `Started kubelet.service - kubelet: …`; before systemd 250 without the unit's name.
+    // `Started kubelet.service - kubelet: …`, or without the unit name before systemd 250.
     let is_systemds = |line: &&str| {
         let verbs = [
             "Starting ",
@@ -267,7 +271,7 @@ mod tests {
     use super::last_of;
 
     #[test]
-    fn long_lines_of_a_kubelet_are_cut() {
+    fn long_kubelet_lines_are_truncated() {
         let words = format!("1\n2\n3\n4\n5\n{}", "ü".repeat(300));
         let last = last_of(&words);
         assert_eq!(last.lines().count(), 5);
@@ -276,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_systemd_says_about_a_kubelet_does_not_take_the_place_of_its_own_lines() {
+    fn kubelet_lines_take_precedence_over_systemd_lines() {
         let systemds = "kubelet.service: Failed with result 'exit-code'.\n\
                         Started kubelet: The Kubernetes Node Agent.\n\
                         kubelet.service: Scheduled restart job, restart counter is at 1.\n\

@@ -1,4 +1,4 @@
-//! The ways to join a cluster, one file each.
+//! The methods to join a cluster, one file each.
 
 mod agent;
 mod command;
@@ -28,21 +28,21 @@ use crate::{
     work::{Hands, Problem, Sink},
 };
 
-/// What a machine joins, and with what it is registered.
+/// The cluster to join, and the registration of the node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Join {
-    /// How.
+    /// The join method.
     pub method: JoinMethod,
-    /// The node's name.
+    /// The node name.
     pub node: NodeName,
-    /// Its labels.
+    /// The node labels.
     pub labels: Labels,
-    /// Its taints.
+    /// The node taints.
     pub taints: Vec<Taint>,
     /// A kubeconfig that may drain and delete the node when the machine leaves.
     pub access: Option<Utf8PathBuf>,
-    /// Seconds for each part of the join.
+    /// Time limit of each part of the join, in seconds.
     pub timeout_seconds: u64,
 }
 
@@ -52,18 +52,18 @@ pub struct Join {
 pub enum Leave {
     /// `kubeadm reset`.
     Kubeadm {
-        /// The address of the container runtime's socket.
+        /// The URL of the container runtime socket.
         socket: String,
-        /// Folders that were not there before; removed if they are empty.
+        /// Directories that did not exist before. They are removed if they are empty.
         created_folders: Vec<Utf8PathBuf>,
     },
-    /// The agent of k3s stops.
+    /// Stop the k3s agent.
     K3s,
-    /// The agent of RKE2 stops.
+    /// Stop the RKE2 agent.
     Rke2,
-    /// EKS' `nodeadm` may not join any more, and its kubelet stops.
+    /// Prevent `nodeadm` of EKS from joining, and stop its kubelet.
     Nodeadm,
-    /// A command of the administrator's.
+    /// Run a command of the administrator.
     Command {
         /// Program and arguments.
         command: Vec<String>,
@@ -71,10 +71,10 @@ pub enum Leave {
         environment_file: Option<Utf8PathBuf>,
         /// The file that exists while the machine is a node.
         joined_file: Utf8PathBuf,
-        /// Seconds for the command.
+        /// Time limit of the command, in seconds.
         timeout_seconds: u64,
     },
-    /// Nothing undoes this way to join.
+    /// This join method cannot be undone.
     Never {
         /// Its name in the settings.
         method: String,
@@ -86,24 +86,24 @@ impl Join {
         Duration::from_secs(self.timeout_seconds)
     }
 
-    /// The error of a unit or program that has not joined the machine in time, with its last words.
+    /// The error of a unit or program that has not joined in time, with its last output.
     pub(crate) fn timed_out(&self, who: &str, words: Option<String>) -> Problem {
         let seconds = self.timeout_seconds;
-        let what = format!("join the cluster: `{who}` has not joined it within {seconds} s");
+        let what = format!("join the cluster: `{who}` did not join within {seconds} s");
         Problem::new("join-timeout", what)
             .telling(words)
-            .advice("see what its log says, then run the command again")
+            .advice("check its log, then run the command again")
     }
 }
 
 impl Hands {
-    /// Whether an agent has a configuration of ours, by which it joins whenever it starts.
+    /// Returns `true` if an agent has our configuration, with which it joins whenever it starts.
     pub(crate) fn may_join(&self, agent: &agents::Agent) -> Result<bool, Problem> {
         Ok(self.host.files.exists(Utf8Path::new(agent.config))?)
     }
 
-    /// The cluster that the machine is a node of, or is about to be. `nodeadm` writes the kubeconfig at each boot, before
-    /// anything may join; so does that of hybrid nodes, which a command starts.
+    /// The cluster that the machine is, or is about to be, a node of. `nodeadm` writes the kubeconfig at each boot, before it
+    /// is allowed to join. So does `nodeadm` of hybrid nodes, which is started by a command.
     pub(crate) async fn joined_by(&self, way: &Leave) -> Result<Option<Membership>, Problem> {
         let found = self.joined_cluster()?;
         let is_early = match way {
@@ -119,7 +119,7 @@ impl Hands {
         Ok(found)
     }
 
-    /// The cluster that this machine's kubelet has credentials of.
+    /// The cluster for which the kubelet of this machine has credentials.
     pub(crate) fn joined_cluster(&self) -> Result<Option<Membership>, Problem> {
         membership::read(&*self.host.files).map_err(|error| match error {
             MembershipError::Files(error) => error.into(),
@@ -129,8 +129,8 @@ impl Hands {
         })
     }
 
-    /// Removes what an attempt of this program's has left that was cut off: the file with the token, and, if the machine
-    /// has joined all the same, the mark of the attempt. `nodeadm` would join at the next boot, proven or not.
+    /// Cleans up after an interrupted attempt: removes the token file and, if the machine has joined, the marker file. Stops
+    /// `nodeadm`, which would otherwise join at the next boot without a validation.
     pub(crate) async fn clear_interrupted_join(
         &self,
         way: &Leave,
@@ -191,24 +191,24 @@ impl Hands {
                 let files = (environment_file.as_deref(), joined_file.as_path());
                 self.join_by_command(join, command, files, sink).await
             }
-            // The step never asks for it.
+            // The step never requests this.
             JoinMethod::Managed => Ok(()),
         }
     }
 
-    /// A secret in a file. Its step has looked before: the file may have changed since.
+    /// Reads a secret from a file. It is checked again, because it may have changed since the step checked it.
     pub(crate) fn secret(&self, path: &Utf8Path) -> Result<Secret, Problem> {
         self.refuse_unusable(path)?;
         let text = self.host.files.read_text(path)?;
         let text = text.ok_or_else(|| bad_secret(path, "it is missing"))?;
-        // It may be another one than at the start of the run.
+        // It may have changed since the start of the run.
         let secret = Secret::new(text.trim());
         self.secrets.learn(&secret);
         Ok(secret)
     }
 
-    /// Refuses a file with a secret, or a kubeconfig, that others than root may read or replace: a kubeconfig can name a
-    /// program, which kubectl runs.
+    /// Rejects a file with a secret, or a kubeconfig, if other users may read or replace it. A kubeconfig can contain a command
+    /// that kubectl runs.
     pub(crate) fn refuse_unusable(&self, path: &Utf8Path) -> Result<(), Problem> {
         match unusable_secret(&*self.host.files, path)? {
             None => Ok(()),
@@ -216,8 +216,8 @@ impl Hands {
         }
     }
 
-    /// Writes a file with a secret below the run folder, and removes it when the work is done. kubeadm
-    /// takes a token from its configuration or from the command line only.
+    /// Writes a secret to a file in the run directory, and removes it afterwards. kubeadm only accepts a token in its
+    /// configuration or on the command line.
     pub(crate) async fn with_secret_file<T>(
         &self,
         name: &str,
@@ -233,7 +233,7 @@ impl Hands {
     }
 }
 
-/// The error of a file with a secret that cannot be used.
+/// The error of an unusable secret file.
 pub(crate) fn bad_secret(path: &Utf8Path, why: &str) -> Problem {
     Problem::new("join-secret", format!("use the secret in `{path}`: {why}"))
         .advice("write the secret into the file, with `chmod 600`, then run the command again")

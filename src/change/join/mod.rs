@@ -1,9 +1,9 @@
-//! The machine joins a cluster, and leaves it. One file for each way to join.
+//! Joins a cluster, and leaves it. One file for each join method.
 //!
-//! Only what this program joined is left. The undo names the cluster: that of a join which failed names
-//! none, so nobody's node of the same name is deleted. A control plane is never reset.
+//! Only a cluster that gpu-bootstrap joined is left. The undo contains the cluster, which is missing if the join failed, so a
+//! node of the same name is not deleted. A control plane is never reset.
 //!
-//! The token is read when the machine joins. Settings, changes and the journal name only its place.
+//! The token is read when the machine joins. Settings, changes and the journal only contain its location.
 
 mod node;
 
@@ -23,27 +23,27 @@ use crate::{
     tools::kubernetes::{agents, membership::Membership},
 };
 
-/// How long pods have to end when the machine leaves.
+/// Time for pods to terminate when the machine leaves.
 const DRAIN: Duration = Duration::from_secs(300);
 
 /// The undo of a join.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct LeaveCluster {
-    /// How a machine leaves that has joined in this way.
+    /// How to leave a cluster that was joined with this method.
     pub way: Leave,
-    /// The node's name.
+    /// The node name.
     pub node: NodeName,
     /// A kubeconfig that may drain and delete the node.
     pub access: Option<Utf8PathBuf>,
-    /// The id of the machine that joined; a clone has another one. `None` where a machine has none.
+    /// The id of the machine that joined. A clone has a different one. `None` if the machine has no id.
     pub machine: Option<Box<str>>,
-    /// The cluster that it joined; `None` while that is not certain.
+    /// The cluster that it joined. `None` while this is uncertain.
     pub cluster: Option<Membership>,
 }
 
 impl Applier {
-    /// A machine that joins was no node before: the step has looked.
+    /// A machine that joins was not a node before, which the step has checked.
     pub(super) fn capture_join(&self, join: &Join) -> Result<Undo, Problem> {
         let way = match &join.method {
             JoinMethod::Kubeadm { socket, .. } => Leave::Kubeadm {
@@ -77,26 +77,26 @@ impl Applier {
         }))
     }
 
-    /// Which cluster it joined; nothing is left to undo where it joined none.
+    /// Adds the joined cluster. If no cluster was joined, there is nothing to undo.
     pub(super) async fn refine_join(&self, mut undo: LeaveCluster) -> Result<Undo, Problem> {
         undo.cluster = self.joined_by(&undo.way).await?;
         let begun = match undo.way {
             Leave::Kubeadm { .. } => self.has_begun()?,
-            // What a command has done is not known.
+            // The effect of a command is unknown.
             Leave::Command { .. } | Leave::Never { .. } => true,
-            // Its unit starts at the next boot, and joins as our configuration says.
+            // The unit starts at the next boot and joins with our configuration.
             Leave::K3s => self.may_join(&agents::K3S)?,
             Leave::Rke2 => self.may_join(&agents::RKE2)?,
             Leave::Nodeadm => false,
         };
         if undo.cluster.is_none() && !begun {
-            return Ok(Undo::nothing("the machine has joined no cluster"));
+            return Ok(Undo::nothing("the machine has not joined a cluster"));
         }
         Ok(Undo::LeaveCluster(undo))
     }
 
-    /// Undoes a join: the pods move elsewhere and the node is deleted where a kubeconfig allows it, then the
-    /// machine forgets the cluster. A machine that is a node of another cluster by now stays there.
+    /// Reverts a join: drains and deletes the node if a kubeconfig allows it, and then makes the machine leave the cluster. A
+    /// machine that is now a node of another cluster is not changed.
     pub(super) async fn leave_cluster(
         &self,
         undo: &LeaveCluster,
@@ -111,24 +111,24 @@ impl Applier {
         };
         if let Leave::Never { method } = way {
             return stays(format!(
-                "nothing undoes what `cluster.join = \"{method}\"` has done"
+                "the changes of `cluster.join = \"{method}\"` cannot be reverted"
             ));
         }
         let now = match (way, joined) {
-            // Its kubelet may have stopped since.
+            // Its kubelet may have stopped in the meantime.
             (Leave::Command { .. }, Some(_)) => self.joined_cluster()?,
             _ => self.joined_by(way).await?,
         };
         match (joined, &now) {
             (Some(joined), Some(now)) if !joined.is_of_cluster_of(now) => {
                 return stays(format!(
-                    "this program joined {}, and the machine is a node of {} now",
+                    "gpu-bootstrap joined {}, but the machine is now a node of {}",
                     joined.server, now.server
                 ));
             }
             (None, Some(now)) => {
                 return stays(format!(
-                    "it is not certain that this program joined {}",
+                    "it is unknown whether gpu-bootstrap joined {}",
                     now.server
                 ));
             }
@@ -139,7 +139,7 @@ impl Applier {
         if let (Leave::Command { .. }, Some(why)) = (way, &clone) {
             return stays(why.clone());
         }
-        // A node is not deleted whose machine cannot leave.
+        // Do not delete a node whose machine cannot leave.
         if let Leave::Command {
             command,
             environment_file,
@@ -153,7 +153,7 @@ impl Applier {
             match runs {
                 Ok(cmd) if !self.host.files.exists(Utf8Path::new(&cmd.program))? => {
                     return stays(format!(
-                        "`{}` does not exist, which `cluster.leave-command` names",
+                        "`{}` from `cluster.leave-command` does not exist",
                         cmd.program
                     ));
                 }
@@ -162,7 +162,7 @@ impl Applier {
             }
         }
         let deleted = match (now, clone) {
-            (None, _) => Reverted::nothing("the machine is no node any more"),
+            (None, _) => Reverted::nothing("the machine is no longer a node"),
             (Some(_), Some(why)) => {
                 Reverted::left(format!("the node `{node}` in the cluster"), why)
             }
@@ -195,7 +195,7 @@ impl Applier {
                 self.leave_by_command((command, timeout), files, is_member, sink)
                     .await?
             }
-            // Of what nothing undoes, nothing is left to do here: it has stayed.
+            // `Leave::Never` was already handled.
             Leave::Nodeadm | Leave::Never { .. } => self.leave_by_nodeadm(sink).await?,
         };
         Ok(Reverted::of(vec![deleted, left]))

@@ -115,7 +115,7 @@ async fn template_with_the_runtime_is_kept_and_reported(kind: Kind) {
     let (machine, undo) = machine(kind, "process", true).await;
     let reverted = machine.revert(&undo).await;
     assert!(
-        matches!(&reverted, Reverted::Left { why, .. } if why.contains("template names it")),
+        matches!(&reverted, Reverted::Left { why, .. } if why.contains("template contains it")),
         "{reverted:?}"
     );
     assert_eq!(restarts(&machine), 1);

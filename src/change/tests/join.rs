@@ -236,7 +236,7 @@ async fn existing_files_are_kept_after_a_failure() {
         if !ignored {
             assert_eq!(error.reason(), "join-begun");
             assert!(
-                error.to_string().contains(&format!("`{CA}` is there")),
+                error.to_string().contains(&format!("`{CA}` is left")),
                 "{error}"
             );
         }
@@ -394,14 +394,19 @@ async fn node_of_another_machine_or_cluster_is_not_deleted() {
             "BBBB-2\n",
             known,
             AUTHORITY,
-            "has the id AAAA-1, and this one has BBBB-2",
+            "has the machine ID AAAA-1, but this machine has BBBB-2",
         ),
-        ("AAAA-1\n", "{}", AUTHORITY, "does not know the id"),
+        (
+            "AAAA-1\n",
+            "{}",
+            AUTHORITY,
+            "the machine ID of the node is unknown",
+        ),
         (
             "\n",
             r#"{"systemUUID": ""}"#,
             AUTHORITY,
-            "does not know the id",
+            "the machine ID of the node is unknown",
         ),
         ("AAAA-1\n", known, NODE_CERTIFICATE, "certificate authority"),
     ] {
