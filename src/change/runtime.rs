@@ -274,8 +274,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Returns the reason the daemon would not work with its files, without touching the daemon: its own program validates
-    /// them. `None` if it would work, or if the program is too old to validate.
+    /// Returns the reason the daemon would not work with its files. Its own program validates them, without touching the
+    /// daemon. `None` if it would work, or if the program is too old to validate.
     async fn refusal(&self, swap: &Swap<'_>) -> Result<Option<String>, Problem> {
         let RuntimeDaemon { kind, unit, .. } = swap.daemon;
         // In an undo, the packages of the daemon may already be removed.

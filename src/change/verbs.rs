@@ -31,7 +31,7 @@ pub trait Verbs: Send + Sync {
     /// The detected error.
     async fn rehearse(&self, change: &Change) -> Result<(), Problem>;
 
-    /// Returns the undo of the change, as far as known in advance. May store backups.
+    /// Returns the undo of the change, if known in advance. May store backups.
     ///
     /// # Errors
     /// If the machine could not be inspected.

@@ -97,7 +97,7 @@ impl Join {
 }
 
 impl Hands {
-    /// Returns `true` if an agent has our configuration, with which it joins whenever it starts.
+    /// Returns `true` if an agent has our configuration. It then joins whenever it starts.
     pub(crate) fn may_join(&self, agent: &agents::Agent) -> Result<bool, Problem> {
         Ok(self.host.files.exists(Utf8Path::new(agent.config))?)
     }

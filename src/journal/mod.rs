@@ -97,7 +97,7 @@ pub enum Record {
         steps: Vec<StepId>,
         /// The change.
         change: Change,
-        /// How to undo it, as far as known in advance.
+        /// How to undo it, if known in advance.
         undo: Undo,
     },
     /// A change was applied.
@@ -147,7 +147,7 @@ pub enum Record {
     Left {
         /// The `seq` of its intent.
         intent: u64,
-        /// What remains, and the reason.
+        /// The remaining part, and the reason.
         why: String,
     },
     /// The run can continue only after a reboot.

@@ -30,7 +30,7 @@ struct StoreState {
     lines: Vec<JournalLine>,
     /// Whether the last line lacks a line feed.
     unended: bool,
-    /// The reason the last record was not written. It may be partially in the file, so nothing is appended after it, because
+    /// The reason the last record was not written. It may be partially in the file, so no record is appended after it, because
     /// its number would be used twice. The next run reads the file again.
     broken: Option<Arc<FilesError>>,
 }

@@ -29,7 +29,7 @@ pub struct FoundDriver {
     pub origin: Option<Origin>,
 }
 
-/// Where a driver came from.
+/// The origin of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {

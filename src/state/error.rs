@@ -22,13 +22,13 @@ pub enum StateError {
     Unexpected {
         /// The file or tool.
         what: String,
-        /// What was expected and what was found.
+        /// The expected and the actual content.
         why: String,
     },
 }
 
 impl StateError {
-    /// The reason if nothing may be executed or the data is not available here. This is not an error of the machine.
+    /// The reason if commands may not be executed or the data is not available here. This is not an error of the machine.
     #[must_use]
     pub fn not_asked(&self) -> Option<&str> {
         match self {

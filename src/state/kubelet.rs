@@ -147,7 +147,7 @@ impl State {
         Ok(None)
     }
 
-    /// Returns `true` if the nvidia runtime is configured in the files with which its containerd was started.
+    /// Returns `true` if the nvidia runtime is in the configuration with which its containerd was started.
     fn has_nvidia(&self, owner: &KubernetesDistribution) -> Result<bool, StateError> {
         let files = self.distribution_files(owner)?;
         let mut texts = files.iter().filter_map(|file| file.text.as_deref());

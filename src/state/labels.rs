@@ -1,9 +1,9 @@
-//! Kubernetes node labels that describe the GPUs: those of NVIDIA GPU Feature Discovery, computed from facts and NVML, and
-//! those that make the NVIDIA GPU Operator adopt a prepared node. [`of`], [`operator`] and [`features_file`] are pure
-//! functions.
+//! Kubernetes node labels that describe the GPUs. This module computes the labels of NVIDIA GPU Feature Discovery from facts
+//! and NVML, and the labels that make the NVIDIA GPU Operator adopt a prepared node. [`of`], [`operator`] and [`features_file`]
+//! are pure functions.
 //!
 //! GPU Feature Discovery (GFD) may run later in the cluster and write the same labels. The keys and values must therefore be
-//! equal, so that no label changes. The rules are those of NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc), in `internal/lm`
+//! equal, so that no label changes. The rules come from NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc), in `internal/lm`
 //! unless specified otherwise. Each function mentions its source file.
 //!
 //! Three intentional differences:

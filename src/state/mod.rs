@@ -109,7 +109,7 @@ impl State {
         self.scope.executes
     }
 
-    /// Creates the state of a machine with these facts. Nothing is read yet.
+    /// Creates the state of a machine with these facts, without reading anything.
     #[must_use]
     pub fn new(host: Host, scope: Scope, facts: Arc<Facts>) -> Self {
         Self {

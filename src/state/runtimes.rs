@@ -1,5 +1,5 @@
-//! Container runtimes, found by package or binary, with the version of their configuration; and the configuration from their
-//! files and from the running daemon, read by `runtimes`.
+//! Container runtimes, found by package or binary, and the version of their configuration. Also their configuration from files
+//! and from the running daemon, which `runtimes` reads.
 
 use serde::{Deserialize, Serialize};
 

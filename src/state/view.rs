@@ -1,4 +1,4 @@
-//! Differences between the file system view of this process and that of PID 1, and the unit settings that cause them.
+//! Differences between the file system views of this process and of PID 1, and the unit settings that cause them.
 
 use std::fmt;
 
@@ -59,7 +59,7 @@ impl Sandbox {
 }
 
 impl State {
-    /// Compares the view of this process with that of PID 1. Returns `None` if they are equal.
+    /// Compares the file system view of this process with PID 1. Returns `None` if they are equal.
     ///
     /// # Errors
     /// If the kernel's lists or systemd cannot be queried.

@@ -378,7 +378,7 @@ impl Applier {
                 )
             }),
             None => Some(format!(
-                "the node has the machine ID {theirs}, but this machine has none of {}",
+                "the node has the machine ID {theirs}, but this machine does not have {}",
                 MACHINE_IDS.join(", ")
             )),
         })

@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn version_change_of_our_own_package_is_not_recorded() {
+    fn version_change_of_our_package_is_not_recorded() {
         let start = inventory(&[("lib", "1")], &[]);
         let middle = inventory(&[("lib", "1"), ("a", "1")], &[]);
         let end = inventory(&[("lib", "2"), ("a", "2")], &[]);

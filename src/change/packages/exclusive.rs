@@ -177,7 +177,7 @@ impl Applier {
         self.state.join("paused.json")
     }
 
-    /// Stops running timers, and nothing else. Their names are written to disk first.
+    /// Stops only running timers. Their names are written to disk first.
     async fn pause(&self) -> Result<(), Problem> {
         let _pausing = self.pausing.lock().await;
         let mut paused = self.read_paused()?;

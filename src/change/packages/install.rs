@@ -275,8 +275,8 @@ impl Applier {
         }
     }
 
-    /// Returns all required packages if `wishes` alone would install another kernel: other steps add packages to the same
-    /// transaction, such as the headers of the installed kernel.
+    /// Returns all required packages if only installing `wishes` would install another kernel, because other steps add packages
+    /// to the same transaction, such as the headers of the installed kernel.
     fn with_all_wanted(&self, error: &Problem, wishes: &[PackageWish]) -> Option<Vec<PackageWish>> {
         let brings_kernel = error.class == Class::NewKernel;
         let wanted = self.wanted.as_ref().filter(|_| brings_kernel)?;
@@ -341,7 +341,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Rejects driver components from forbidden repositories. If no preference forbids anything, nothing is queried.
+    /// Rejects driver components from forbidden repositories. If there is no such preference, no query is made.
     async fn refuse_forbidden(&self, actions: &[Action]) -> Result<(), Problem> {
         let of_driver: Vec<&str> = (actions.iter())
             .filter_map(|action| match action {

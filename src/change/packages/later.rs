@@ -19,7 +19,7 @@ fn flag() -> &'static Utf8Path {
     Utf8Path::new(dkms::NO_AUTOINSTALL)
 }
 
-/// The content of the flag file. A directory that was created for it is removed together with it, also after an interrupted
+/// The content of the flag file. A directory that was created for it is removed together with it, even after an interrupted
 /// run.
 fn text(with_folder: bool) -> String {
     let folder = match with_folder {

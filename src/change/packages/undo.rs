@@ -404,7 +404,7 @@ impl Applier {
     }
 
     /// Returns the packages that must be kept, because the configuration of a daemon still contains the toolkit's runtime after
-    /// its undo. Without this program, the daemon could not start containers with the runtime.
+    /// its undo. Without the runtime binary, the daemon could not start containers with the runtime.
     async fn needed_by_daemons(&self, packages: &[String]) -> Result<Kept, Problem> {
         let mut kept = Kept {
             names: Vec::new(),

@@ -250,7 +250,7 @@ async fn package_removed_by_undo_is_not_incomplete_later() {
 }
 
 #[tokio::test]
-async fn package_removed_by_others_is_not_incomplete_later() {
+async fn manually_removed_package_is_not_incomplete_later() {
     let (machine, apt) = docker(Kind::Dnf);
     *apt.failing.lock().unwrap() = vec!["docker.io"];
     let change = install(&["docker.io"]);

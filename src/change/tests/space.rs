@@ -127,7 +127,7 @@ async fn dry_run_ignores_temporary_errors() {
 
 const DEAD: &str = "http://dead.example.org/deb";
 
-/// The lists of the distribution are downloaded, but those of `DEAD` are not.
+/// The lists of the distribution are downloaded, but not the lists of `DEAD`.
 fn with_dead_source(words: &'static str) -> (TestMachine, Archive, Applier) {
     let (machine, apt) = docker(Kind::Apt);
     let files = &machine.fakes.files;

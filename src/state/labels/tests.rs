@@ -27,7 +27,7 @@ fn labels(devices: Vec<NvmlDevice>) -> BTreeMap<String, String> {
 fn labels_match_gpu_feature_discovery() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/labels");
     let mut names: Vec<String> = fs::read_dir(folder)
-        .expect("the folder of recordings")
+        .expect("the directory of recordings")
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
         .filter_map(|name| Some(name.strip_suffix(".toml")?.to_owned()))
         .collect();
