@@ -69,7 +69,7 @@ impl Applier {
                 ),
                 format!(
                     "a user-provided template contains it; remove it from the template, and run \
-                    `systemctl restart {unit}`"
+                     `systemctl restart {unit}`"
                 ),
             ));
         }

@@ -118,7 +118,7 @@ impl Applier {
         }
         Ok(Some(Reverted::done(format!(
             "reloaded `{unit}`, but it lists the runtime {runtime} until its next restart, which \
-                 would stop the containers {containers}"
+             would stop the containers {containers}"
         ))))
     }
 
@@ -158,11 +158,11 @@ impl Applier {
                 Problem::new(
                 words.silent,
                 format!("query {name} for the containers that a restart of `{unit}` would stop: \
-                    {why}"),
+                         {why}"),
             )
             .advice(format!(
                 "check the output of `{}`. When its containers may stop, run `systemctl restart \
-                {unit}`, then run the command again",
+                 {unit}`, then run the command again",
                 words.asks
             ))
             .of(Class::DaemonSilent)

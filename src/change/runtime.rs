@@ -233,7 +233,7 @@ impl Applier {
         if swap.wanted.is_some() {
             sink.note(&format!(
                 "{runtime} does not work with its new configuration, so the previous one is \
-                restored"
+                 restored"
             ));
         }
         let put_back = self.put_back_former(swap, is_seen, sink).await;
@@ -450,7 +450,7 @@ fn left(swap: &Swap<'_>, error: &Problem) -> Reverted {
         format!("{} of `{}`", paths.join(", "), swap.daemon.unit),
         format!(
             "{why}. Correct the reported error and run the same command again; until then the \
-            program of these keys is kept"
+             program of these keys is kept"
         ),
     )
 }

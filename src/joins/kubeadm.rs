@@ -50,8 +50,7 @@ impl Hands {
                 return Err(begun(&found));
             }
             sink.line(
-                "an earlier attempt to join was interrupted, so `kubeadm reset` cleans up \
-                first",
+                "an earlier attempt to join was interrupted, so `kubeadm reset` cleans up first",
             );
             self.reset(socket, sink).await?;
         }

@@ -117,7 +117,7 @@ fn problem(fault: TokenFault, place: &TokenSource, why: &str) -> Problem {
         (TokenFault::Unreachable, _) => (
             "join-token-unreachable",
             "check that routes, firewalls and `packages.proxy` allow access to it, then run the \
-            command again",
+             command again",
         ),
         (TokenFault::Refused, _) => ("join-token-refused", "check the audit log of the cloud"),
     };

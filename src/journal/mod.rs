@@ -254,8 +254,8 @@ pub enum JournalError {
     Broken(#[source] Arc<FilesError>),
     /// The journal was written by a newer version of gpu-bootstrap.
     #[error(
-        "read `{path}`: line {line} has schema {found}, but this version only supports schemas \
-        up to {SCHEMA}"
+        "read `{path}`: line {line} has schema {found}, but this version only supports schemas up \
+         to {SCHEMA}"
     )]
     Newer {
         /// The journal.
@@ -367,7 +367,7 @@ impl Report for JournalError {
             Self::Files(_) | Self::Broken(_) => Some(
                 (self.files().and_then(FilesError::hint))
                     .unwrap_or_else(|| format!("check that `{STATE}` is writable and has free \
-                        space")),
+                                                space")),
             ),
             Self::Credentials => Some(format!(
                 "remove `{}` and run `gpu-bootstrap install` again with its options",

@@ -272,7 +272,7 @@ pub(crate) async fn publish(
         let verified = prebuilt::verify(&packed.content, &name, signature.as_bytes(), &trust);
         verified.map_err(|why| match why {
             Unfit::Signer => "`driver.prebuilt.sign-key` does not match any key in \
-                `driver.prebuilt.public-keys`"
+                              `driver.prebuilt.public-keys`"
                 .to_owned(),
             why => why.to_string(),
         })?;

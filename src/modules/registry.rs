@@ -235,7 +235,7 @@ impl<'h> Registry<'h> {
     fn unknown(&self) -> String {
         format!(
             "authentication failed: as root, run `docker login {}`, which stores the credentials \
-            in `{}`",
+             in `{}`",
             self.address.registry,
             oci::LOGINS
         )

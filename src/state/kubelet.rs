@@ -342,7 +342,7 @@ mod tests {
                 );
             })),
             "microk8s /var/snap/microk8s/common/run/containerd.sock by the microk8s process, true \
-            Some(false)"
+             Some(false)"
         );
     }
 

@@ -517,8 +517,8 @@ mod tests {
         let (why, hint) = blocked(&private);
         assert_eq!(
             why,
-            "`setup.service` has a private view of the machine: `/run`, `/etc` read-only and a private `/dev`, \
-             caused by `ProtectSystem=strict`, `PrivateDevices=yes`"
+            "`setup.service` has a private view of the machine: `/run`, `/etc` read-only and a \
+             private `/dev`, caused by `ProtectSystem=strict`, `PrivateDevices=yes`"
         );
         assert!(hint.contains("`systemctl edit setup.service`"), "{hint}");
         // The builder of an image has no devices.

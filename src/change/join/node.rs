@@ -356,7 +356,7 @@ impl Applier {
         Ok(differs.then(|| {
             format!(
                 "`{access}` points to {}, whose certificate authority differs from the cluster \
-                that this machine has joined",
+                 that this machine has joined",
                 theirs.server
             )
         }))
@@ -367,14 +367,13 @@ impl Applier {
     fn is_another(&self, node: &Node) -> Result<Option<String>, Problem> {
         let Some(theirs) = &node.system_uuid else {
             let why = "the machine ID of the node is unknown in the cluster, so it may be another \
-                machine";
+                       machine";
             return Ok(Some(why.to_owned()));
         };
         Ok(match self.machine_id()? {
             Some((path, own)) => (!own.eq_ignore_ascii_case(theirs)).then(|| {
                 format!(
-                    "the node has the machine ID {theirs}, but this machine has {own} \
-                    (`{path}`)"
+                    "the node has the machine ID {theirs}, but this machine has {own} (`{path}`)"
                 )
             }),
             None => Some(format!(

@@ -35,7 +35,7 @@ impl Applier {
         if !left.is_empty() {
             sink.note(&format!(
                 "kept, because no package owns them although they appeared while packages were \
-                installed: {}",
+                 installed: {}",
                 left.join(", ")
             ));
         }

@@ -21,8 +21,8 @@ use crate::{
 
 /// The preview of an installation whose packages are not in the lists yet, because an earlier change in the plan adds their
 /// repository or refreshes the lists.
-pub const NOT_SIMULATED: &str = "simulated by `install` with new package lists, because the current lists do not contain all \
-    packages";
+pub const NOT_SIMULATED: &str = "simulated by `install` with new package lists, because the \
+                                 current lists do not contain all packages";
 
 /// A simulated transaction.
 struct SimulatedTransaction {
@@ -360,7 +360,7 @@ impl Applier {
         if let Some(exclusion) = overridden.iter().find(hides) {
             let what = format!(
                 "approve the package transaction: {exclusion}, but our preference for the driver \
-                branch is read first"
+                 branch is read first"
             );
             return Err(Problem::blocked("forbidden-source", what).advice(format!(
                 "nothing was changed; give `{}` a name that sorts earlier, such as `00-site`",

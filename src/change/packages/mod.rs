@@ -180,7 +180,7 @@ impl Applier {
             Fault::Held.reason(),
             format!(
                 "approve the package transaction: {names} must change with it, but a hold that \
-                gpu-bootstrap did not set keeps {them}"
+                 gpu-bootstrap did not set keeps {them}"
             ),
         )
         .advice(format!(
@@ -291,10 +291,8 @@ fn failure(fault: Fault, what: &str, source: ExecError) -> Problem {
 
 /// The error if the package manager succeeded but the result differs from the request.
 fn not_verified(package: &str, found: &str, wanted: &str) -> Problem {
-    let what = format!(
-        "verify the installed packages: `{package}` is {found}, but {wanted} is \
-        required"
-    );
+    let what =
+        format!("verify the installed packages: `{package}` is {found}, but {wanted} is required");
     Problem::new("package-not-verified", what)
 }
 

@@ -285,7 +285,7 @@ impl Applier {
                 self.host.files.remove(&path)?;
                 sink.note(&format!(
                     "removed `{path}`, which a power loss has truncated. Its package installs it \
-                    again"
+                     again"
                 ));
             }
         }

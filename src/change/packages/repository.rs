@@ -45,7 +45,7 @@ fn keyring(
         let why = format!("{} was revoked by its owner", first.fingerprint);
         return Err(distrusted("key-revoked", repository, &why).advice(
             "nothing was changed. Ask the repository's vendor for the current signing key, and \
-            configure its fingerprint",
+             configure its fingerprint",
         ));
     }
     if valid.is_empty() {

@@ -330,8 +330,8 @@ impl Applier {
                 (lines.into_iter())
                     .map(|line| {
                         format!(
-                            "{line}, which takes precedence over `packages.proxy`: \
-                        correct or remove it if this proxy does not work"
+                            "{line}, which takes precedence over `packages.proxy`: correct or \
+                             remove it if this proxy does not work"
                         )
                     })
                     .collect()

@@ -143,7 +143,7 @@ fn judge(view: &ContainerView, gpus: usize, driver: &str, uuids: &[String]) -> R
         "container-has-other-gpus",
         format!(
             "the container fails at the layer NVML: {} only visible in the container; {} only \
-            visible on the host",
+             visible on the host",
             only(&inside, &outside),
             only(&outside, &inside)
         ),
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(
             why,
             "the container fails at the layer NVML: MIG-b only visible in the container; GPU-c \
-            only visible on the host"
+             only visible on the host"
         );
         let mut layers = LayerResults::default();
         layers.fail(LayerFault::new(

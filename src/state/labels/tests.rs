@@ -185,7 +185,7 @@ fn labels_are_absent_if_nvml_does_not_respond() {
         panic!("{answer:?}");
     };
     let said = "NVML does not report the profile of MIG device 0 of GPU 0, so the GPU labels are \
-        unknown";
+                unknown";
     assert_eq!(error.to_string(), said);
     // A machine without a GPU is not an error.
     let none = of(&Nvml::NoDevices).expect("labels").labels;
