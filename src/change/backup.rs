@@ -68,7 +68,7 @@ mod tests {
     use crate::host::{ReadFiles, fake};
 
     #[test]
-    fn equal_contents_are_stored_once_and_damage_is_detected() {
+    fn equal_contents_stored_once_and_damage_detected() {
         let (host, fakes) = fake::host();
         let backups = Backups::new(host.files.clone(), "/var/lib/gpu-bootstrap".into());
         let name = backups.save(b"secret").unwrap();

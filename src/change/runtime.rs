@@ -494,7 +494,7 @@ mod tests {
     use crate::{error::causes, exit::Exit};
 
     #[test]
-    fn remedy_of_the_cause_is_shown_if_a_daemon_fails() {
+    fn daemon_failure_shows_remedy_of_its_cause() {
         let daemon = RuntimeDaemon {
             kind: Daemon::Docker,
             unit: "docker.service".into(),
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn rejection_reports_if_it_was_a_change_or_undo() {
+    fn rejection_distinguishes_change_and_undo() {
         let daemon = RuntimeDaemon {
             kind: Daemon::Containerd,
             unit: "containerd.service".into(),

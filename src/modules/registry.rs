@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn content_that_does_not_match_its_digest_is_rejected() {
+    async fn content_with_digest_mismatch_is_rejected() {
         let (host, _, registry) = machine(FakeRegistry::default());
         fake::log_in(&host);
         assert_eq!(of(&host).push("t", &[FILE]).await, Ok(()));

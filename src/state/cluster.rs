@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn host_name_without_a_kernel_is_the_next_one() {
+    fn host_name_without_kernel_is_read_from_etc() {
         assert_eq!(name(|_| {}), Ok(None));
         let next = |files: &FakeFiles| files.put("/etc/hostname", "# by the installer\n\nGPU-1\n");
         assert_eq!(name(next), Ok(Some("gpu-1".to_owned())));

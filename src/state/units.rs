@@ -156,7 +156,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn unit_state_for_next_boot_is_read_from_files() {
+    async fn next_boot_unit_state_is_read_from_files() {
         let (host, fakes) = fake::host();
         // In a chroot, only the systemctl commands that read files work (systemctl(1)).
         fakes.exec.on("systemctl", |cmd, _| {

@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn version_is_selected_by_pattern_then_priority_then_age() {
+    fn version_selected_by_pattern_then_priority_then_age() {
         let two = offer(
             Some("580.178.04-1"),
             &[

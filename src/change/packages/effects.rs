@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_first_transaction_did_not_exist_before_second() {
+    fn files_of_first_transaction_are_not_preexisting() {
         let start = inventory(&[], &["/etc/theirs"]);
         let middle = inventory(&[("a", "1")], &["/etc/theirs", "/etc/a"]);
         let end = inventory(&[("a", "1"), ("b", "1")], &[]);

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_c_library_components_are_packed_for_the_driver() {
+    fn unused_c_library_parts_are_packed() {
         let (host, fakes) = fake::host();
         fakes.files.put(
             "/proc/self/maps",

@@ -99,7 +99,7 @@ async fn node_is_admitted_when_it_is_ready() {
 }
 
 #[tokio::test]
-async fn node_that_is_not_ready_keeps_its_startup_taints() {
+async fn unready_node_keeps_its_startup_taints() {
     let machine = node(usize::MAX, true);
     let error = machine.apply(&admission(&[])).await.expect_err("not Ready");
     assert_eq!(error.reason(), "node-not-ready");
@@ -183,7 +183,7 @@ async fn labels_of_other_owners_and_machines_are_kept() {
 
 /// The kubelet of a clone has written its own id into the node object.
 #[tokio::test]
-async fn clone_does_not_remove_labels_of_the_original_node() {
+async fn clone_does_not_remove_labels_of_original() {
     let machine = node(0, false);
     let files = &machine.fakes.files;
     let id = files.text(PRODUCT_UUID);

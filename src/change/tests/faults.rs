@@ -116,7 +116,7 @@ async fn diagnosis_error_does_not_hide_the_first_error() {
 }
 
 #[tokio::test]
-async fn failed_refresh_of_the_lists_has_its_own_error() {
+async fn failed_list_refresh_has_its_own_error() {
     let (machine, apt) = offering("a");
     // The errors occur in reverse order.
     *apt.faults.lock().unwrap() = vec![

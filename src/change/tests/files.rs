@@ -128,7 +128,7 @@ async fn file_that_was_never_written_is_not_ours() {
 }
 
 #[tokio::test]
-async fn file_modified_since_it_was_read_is_not_written() {
+async fn file_modified_since_reading_is_not_written() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/fstab", "/swap none swap\n");
     let mut change = write("/etc/fstab", "");
@@ -184,7 +184,7 @@ async fn temporary_file_of_a_killed_writer_is_removed() {
 }
 
 #[tokio::test]
-async fn missing_backup_is_reported_and_the_file_is_kept() {
+async fn missing_backup_is_reported_and_file_kept() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/a", "before");
     let undo = machine.apply(&write("/etc/a", "ours")).await.unwrap();
@@ -226,7 +226,7 @@ async fn tool_may_only_write_the_listed_files() {
 
 /// Otherwise root would write a file that the user chose, and the undo would change its owner.
 #[tokio::test]
-async fn symlink_through_a_directory_of_another_user_is_rejected() {
+async fn symlink_through_foreign_directory_is_rejected() {
     let change = Change::RunTool {
         purpose: "register the nvidia runtime with docker".into(),
         command: vec!["nvidia-ctk".into()],
@@ -248,7 +248,7 @@ async fn symlink_through_a_directory_of_another_user_is_rejected() {
 }
 
 #[tokio::test]
-async fn tool_output_is_synced_before_the_change_is_applied() {
+async fn tool_output_is_synced_before_change_completes() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/etc/tool/there", "");
     machine.fakes.exec.on("tool", |_, files| {
@@ -539,7 +539,7 @@ async fn contradictory_source_is_reported() {
 }
 
 #[tokio::test]
-async fn files_that_apt_ignores_do_not_count_as_sources() {
+async fn files_ignored_by_apt_are_not_sources() {
     let machine = TestMachine::new();
     machine.fakes.http.serve(URL, KEYS);
     for name in ["old.list.save", "a source.list", "retired/old.list"] {
@@ -578,7 +578,7 @@ async fn components_of_the_distribution_archive_need_its_keyring() {
 }
 
 #[tokio::test]
-async fn selinux_labels_of_written_files_are_restored_if_enabled() {
+async fn selinux_labels_of_written_files_are_restored() {
     let machine = TestMachine::new();
     (machine.fakes.exec).on("restorecon", |_, _| crate::host::fake::ok(""));
     let change = Change::WriteFile {

@@ -101,7 +101,7 @@ pub(super) fn machine(
 }
 
 #[tokio::test]
-async fn kubeadm_gets_a_temporary_token_file_and_can_leave() {
+async fn kubeadm_gets_temporary_token_file_and_can_leave() {
     let (machine, configurations) = machine(|files| {
         files.put_folder("/etc/kubernetes/pki", 0o755);
         files.put(KUBELET_CONF, KUBECONFIG);
@@ -137,7 +137,7 @@ async fn kubeadm_gets_a_temporary_token_file_and_can_leave() {
 }
 
 #[tokio::test]
-async fn each_join_failure_has_its_reason_and_can_be_retried() {
+async fn each_join_failure_has_a_reason() {
     for (said, reason, passes) in [
         (
             "error: could not find a JWS signature in the cluster-info ConfigMap for token ID \"abcdef\"",
@@ -379,7 +379,7 @@ async fn failed_join_deletes_no_node() {
 
 /// A matching name is not sufficient: this machine may be a clone, or the kubeconfig may now point to another cluster.
 #[tokio::test]
-async fn node_of_another_machine_or_cluster_is_not_deleted() {
+async fn node_of_another_machine_is_not_deleted() {
     let authority = |pem: &str| {
         use base64::{Engine, engine::general_purpose::STANDARD};
         let data = STANDARD.encode(pem);
@@ -602,7 +602,7 @@ async fn agent_is_stopped_when_the_wait_is_cancelled() {
 }
 
 #[tokio::test]
-async fn agent_of_a_killed_run_is_stopped_by_the_next() {
+async fn agent_of_killed_run_is_stopped() {
     let machine = TestMachine::new();
     let undo = machine.applier.capture(&by_k3s()).await.unwrap();
     machine
@@ -615,7 +615,7 @@ async fn agent_of_a_killed_run_is_stopped_by_the_next() {
 
 /// The unit starts at the next boot, and our configuration contains a server.
 #[tokio::test]
-async fn machine_that_joins_later_is_not_reported_as_restored() {
+async fn later_join_is_not_reported_as_restored() {
     let machine = TestMachine::new();
     machine
         .units

@@ -166,7 +166,7 @@ async fn undo_of_a_hold_removes_exactly_its_entries() {
 
 /// Including a list that is a symlink into a site configuration directory.
 #[tokio::test]
-async fn existing_hold_list_keeps_mode_owner_and_last_line() {
+async fn existing_hold_list_keeps_mode_and_owner() {
     const LIST: &str = "/etc/dnf/plugins/versionlock.list";
     for (theirs, path) in rows! {
         "# site\nbash-0:5.1.8-9.el9.*", LIST;
@@ -380,7 +380,7 @@ async fn interrupted_repair_may_remove_duplicates() {
 }
 
 #[tokio::test]
-async fn foreign_pattern_blocks_an_upgrade_but_not_a_repair() {
+async fn foreign_pattern_blocks_upgrade_but_not_repair() {
     const LIST: &str = "/etc/dnf/plugins/versionlock.list";
     let (machine, archive) = docker(Kind::Dnf);
     machine.apply(&install(&["docker.io"])).await.unwrap();
@@ -459,7 +459,7 @@ async fn package_manager_without_streams_is_reported() {
 }
 
 #[tokio::test]
-async fn failed_script_is_an_error_until_it_has_run() {
+async fn failed_script_is_an_error_until_repaired() {
     let (machine, apt) = docker(Kind::Dnf);
     *apt.failing.lock().unwrap() = vec!["docker.io"];
     let change = install(&["docker.io"]);

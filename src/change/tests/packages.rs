@@ -51,7 +51,7 @@ with_each_manager! {
     lists_are_downloaded_once_per_repository_change
     only_transient_errors_are_retried
     half_configured_packages_are_repaired_first
-    wait_reports_the_package_manager_and_has_a_limit
+    wait_reports_package_manager_and_is_limited
     signal_ends_a_wait
     masked_timer_does_not_fail_the_transaction
     failed_timer_start_is_reported_and_retried
@@ -196,7 +196,7 @@ async fn state_directory_is_removed_with_the_paused_timers() {
 }
 
 #[tokio::test]
-async fn only_the_flag_of_an_interrupted_run_is_removed() {
+async fn only_our_interrupted_flag_is_removed() {
     let (machine, later) = with_sources(Kind::Apt, &["nvidia-kernel-dkms"], FLAG);
     machine.apply(&later).await.unwrap();
     let files = &machine.fakes.files;
@@ -589,7 +589,7 @@ async fn build_error_shows_the_compiler_output() {
     assert!(error.to_string().contains("no such option"), "{error}");
 }
 
-async fn wait_reports_the_package_manager_and_has_a_limit(kind: Kind) {
+async fn wait_reports_package_manager_and_is_limited(kind: Kind) {
     let (machine, _) = docker(kind);
     machine.units.put("apt-daily.timer", "enabled", "active");
     hold_lock(&machine.fakes.files);
@@ -651,7 +651,7 @@ async fn signal_ends_a_wait(kind: Kind) {
 }
 
 #[tokio::test]
-async fn timers_paused_by_an_interrupted_run_are_started_again() {
+async fn timers_of_an_interrupted_run_are_restarted() {
     let (machine, _) = docker(Kind::Apt);
     machine.units.put("apt-daily.timer", "enabled", "active");
     machine

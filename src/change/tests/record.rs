@@ -19,10 +19,10 @@ use crate::{
 };
 
 with_each_manager! {
-    foreign_packages_are_not_ours_after_a_stopped_wait
+    foreign_packages_are_not_ours_after_stop
     only_packages_of_the_first_attempt_are_ours
     packages_of_a_failed_attempt_are_undone
-    running_package_manager_of_a_killed_run_is_awaited
+    package_manager_of_killed_run_is_awaited
     later_changes_survive_undo_of_an_interruption
     unknown_result_is_not_the_previous_state
     stopped_undo_completes_in_the_next_run
@@ -71,7 +71,7 @@ async fn stopped_while_waiting(machine: &TestMachine, apt: &Archive, change: &Ch
     applier.reconcile(&undo, &machine.sink).await.unwrap()
 }
 
-async fn foreign_packages_are_not_ours_after_a_stopped_wait(kind: Kind) {
+async fn foreign_packages_are_not_ours_after_stop(kind: Kind) {
     let (machine, apt) = docker(kind);
     *apt.breaks.lock().unwrap() = vec![Break {
         meanwhile: hold_lock,
@@ -112,7 +112,7 @@ async fn packages_of_a_failed_attempt_are_undone(kind: Kind) {
     assert!(!machine.fakes.clock.slept().is_empty());
 }
 
-async fn running_package_manager_of_a_killed_run_is_awaited(kind: Kind) {
+async fn package_manager_of_killed_run_is_awaited(kind: Kind) {
     let (machine, apt) = docker(kind);
     let before = machine.snapshot();
     let change = install(&["docker.io"]);

@@ -238,7 +238,7 @@ async fn configuration_rejected_without_our_keys_is_restored() {
 }
 
 #[tokio::test]
-async fn failed_undo_of_one_daemon_does_not_block_another() {
+async fn failed_daemon_undo_does_not_block_another() {
     let root = root(PLUGINS[1].0, PLUGINS[1].1);
     let machine = machine("{}\n", &root);
     let older = machine.apply(&docker()).await.unwrap();
@@ -315,10 +315,10 @@ async fn unreadable_file_does_not_restart_a_running_daemon() {
 }
 
 with_each_manager! {
-    runtime_package_is_kept_while_a_daemon_uses_it
+    runtime_package_is_kept_while_used
 }
 
-async fn runtime_package_is_kept_while_a_daemon_uses_it(kind: Kind) {
+async fn runtime_package_is_kept_while_used(kind: Kind) {
     let machine = machine_with(kind, "{}\n", "version = 3\n");
     let archive = Archive::on(&machine);
     archive.offer(
@@ -373,7 +373,7 @@ const READY: &str = r#"{"status": {"conditions": [{"type": "RuntimeReady", "stat
     {"type": "NetworkReady", "status": false, "message": "cni plugin not initialized"}]}}"#;
 
 #[tokio::test]
-async fn cri_must_be_ready_but_pod_network_may_follow() {
+async fn cri_must_be_ready_without_pod_network() {
     let machine = || machine("{}\n", "version = 3\n");
     let change = containerd(PLUGINS[1].1);
     let without = machine();

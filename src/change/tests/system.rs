@@ -154,7 +154,7 @@ async fn unit_with_start_limit_hit_is_still_started() {
 }
 
 #[tokio::test]
-async fn restart_is_only_undone_if_the_unit_is_running() {
+async fn restart_is_only_undone_for_running_unit() {
     let machine = TestMachine::new();
     machine.units.put("docker.service", "enabled", "active");
     let undo = machine
@@ -369,7 +369,7 @@ async fn module_is_loaded_and_unloaded() {
 }
 
 #[tokio::test]
-async fn module_in_use_is_reported_and_kept_until_reboot() {
+async fn module_in_use_is_kept_until_reboot() {
     let machine = TestMachine::new();
     modprobe(&machine);
     let load = Change::LoadModule {
@@ -402,7 +402,7 @@ async fn module_in_use_is_reported_and_kept_until_reboot() {
 }
 
 #[tokio::test]
-async fn modules_that_use_a_module_are_unloaded_with_it() {
+async fn dependent_modules_are_unloaded_together() {
     let machine = TestMachine::new();
     modprobe(&machine);
     let load = Change::LoadModule {
@@ -592,7 +592,7 @@ async fn truncated_build_is_repeated() {
 }
 
 #[tokio::test]
-async fn remains_of_a_killed_build_do_not_block_the_next() {
+async fn killed_build_does_not_block_the_next() {
     let machine = machine_with_dkms("nvidia/580.95.05: added\n");
     let files = &machine.fakes.files;
     let unfinished = "/var/lib/dkms/nvidia/580.95.05/6.1.0/x86_64/log/make.log";
@@ -679,7 +679,7 @@ async fn several_module_sources_are_listed_and_not_built() {
 }
 
 #[tokio::test]
-async fn module_unregistered_by_a_package_is_built_from_source() {
+async fn unregistered_module_is_built_from_source() {
     let machine = machine_with_dkms("");
     let undo = machine.apply(&build_nvidia()).await.unwrap();
     let lines = machine.fakes.exec.lines();

@@ -83,7 +83,7 @@ async fn agent_token_file_is_removed_with_the_agent() {
 }
 
 #[tokio::test]
-async fn kubeadm_gets_the_cloud_token_and_rejects_other_secrets() {
+async fn kubeadm_gets_cloud_token_and_rejects_other_secrets() {
     let by_cloud = join(JoinMethod::Kubeadm {
         discovery: Discovery::Token {
             server: "10.0.0.1:6443".to_owned(),

@@ -24,7 +24,7 @@ with_each_manager! {
     held_package_is_also_removed
     failed_reduction_keeps_the_holds
     manually_requested_package_is_not_removed
-    accounts_and_files_are_removed_with_the_last_package
+    last_package_ends_the_reduced_transaction
 }
 
 fn set(names: &[&str]) -> BTreeSet<String> {
@@ -135,7 +135,7 @@ async fn manually_requested_package_is_not_removed(kind: Kind) {
     assert!(archive.installed.lock().unwrap()["runc"].held);
 }
 
-async fn accounts_and_files_are_removed_with_the_last_package(kind: Kind) {
+async fn last_package_ends_the_reduced_transaction(kind: Kind) {
     let (machine, archive) = docker(kind);
     let before = machine.snapshot();
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
@@ -227,7 +227,7 @@ async fn modified_runtime_entry_is_kept_with_the_remedy() {
 }
 
 #[tokio::test]
-async fn edited_file_shows_the_command_that_completes_its_undo() {
+async fn edited_file_shows_command_that_completes_undo() {
     let machine = TestMachine::new();
     machine.fakes.files.put_link("/etc/link", "../usr/lib/real");
     let mut undos = Vec::new();
@@ -260,7 +260,7 @@ async fn edited_file_shows_the_command_that_completes_its_undo() {
 }
 
 #[tokio::test]
-async fn file_in_etc_that_is_too_large_blocks_no_transaction() {
+async fn too_large_file_in_etc_blocks_no_transaction() {
     let (machine, archive) = docker(Kind::Apt);
     let core = "/etc/core.4711";
     machine.fakes.files.put(core, "much");

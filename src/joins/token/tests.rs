@@ -148,7 +148,7 @@ impl Cloud {
 }
 
 #[tokio::test]
-async fn token_is_fetched_from_each_cloud_and_secrets_hidden() {
+async fn token_is_fetched_from_each_cloud_and_hidden() {
     let cloud = Cloud::new(None);
     let (identity, services) = (serve(metadata), serve(services(&cloud.fakes)));
     for source in [AWS, GCP, AZURE] {
