@@ -185,7 +185,7 @@ pub enum StepError {
     #[error("run the machine's tools")]
     Exec(#[from] ExecError),
     /// Unexpected content.
-    #[error("parse {what}: {why}")]
+    #[error("read {what}: {why}")]
     Unexpected {
         /// The file or tool.
         what: String,

@@ -246,7 +246,7 @@ mod tests {
             RealFiles.write(&path, content.as_bytes(), 0o644).unwrap();
         };
         put("usr/lib/os-release", "ID=almalinux\n");
-        put("etc/passwd", "from the tree\n");
+        put("etc/passwd", "of the tree\n");
         put("sys/module/nvidia/version", "580\n");
         let link = |path: &str, target: &str| {
             RealFiles.link(&root.join(path), target.into()).unwrap();
@@ -337,8 +337,8 @@ mod tests {
         let text = |path: &str| host.files.read_text(path.into()).unwrap();
         assert_eq!(text("/etc/os-release").unwrap(), "ID=almalinux\n");
         assert_eq!(text("/lib/os-release").unwrap(), "ID=almalinux\n");
-        assert_eq!(text("/etc/out").unwrap(), "from the tree\n");
-        assert_eq!(text("/../../etc/passwd").unwrap(), "from the tree\n");
+        assert_eq!(text("/etc/out").unwrap(), "of the tree\n");
+        assert_eq!(text("/../../etc/passwd").unwrap(), "of the tree\n");
         assert_eq!(text("/etc/gone"), None);
         assert_eq!(text("/proc/version"), None);
         let resolve = |path: &str| host.files.resolve(path.into()).unwrap();
