@@ -64,7 +64,7 @@ async fn the_output_of_apt_never_shows_the_proxy_password() {
     });
     machine.fakes.files.put("/var/lib/dpkg/status", "");
     for (change, told) in [
-        (Change::RefreshRepositories, "printed nothing"),
+        (Change::RefreshRepositories, "without output"),
         (install("a"), "simulate"),
     ] {
         let undo = applier.capture(&change).await.unwrap();

@@ -514,7 +514,7 @@ async fn a_key_file_that_others_may_write_is_refused_before_anything_is_changed(
         let said = crate::error::one_line(&error);
         assert!(
             said.contains(&format!(
-                "others than root may change `{folder}` (owner 1000"
+                "`{folder}` is writable by non-root users (owner 1000"
             )),
             "{said}"
         );

@@ -117,7 +117,7 @@ impl Asking<'_> {
         if let Some(uuid) = device {
             cmd = cmd.env("CUDA_VISIBLE_DEVICES", uuid);
         }
-        let first = "starting a CUDA process".to_owned();
+        let first = "starting a process for CUDA".to_owned();
         let (phase, seen) = watch::channel((first, Instant::now()));
         let mut note = |stream, line: &str| {
             if let (Stream::Out, Some(name)) = (stream, line.strip_prefix(PHASE)) {

@@ -12,8 +12,8 @@ pub(super) type Phase<'p> = dyn FnMut(&str) + 'p;
 
 /// The phases in which the driver may start or stop GPUs.
 pub(super) const STARTING: [&str; 3] = [INIT, CONTEXT, END];
-pub(super) const END: &str = "ending the process";
-const INIT: &str = "starting CUDA (`cuInit`)";
+pub(super) const END: &str = "exiting the process";
+const INIT: &str = "initializing CUDA (`cuInit`)";
 const CONTEXT: &str = "creating a context (`cuDevicePrimaryCtxRetain`)";
 
 /// The library name in the driver packages of every distribution.
