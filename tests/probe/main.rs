@@ -214,8 +214,7 @@ fn a_wrong_result_of_the_kernel_is_found() {
 #[test]
 fn one_wrong_bit_of_memory_is_found() {
     let node = Node::new(&gpus(1, |_| "[gpu.cuda]\ncorrupts-memory = true"));
-    let line =
-        "data read back from the GPU differs from the written data, first at byte 8388608";
+    let line = "data read back from the GPU differs from the written data, first at byte 8388608";
     fails(&node, line, "out of service");
 }
 
