@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unit_runs_the_installation_unless_a_run_is_in_progress() {
+    async fn unit_starts_unless_a_run_is_in_progress() {
         for (of_user_data, of_resume, starts, resets) in [
             (IDLE, IDLE, true, false),
             (FAILED, IDLE, true, true),

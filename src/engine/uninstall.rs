@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_unloaded_last_and_module_lists_keep_their_position() {
+    fn modules_are_unloaded_last() {
         let unload = || Undo::UnloadModule {
             module: "nvidia".into(),
         };

@@ -350,7 +350,7 @@ mod tests {
 
     /// The file is not removed after the join, so the active step decides.
     #[test]
-    fn later_run_of_a_node_is_waited_for_until_it_joins() {
+    fn later_run_is_waited_for_until_join() {
         let mut status = nothing().status;
         assert!(!joins(&status));
         for (active, expected) in [(steps::DRIVER_PACKAGES, false), (steps::CLUSTER_JOIN, true)] {
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn result_of_the_last_run_is_reported_after_a_later_boot() {
+    fn last_result_is_reported_after_later_boot() {
         let mut seen = nothing();
         for (exit, said) in [
             (Some(0), Exit::Ok),

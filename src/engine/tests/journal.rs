@@ -111,7 +111,7 @@ async fn run_killed_before_any_write_can_be_undone() {
 }
 
 #[tokio::test]
-async fn remains_of_a_killed_run_are_removed_and_saved_files_stay() {
+async fn remains_of_a_killed_run_are_removed() {
     let rig = rig();
     let kept = format!("{JOURNAL}.damaged");
     rig.fakes.files.put(JOURNAL, "{\"schema\":1,\"se");
@@ -158,7 +158,7 @@ async fn moved_journal_stays_with_its_backups() {
 }
 
 #[tokio::test]
-async fn unsyncable_record_stops_the_run_and_its_number_is_not_reused() {
+async fn unsyncable_record_stops_the_run() {
     let rig = rig();
     let bare = rig.fakes.files.snapshot().without(&["/run"]);
     let files = rig.fakes.files.clone();

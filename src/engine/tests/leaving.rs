@@ -204,7 +204,7 @@ fn after(rig: &Rig) -> (bool, Option<u8>) {
 }
 
 #[tokio::test]
-async fn ctrl_c_during_the_wait_does_not_continue_the_run() {
+async fn ctrl_c_during_the_wait_cancels_continuation() {
     let rig = machine(0, 0).await;
     rig.fakes.files.put(STATUS, "{}");
     rig.cancel.cancel(Exit::Interrupted);
@@ -272,7 +272,7 @@ async fn machine_is_not_rebooted_after_an_uninstall() {
 }
 
 #[tokio::test]
-async fn resume_unit_reboots_if_cloud_init_waits_for_the_run() {
+async fn resume_unit_reboots_if_cloud_init_waits() {
     let rig = due().await;
     rig.fakes.files.put(STATUS, "{}");
     rig.fakes.files.put(

@@ -66,7 +66,7 @@ async fn reboot_is_a_barrier_and_the_next_boot_continues() {
 }
 
 #[tokio::test]
-async fn step_is_assessed_again_before_a_reboot_after_other_changes() {
+async fn step_with_changes_is_assessed_before_its_reboot() {
     let kernel = step("kernel", |host| {
         if exists(host, "/kernel") {
             blocked("the boot loader would start another kernel")
@@ -335,7 +335,7 @@ async fn run_stopped_during_assessment_changes_nothing() {
 }
 
 #[tokio::test]
-async fn shutdown_continues_at_next_boot_and_ctrl_c_does_not() {
+async fn only_shutdown_continues_at_next_boot() {
     let steps = || [file("a", "/a", "x"), file("b", "/b", "x").after(&["a"])];
     let rig = rebooting(steps());
     stop_at(&rig, "/a", Exit::Terminated);

@@ -95,7 +95,7 @@ async fn credentials_without_a_password_do_not_hide_names() {
 }
 
 #[tokio::test]
-async fn secrets_learned_during_the_run_are_hidden_in_the_progress_file() {
+async fn late_secrets_are_hidden_in_the_progress_file() {
     let rig = Rig::new([]);
     let (tools, reporter) = rig.tools("run");
     let host = rig.fakes.host();

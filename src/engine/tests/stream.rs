@@ -163,7 +163,7 @@ fn slow() -> (
 }
 
 #[test]
-fn only_output_and_progress_are_dropped_for_a_slow_subscriber() {
+fn slow_subscriber_loses_only_output_and_progress() {
     let (stream, reporter, go, kept) = slow();
     for at in 0..5000 {
         stream.emit(output(at));
@@ -206,7 +206,7 @@ fn no_line_is_dropped_below_the_limit() {
 }
 
 #[tokio::test]
-async fn other_processes_see_the_progress_and_the_death_of_a_run() {
+async fn progress_and_death_of_a_run_are_visible() {
     let (host, fakes) = fake::host();
     let pid = std::process::id();
     let stat = |ticks: u64| {

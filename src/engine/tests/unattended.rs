@@ -452,7 +452,7 @@ async fn boots_of_runs_that_were_never_resumed_are_counted() {
 
 /// A power loss after `gave-up` is recorded and before the modules are denied.
 #[tokio::test]
-async fn run_interrupted_while_giving_up_is_completed_by_the_next_one() {
+async fn interrupted_giving_up_is_completed_by_next_run() {
     let panics = Arc::new(AtomicBool::new(true));
     let mut rig = machine_that_panics(&panics);
     for number in 1..=4 {

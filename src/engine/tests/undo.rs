@@ -120,7 +120,7 @@ async fn failed_undo_does_not_affect_another_step() {
 
 /// A run that was killed during package work has left timers paused.
 #[tokio::test]
-async fn paused_timers_are_started_first_but_not_after_a_failed_change() {
+async fn paused_timers_are_restarted_first() {
     let resumed = |rig: &Rig| std::mem::take(&mut *rig.verbs.resumed.lock().unwrap());
     // Also without a journal.
     let rig = Rig::new([step("a", |_| satisfied("fine"))]);
@@ -165,7 +165,7 @@ async fn signal_stops_between_two_undos() {
 }
 
 #[tokio::test]
-async fn waiting_undo_is_not_tried_and_the_change_stays_applied() {
+async fn change_with_a_waiting_undo_stays_applied() {
     let rig = Rig::new([packages("a", &["one"])]);
     rig.install().await.unwrap();
     *rig.verbs.waits.lock().unwrap() = Some(rig.cancel.clone());

@@ -71,7 +71,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn binary_started_by_the_loader_is_restarted_by_the_loader() {
+    fn loader_prefix_is_kept_for_child_processes() {
         let line = b"/lib/ld-linux-x86-64.so.2\0--library-path\0/lib\0/gpu-bootstrap\0probe\0-v\0";
         let prefix = through_loader(Path::new("/lib/ld-linux-x86-64.so.2"), line, 3);
         assert_eq!(prefix, ["--library-path", "/lib", "/gpu-bootstrap"]);

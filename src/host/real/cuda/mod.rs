@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn start_of_a_gpu_may_take_longer_up_to_the_overall_limit() {
+    async fn gpu_start_has_a_longer_limit() {
         for starting in work::STARTING {
             let (phase, took) = hung(SHORT.whole, async |phase| phase(starting)).await;
             assert!(phase == starting && took >= SHORT.starting, "{took:?}");
