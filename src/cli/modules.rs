@@ -917,9 +917,9 @@ mod tests {
             key: key.map(Into::into),
         };
         let open = publish(&host, &running(), &wanted(), &wish(Some(KEY))).await;
-        assert!(open.is_err_and(|why| why.contains("others than root may use it")));
+        assert!(open.is_err_and(|why| why.contains("accessible to users other than root")));
         let none = publish(&host, &running(), &wanted(), &wish(Some("/none"))).await;
-        assert!(none.is_err_and(|why| why.contains("it is missing")));
+        assert!(none.is_err_and(|why| why.contains("missing")));
         let mut driver = wanted();
         driver.flavour = Flavour::Open;
         let other = publish(&host, &running(), &driver, &wish(None)).await;

@@ -563,7 +563,10 @@ mod tests {
         };
         kept("am9lOndvcmQ=", 0o644);
         let open = why().await;
-        assert!(open.contains("others than root may use it"), "{open}");
+        assert!(
+            open.contains("accessible to users other than root"),
+            "{open}"
+        );
         kept("d3Jvbmc=", 0o600);
         let refused = why().await;
         assert!(refused.contains("authentication failed"), "{refused}");

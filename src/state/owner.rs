@@ -153,7 +153,7 @@ mod tests {
         );
         for (file, name) in rows! {
             "/etc/nv_tegra_release", "NVIDIA's JetPack";
-            "/run/ostree-booted", "an image of OSTree";
+            "/run/ostree-booted", "an OSTree image";
             "/home/kubernetes/bin/nvidia/bin/nvidia-smi", "Google Kubernetes Engine";
         } {
             assert_eq!(told(&[(file, "")], None).unwrap().0, name);

@@ -546,7 +546,7 @@ mod tests {
         )];
         let (why, hint) = blocked(&used_up);
         assert_eq!(why, "`/usr` has no inodes for the files of packages");
-        assert!(hint.contains("3 free inodes of 65536"), "{hint}");
+        assert!(hint.contains("3 of 65536 inodes free"), "{hint}");
         assert!(!hint.contains("enlarge the disk"), "{hint}");
         used_up.to_come = false;
         decide(&used_up, &desired(), &facts()).expect_satisfied();

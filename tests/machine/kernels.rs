@@ -292,7 +292,7 @@ fn lists_that_an_image_was_made_with_refuse_nothing_before_new_ones_were_asked()
     });
     let plan = machine.run(&["plan", "--format", "json"]);
     assert_eq!(plan.exit, 5, "{}", told(&plan));
-    let hint = "`install` asks again with new package lists";
+    let hint = "`install` checks again with new package lists";
     assert!(plan.out.contains(hint), "{}", told(&plan));
     let wrong = ends(&machine, &[], "6.8.0-1060-aws", How::Packaged, 1);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -162,7 +162,7 @@ fn a_library_without_a_function_is_too_old() {
 #[test]
 fn a_start_that_hangs_is_named_and_ended() {
     let node = two("[faults.cuda]\nhang = [\"cuInit\"]");
-    let line = "failed at the layer CUDA: starting CUDA (`cuInit`) did not end within 6 s";
+    let line = "failed at the layer CUDA: initializing CUDA (`cuInit`) timed out after 6 s";
     let ran = fails(&node, line, "hangs");
     assert!(ran.took < Duration::from_secs(15), "{:?}", ran.took);
 }
@@ -176,7 +176,7 @@ fn one_gpu_of_eight_that_hangs_leaves_the_results_of_the_others() {
     let document = document(&ran);
     assert_eq!(document.failed_layer, Some(ProbeLayer::Compute));
     let start = "GPU 3 (GPU-00000000-0000-4000-8000-000000001b00): copying to the GPU and \
-                 back did not end within ";
+                 back timed out after ";
     assert!(document.why.starts_with(start), "{}", document.why);
     for device in &document.devices {
         assert_eq!(device.work.is_some(), device.index != 3, "{device:?}");
@@ -206,16 +206,15 @@ fn several_gpus_that_fail_are_all_named() {
 #[test]
 fn a_wrong_result_of_the_kernel_is_found() {
     let node = Node::new(&gpus(1, |_| "[gpu.cuda]\ncomputes-wrong = true"));
-    let line = "compute: GPU 0 (GPU-00000000-0000-4000-8000-000000001800): the GPU computed \
-                another result than the CPU, first in number 32768";
+    let line = "compute: GPU 0 (GPU-00000000-0000-4000-8000-000000001800): the GPU result \
+                differs from the CPU result, first in number 32768";
     fails(&node, line, "out of service");
 }
 
 #[test]
 fn one_wrong_bit_of_memory_is_found() {
     let node = Node::new(&gpus(1, |_| "[gpu.cuda]\ncorrupts-memory = true"));
-    let line =
-        "what was read back from the GPU differs from what was written, first at byte 8388608";
+    let line = "data read back from the GPU differs from the written data, first at byte 8388608";
     fails(&node, line, "out of service");
 }
 
@@ -232,7 +231,7 @@ fn another_uuid_than_that_of_nvml_is_found() {
 #[test]
 fn a_library_that_crashes_is_named_with_its_phase() {
     let node = two("[faults.cuda]\ncrash = [\"cuModuleLoadData\"]");
-    let line = "while compiling the kernel, the process was ended by signal 6";
+    let line = "while compiling the kernel, the process was killed by signal 6";
     fails(&node, line, "libcuda.so.1");
 }
 

@@ -64,7 +64,7 @@ async fn apt_output_never_shows_the_proxy_password() {
     });
     machine.fakes.files.put("/var/lib/dpkg/status", "");
     for (change, told) in [
-        (Change::RefreshRepositories, "printed nothing"),
+        (Change::RefreshRepositories, "without output"),
         (install("a"), "simulate"),
     ] {
         let undo = applier.capture(&change).await.unwrap();

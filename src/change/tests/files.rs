@@ -514,7 +514,7 @@ async fn key_file_writable_by_other_users_is_rejected() {
         let said = crate::error::one_line(&error);
         assert!(
             said.contains(&format!(
-                "others than root may change `{folder}` (owner 1000"
+                "`{folder}` is writable by non-root users (owner 1000"
             )),
             "{said}"
         );

@@ -89,7 +89,9 @@ fn a_member_of_the_same_cluster_stays_and_one_of_another_is_refused() {
 #[test]
 fn secrets_that_others_may_read_and_what_is_missing_are_refused_first() {
     let open = JoinState {
-        unusable: vec!["`/t` has mode 0644: others than root may use it".to_owned()],
+        unusable: vec![
+            "`/t` cannot be used: mode is 0644: accessible to users other than root".to_owned(),
+        ],
         ..stranger()
     };
     decide(&open, &with_kubeadm(&[])).expect_blocked();
