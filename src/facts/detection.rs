@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::model::{pattern, text::built_in};
 
 static TABLE: LazyLock<Detection> =
-    LazyLock::new(|| built_in("detection").expect("the built-in table parses: a test reads it"));
+    LazyLock::new(|| built_in("detection").expect("the built-in table is valid, as a test checks"));
 
 pub(crate) fn table() -> &'static Detection {
     &TABLE

@@ -110,13 +110,13 @@ mod tests {
     #[test]
     fn initialization_results_have_cause_and_remedy() {
         for (code, cause, act) in rows! {
-            802, "fabric of NVSwitches is not ready", "nvidia-fabricmanager";
-            803, "are of different versions", "reboot";
-            999, "an internal error of the driver", "nvidia-uvm";
+            802, "NVSwitch fabric is not ready", "nvidia-fabricmanager";
+            803, "have different versions", "reboot";
+            999, "internal driver error", "nvidia-uvm";
             100, "finds no GPU", "ls -l /dev/nvidia*";
-            3, "could not be initialised", "NVRM";
+            3, "could not be initialized", "NVRM";
             4, "shutting down", "again";
-            34, "the stub of a CUDA toolkit", "stubs";
+            34, "the stub library of a CUDA toolkit", "stubs";
             46, "compute mode", "nvidia-smi -c";
         } {
             let (why, remedy) = (why(&returned(code)), remedy(&returned(code)));

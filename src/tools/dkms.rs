@@ -334,7 +334,7 @@ pub fn ends_at_module_without_source(version: &str) -> bool {
     (number(), number()) < (Some(3), Some(1))
 }
 
-/// Returns the first module in [`TREE`] with a missing source, as `MODULE/VERSION`, if the NVIDIA driver has a source. DKMS
+/// Returns the first module in [`TREE`] with a missing source, in the format `MODULE/VERSION`, if the NVIDIA driver has a source. DKMS
 /// before 3.1 aborts at such a module and does not build the remaining ones ("Could not locate dkms.conf file":
 /// `is_module_built` and `autoinstall` of DKMS 2.8.7 and 3.0.11). Later versions skip it.
 ///
@@ -480,7 +480,7 @@ mod tests {
         assert_eq!(without_source(&files).unwrap(), None);
     }
 
-    /// Runs a `dkms.conf` and the override like DKMS does, in both of its modes: it reads each file in a separate shell, and
+    /// Runs a `dkms.conf` and the override like DKMS does, in both of its modes. DKMS reads each file in a separate shell, and
     /// then evaluates the variables that this shell prints.
     fn built(conf: &str, program: &str) -> (bool, String) {
         let folder = tempfile::tempdir().expect("a folder");

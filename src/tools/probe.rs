@@ -224,8 +224,7 @@ impl LayerResults {
     }
 }
 
-/// Returns the devices for computations, from NVML: GPUs, or their MIG devices in MIG mode. A GPU in MIG mode without MIG
-/// devices has none.
+/// Returns the devices for computations, from NVML: GPUs, or their MIG devices in MIG mode. A GPU in MIG mode without MIG devices is omitted.
 #[must_use]
 pub fn devices(nvml: &NvmlView) -> Vec<ProbedDevice> {
     let mut found = Vec::new();
@@ -260,7 +259,7 @@ pub fn label(device: &ProbedDevice) -> String {
     }
 }
 
-/// Evaluates the CUDA results for the upper layers. The devices are those of [`devices`].
+/// Evaluates the CUDA results for the upper layers. The argument `devices` is the result of [`devices`].
 pub fn judge(layers: &mut LayerResults, devices: &mut [ProbedDevice], view: &CudaView) {
     let start = match &view.start {
         Ok(start) => start,

@@ -139,7 +139,7 @@ async fn a_failure_names_the_package_managers_own_command() {
         ),
         (
             "E: You don't have enough free space in /var.",
-            "free space on",
+            "free disk space on",
         ),
     ] {
         *apt.faults.lock().unwrap() = vec![says];

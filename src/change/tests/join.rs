@@ -518,7 +518,7 @@ async fn pods_that_may_not_be_evicted_keep_the_machine_in_its_cluster() {
 async fn a_token_that_others_may_read_or_that_is_none_is_refused() {
     for (content, mode, part) in [
         (TOKEN, 0o644, "others than root"),
-        ("kubeadm join", 0o600, "no bootstrap token"),
+        ("kubeadm join", 0o600, "not a bootstrap token"),
     ] {
         let (machine, _) = machine(|_| ok(""));
         machine.fakes.files.put_mode(TOKEN_FILE, content, mode);

@@ -46,7 +46,7 @@ pub fn is_list(name: &str) -> bool {
     name.ends_with("_Packages") || name.contains("_Packages.")
 }
 
-/// Whether the lists show that a package is unavailable: this requires that the archive, which has the component `main`, was
+/// Whether the lists show that a package is unavailable. This requires that the archive, which has the component `main`, was
 /// downloaded. Another source may be permanently dead, and the lists of a source that gpu-bootstrap has just added are
 /// downloaded later.
 #[must_use]
