@@ -377,8 +377,8 @@ mod tests {
     async fn an_invalid_answer_of_docker_is_named() {
         let (host, fakes) = fake::host();
         for (answer, words) in [
-            ("", "`docker info` prints nothing"),
-            ("[", "the answer of `docker info` is unknown: "),
+            ("", "`docker info` printed no output"),
+            ("[", "the output of `docker info` is invalid: "),
         ] {
             fakes.exec.on("docker", move |_, _| fake::ok(answer));
             let state = state(&host, facts());
