@@ -451,6 +451,7 @@ pub trait Containers: Debug + Send + Sync {
     /// Whether the image exists, from the output of [`Containers::find_image`]. `None` if the query failed.
     fn has_image(&self, image: &str, output: &Output) -> Option<bool>;
 
+    /// Pulls an image.
     ///
     /// # Errors
     /// If an existing file cannot be read.
