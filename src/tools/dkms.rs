@@ -334,8 +334,8 @@ pub fn ends_at_module_without_source(version: &str) -> bool {
     (number(), number()) < (Some(3), Some(1))
 }
 
-/// Returns the first module in [`TREE`] with a missing source, in the format `MODULE/VERSION`, if the NVIDIA driver has a source. DKMS
-/// before 3.1 aborts at such a module and does not build the remaining ones ("Could not locate dkms.conf file":
+/// Returns the first module in [`TREE`] with a missing source, in the format `MODULE/VERSION`, if the NVIDIA driver has a
+/// source. DKMS before 3.1 aborts at such a module and does not build the remaining ones ("Could not locate dkms.conf file":
 /// `is_module_built` and `autoinstall` of DKMS 2.8.7 and 3.0.11). Later versions skip it.
 ///
 /// # Errors

@@ -224,7 +224,8 @@ impl LayerResults {
     }
 }
 
-/// Returns the devices for computations, from NVML: GPUs, or their MIG devices in MIG mode. A GPU in MIG mode without MIG devices is omitted.
+/// Returns the devices for computations, from NVML: GPUs, or their MIG devices in MIG mode. A GPU in MIG mode without MIG
+/// devices is omitted.
 #[must_use]
 pub fn devices(nvml: &NvmlView) -> Vec<ProbedDevice> {
     let mut found = Vec::new();

@@ -63,8 +63,8 @@ const RUNC: &str = "io.containerd.runc.v2";
 /// Runtime keys that specify its program in another way.
 const PROGRAMS: [&str; 3] = ["runtime_path", "runtime_engine", "runtime_root"];
 
-/// The default CNI plugin directory of containerd, which the Kubernetes packages and network add-ons use. Pods do not start with
-/// the directory that the file of the Debian package sets instead (seen with 1.6.20).
+/// The default CNI plugin directory of containerd, which the Kubernetes packages and network add-ons use. Pods do not start
+/// with the directory that the file of the Debian package sets instead (seen with 1.6.20).
 const PLUGINS_FOLDER: &str = "/opt/cni/bin";
 const DEBIANS_PLUGINS: &str = "/usr/lib/cni";
 
