@@ -181,7 +181,7 @@ mod of_containerd {
         )
     }
 
-    /// Returns the text of a file with the NVIDIA runtime and this program.
+    /// Returns the text of a file that configures the NVIDIA runtime with a program.
     fn nvidia(version: u8, plugin: &str, program: &str) -> String {
         runc(version, plugin)
             + &format!(
@@ -212,21 +212,13 @@ mod of_containerd {
             ("no file, as the default", vec![], DEFAULT),
             ("no file, for a kubelet", vec![], KUBELETS),
             ("no file, for a kubelet without GPUs", vec![], ALONE),
-            ("the file of Docker's package", one(docker), NVIDIA),
-            (
-                "the file of Docker's package, for a kubelet",
-                one(docker),
-                KUBELETS,
-            ),
-            ("the file of Debian's package", one(debian), NVIDIA),
-            (
-                "the file of Debian's package, for a kubelet",
-                one(debian),
-                KUBELETS,
-            ),
+            ("Docker package file", one(docker), NVIDIA),
+            ("Docker package file, for a kubelet", one(docker), KUBELETS),
+            ("Debian package file", one(debian), NVIDIA),
+            ("Debian package file, for a kubelet", one(debian), KUBELETS),
             // Azure/AgentBaker, pkg/agent/baker.go.
             (
-                "the file of AKS: version 2 with the table of version 3",
+                "AKS file: version 2 with the version 3 table",
                 one(&format!("oom_score = -999\n{}", runc(2, THREE))),
                 NVIDIA,
             ),
@@ -299,7 +291,7 @@ mod of_containerd {
                 NVIDIA,
             ),
             (
-                "a drop-in imports a file beside it",
+                "a drop-in imports a file in a subdirectory",
                 vec![
                     (
                         CONTAINERD_CONFIG,
@@ -473,7 +465,7 @@ mod of_containerd {
         }
     }
 
-    /// Returns the keys that changed, except those of the runtime itself.
+    /// Returns the changed keys, except the keys of the runtime itself.
     fn changed(before: &toml::Table, after: &toml::Table, runtime: &str) -> Vec<String> {
         let leaves = |table: &toml::Table| {
             let mut found = BTreeMap::new();
@@ -713,18 +705,18 @@ mod of_docker {
         ("an empty object", "{}", &[]),
         ("a key", "{\"log-driver\": \"local\"}\n", &[]),
         (
-            "another runtime of the name",
+            "another runtime with the same name",
             r#"{"runtimes": {"nvidia": {"path": "/opt/nvidia", "runtimeArgs": ["--debug"]}, "kata": {"path": "/opt/kata"}}}"#,
             &[],
         ),
         ("another default", r#"{"default-runtime": "runc"}"#, &[]),
         (
-            "CDI is switched off",
+            "CDI is disabled",
             r#"{"features": {"cdi": false, "buildkit": true}}"#,
             &[],
         ),
         (
-            "the flags say the same",
+            "the same key in the flags",
             r#"{"default-runtime": "runc"}"#,
             &["--default-runtime=runc"],
         ),
@@ -733,17 +725,13 @@ mod of_docker {
             "{}",
             &["--add-runtime=kata=/opt/kata"],
         ),
-        (
-            "a key that no version knows",
-            r#"{"log-drvier": "local"}"#,
-            &[],
-        ),
-        ("runtimes that are a list", r#"{"runtimes": []}"#, &[]),
-        ("a comma too many", "{\n  \"mtu\": 1400,\n}\n", &[]),
-        ("no object", "[]", &[]),
+        ("an unknown key", r#"{"log-drvier": "local"}"#, &[]),
+        ("runtimes as a list", r#"{"runtimes": []}"#, &[]),
+        ("an extra comma", "{\n  \"mtu\": 1400,\n}\n", &[]),
+        ("not an object", "[]", &[]),
         ("an empty file", "", &[]),
         ("a byte order mark", "\u{feff}{\"mtu\": 1400}", &[]),
-        ("nothing but a byte order mark", "\u{feff}", &[]),
+        ("only a byte order mark", "\u{feff}", &[]),
     ];
 
     /// Returns the keys that gpu-bootstrap sets, and the file afterwards. It does not change a file that cannot be parsed.
