@@ -210,7 +210,7 @@ mod tests {
         let (error, again) = not_pulled("x", "docker", &error, Duration::ZERO);
         assert_eq!(
             error.to_string(),
-            "pull the image `x` with docker: the registry does not have it\nmanifest unknown"
+            "pull the image `x` with docker: the image does not exist in the registry\nmanifest unknown"
         );
         assert_eq!(
             (error.reason, error.passes, again),

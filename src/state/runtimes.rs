@@ -379,8 +379,8 @@ mod tests {
     async fn invalid_docker_info_output_is_reported() {
         let (host, fakes) = fake::host();
         for (answer, words) in [
-            ("", "`docker info` prints nothing"),
-            ("[", "the answer of `docker info` is unknown: "),
+            ("", "`docker info` printed no output"),
+            ("[", "the output of `docker info` is invalid: "),
         ] {
             fakes.exec.on("docker", move |_, _| fake::ok(answer));
             let state = state(&host, facts());

@@ -186,7 +186,7 @@ fn kubeadm_needs_kernel_4_19() {
     for kernel in [old, None] {
         let error = machine(kernel).load().unwrap_err();
         let (why, hint) = (error.to_string(), error.hint().unwrap_or_default());
-        assert!(why.contains("need kernel 4.19 or newer"), "{why}");
+        assert!(why.contains("requires kernel 4.19 or newer"), "{why}");
         assert!(hint.contains("[\"SystemVerification\"]"), "{hint}");
     }
     let ignored = machine(old).set("cluster.ignore-preflight-errors=SystemVerification");
@@ -233,7 +233,7 @@ fn debian_by_default() {
     assert_eq!(kinds, [RuntimeKind::Docker]);
     assert_eq!(
         resolution.reasons,
-        ["container runtime docker: the default where the machine joins no cluster"]
+        ["container runtime docker: the default if the machine does not join a cluster"]
     );
     assert!(resolution.warnings.is_empty());
 }

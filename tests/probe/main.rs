@@ -42,8 +42,8 @@ fn healthy_gpus_compute() {
     assert_eq!(ran.first_line(), "passed: 2 GPUs compute");
     for words in [
         "PCI            pass         2 GPUs",
-        "CUDA           pass         CUDA 12.2 starts and lists what NVML lists",
-        "compute        pass         2 GPUs copied and computed right",
+        "CUDA           pass         CUDA 12.2 starts and lists the same devices as NVML",
+        "compute        pass         2 GPUs copied data and computed correct results",
         "instance type  skip         no instance type is known",
         "  GPU 1 (GPU-00000000-0000-4000-8000-000000001900): NVIDIA H100 80GB HBM3 computed in ",
     ] {
@@ -106,7 +106,7 @@ fn each_result_of_the_start_is_named_with_its_cause() {
     for (code, cause, advice) in [
         (
             802,
-            "CUDA_ERROR_SYSTEM_NOT_READY): the fabric of NVSwitches",
+            "CUDA_ERROR_SYSTEM_NOT_READY): the NVSwitch fabric",
             "nvidia-fabricmanager",
         ),
         (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)", "reboot"),
@@ -115,7 +115,7 @@ fn each_result_of_the_start_is_named_with_its_cause() {
         (3, "CUDA_ERROR_NOT_INITIALIZED)", "dmesg"),
         (4, "CUDA_ERROR_DEINITIALIZED)", "again"),
         (34, "CUDA_ERROR_STUB_LIBRARY)", "stubs"),
-        (4711, "which this program does not know", "look up 4711"),
+        (4711, "which is unknown to gpu-bootstrap", "look up 4711"),
     ] {
         let node = two(&format!("[faults.cuda]\nreturns = {{ cuInit = {code} }}"));
         let line = format!("failed at the layer CUDA: `cuInit` returned {code}");
@@ -225,7 +225,7 @@ fn another_uuid_than_that_of_nvml_is_found() {
     let line = "failed at the layer CUDA: CUDA lists 2 GPUs, NVML 2 GPUs; only CUDA: \
                 GPU-deadbeef-0000-0000-0000-000000000000; only NVML: \
                 GPU-00000000-0000-4000-8000-000000001900";
-    fails(&node, line, "of one driver");
+    fails(&node, line, "belong to the same driver");
 }
 
 #[test]

@@ -139,7 +139,7 @@ async fn error_hint_contains_the_package_manager_command() {
         ),
         (
             "E: You don't have enough free space in /var.",
-            "free space on",
+            "free disk space on",
         ),
     ] {
         *apt.faults.lock().unwrap() = vec![says];

@@ -523,7 +523,7 @@ async fn pods_that_cannot_be_evicted_prevent_leaving() {
 async fn readable_or_invalid_token_file_is_rejected() {
     for (content, mode, part) in [
         (TOKEN, 0o644, "others than root"),
-        ("kubeadm join", 0o600, "no bootstrap token"),
+        ("kubeadm join", 0o600, "not a bootstrap token"),
     ] {
         let (machine, _) = machine(|_| ok(""));
         machine.fakes.files.put_mode(TOKEN_FILE, content, mode);

@@ -16,26 +16,26 @@ use crate::{
     },
 };
 
-/// The kubeconfig of the kubelet. It exists once the machine has joined.
+/// The kubeconfig of the kubelet, which exists after the machine has joined.
 pub const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
 
-/// The kubeconfig with the bootstrap token. It exists only while a machine joins, or if that was interrupted.
+/// The kubeconfig with the bootstrap token. It exists only during a join or after an interrupted one.
 pub const BOOTSTRAP_CONF: &str = "/etc/kubernetes/bootstrap-kubelet.conf";
 
-/// The cluster's certificate authority, which kubeadm writes when it has found the cluster.
+/// The cluster's CA certificate. kubeadm writes it after discovery.
 pub const CA: &str = "/etc/kubernetes/pki/ca.crt";
 
-/// What only a control plane has: files of static pods, the key of the certificate authority, the data of etcd.
+/// Paths that exist only on a control plane: static pod manifests, the CA key, the etcd data.
 pub const OF_CONTROL_PLANES: [&str; 3] = [
     "/etc/kubernetes/manifests",
     "/etc/kubernetes/pki/ca.key",
     "/var/lib/etcd/member",
 ];
 
-/// The unit of the kubelet, in the community's packages.
+/// The kubelet unit in the community packages.
 pub const UNIT: &str = "kubelet.service";
 
-/// How kubeadm finds the cluster, with the secret itself.
+/// The discovery method, including its secret.
 #[derive(Debug, Clone, PartialEq)]
 pub enum KubeadmDiscovery<'a> {
     /// By a bootstrap token.
@@ -43,33 +43,33 @@ pub enum KubeadmDiscovery<'a> {
         /// `HOST:PORT` of the API server.
         server: &'a str,
         token: &'a Secret,
-        /// Digests of the certificate authority's public key.
+        /// Digests of the public key of the CA certificate.
         ca_cert_hashes: &'a [String],
     },
     /// By a kubeconfig.
     File {
         path: &'a Utf8PathBuf,
-        /// The token for the first certificate.
+        /// The token for the first certificate request.
         token: Option<&'a Secret>,
     },
 }
 
-/// What a machine is registered with.
+/// The registration settings of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Registration<'a> {
-    /// The node's name.
+    /// The node name.
     pub name: &'a str,
-    /// The address of the container runtime's socket.
+    /// The URL of the container runtime socket.
     pub socket: &'a str,
     pub labels: &'a Labels,
     pub taints: &'a [Taint],
-    /// Preflight checks whose errors count as warnings.
+    /// Preflight checks whose errors are treated as warnings.
     pub ignore_preflight_errors: &'a [String],
-    /// The time for each part of the join.
+    /// The time limit of each phase of the join.
     pub timeout: Duration,
 }
 
-/// The configuration of `kubeadm join`: JSON, which is YAML, too. It contains the token.
+/// Returns the configuration of `kubeadm join` as JSON, which is also valid YAML. It contains the token.
 #[must_use]
 pub fn join_configuration(found: &KubeadmDiscovery<'_>, node: &Registration<'_>) -> Secret {
     let discovery = match found {
@@ -119,7 +119,7 @@ pub fn join_configuration(found: &KubeadmDiscovery<'_>, node: &Registration<'_>)
     Secret::new(format!("{configuration:#}\n"))
 }
 
-/// Labels as the kubelet's `--node-labels` has them.
+/// Formats labels for the kubelet option `--node-labels`.
 #[must_use]
 pub fn label_list(labels: &Labels) -> String {
     let all: Vec<String> = (labels.iter())
@@ -128,7 +128,7 @@ pub fn label_list(labels: &Labels) -> String {
     all.join(",")
 }
 
-/// Joins with a configuration file. It ends by itself: `timeout` is the time for each of its parts.
+/// Joins with a configuration file. kubeadm has its own time limits: `timeout` applies to each phase.
 #[must_use]
 pub fn join(configuration: &Utf8Path, timeout: Duration) -> Cmd {
     Cmd::new(
@@ -138,15 +138,15 @@ pub fn join(configuration: &Utf8Path, timeout: Duration) -> Cmd {
     .deadline(timeout * 4 + Duration::from_secs(60))
 }
 
-/// Undoes what `kubeadm join` has done to the machine.
+/// Reverts the changes of `kubeadm join`.
 #[must_use]
 pub fn reset(socket: &str) -> Cmd {
     let socket = format!("--cri-socket={socket}");
     Cmd::new("kubeadm", ["reset", "--force", &socket]).deadline(Duration::from_secs(300))
 }
 
-/// What is wrong with text that is no bootstrap token.
-pub const NO_TOKEN: &str = "it has no bootstrap token, which is 6 and 16 small letters and digits with a full stop between them";
+/// The error for text that is not a bootstrap token.
+pub const NO_TOKEN: &str = "not a bootstrap token, which has 6 and 16 lower-case letters and digits with a dot between them";
 
 /// Whether text is a bootstrap token. Source: Kubernetes, "Authenticating with Bootstrap Tokens", token format.
 #[must_use]
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_configuration_is_that_of_kubeadm() {
+    fn configuration_is_in_kubeadm_format() {
         let labels = Labels::from([
             ("nvidia.com/gpu.present".to_owned(), "true".to_owned()),
             ("team".to_owned(), "research".to_owned()),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_has_two_parts() {
+    fn token_has_two_parts() {
         assert!(is_token("abcdef.0123456789abcdef"));
         for bad in [
             "",

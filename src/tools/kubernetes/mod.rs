@@ -1,4 +1,4 @@
-//! Kubernetes' own tools and files, as far as a node needs them.
+//! Kubernetes tools and files, limited to what a node needs.
 
 pub mod agents;
 pub mod condition;
@@ -12,7 +12,7 @@ mod x509;
 
 use crate::model::cluster::JoinMethod;
 
-/// What is wrong with a token, as its form tells.
+/// Returns the error of a token, based on its format.
 #[must_use]
 pub fn wrong_token(method: &JoinMethod, token: &str) -> Option<&'static str> {
     match method {

@@ -1,19 +1,20 @@
-//! Which versions of kubelet, API server and kernel go together; of container runtimes `runtimes` knows it.
+//! Version compatibility of kubelet, API server and kernel. The compatibility of container runtimes is in `runtimes`.
 //!
-//! Sources: Kubernetes, "Version Skew Policy"; the announcement of Kubernetes 1.35 (cgroup v1); kubernetes/kubernetes#129462 and
-//! kubernetes/system-validators#48 (kernel).
+//! Sources: Kubernetes, "Version Skew Policy"; the announcement of Kubernetes 1.35 (cgroup v1); kubernetes/kubernetes#129462
+//! and kubernetes/system-validators#48 (kernel).
 
-/// How many minor versions a kubelet may be older than the API server; two before 1.25.
+/// The maximum number of minor versions that a kubelet may be older than the API server. Before 1.25, the maximum is two.
 const OLDER: u64 = 3;
 
-/// From this minor version on, a kubelet does not start with cgroup v1, unless its configuration has
-/// `failCgroupV1: false`.
+/// The first minor version whose kubelet does not start with cgroup v1, unless its configuration contains `failCgroupV1:
+/// false`.
 const CGROUP_V2: u64 = 35;
 
-/// From this minor version on, kubeadm rejects older kernels (its check `SystemVerification`).
+/// The first minor version whose kubeadm rejects older kernels (its check `SystemVerification`), and the minimum kernel
+/// version.
 const KERNEL: (u64, (u64, u64)) = (32, (4, 19));
 
-/// Major and minor version of a text such as `v1.34.4`, `1.34.*` or `1.6.20~ds1`.
+/// Parses the major and minor version of a text such as `v1.34.4`, `1.34.*` or `1.6.20~ds1`.
 #[must_use]
 pub fn series(text: &str) -> Option<(u64, u64)> {
     let mut parts = text.trim().trim_start_matches('v').split('.');
@@ -26,7 +27,7 @@ pub fn series(text: &str) -> Option<(u64, u64)> {
     Some((number(parts.next())?, number(parts.next())?))
 }
 
-/// Why a kubelet does not go with an API server.
+/// Returns the reason if a kubelet is incompatible with an API server.
 #[must_use]
 pub fn with_server(kubelet: &str, server: &str) -> Option<String> {
     let ((major, minor), (theirs, their_minor)) = (series(kubelet)?, series(server)?);
@@ -41,18 +42,18 @@ pub fn with_server(kubelet: &str, server: &str) -> Option<String> {
     })
 }
 
-/// Why a kubelet does not go with cgroup v1.
+/// Returns the reason if a kubelet does not support cgroup v1.
 #[must_use]
 pub fn with_cgroup_v1(kubelet: &str) -> Option<String> {
     let (_, minor) = series(kubelet)?;
     (minor >= CGROUP_V2).then(|| {
         format!(
-            "the machine has cgroup v1, with which a kubelet from 1.{CGROUP_V2} on ({kubelet} here) does not start"
+            "the machine uses cgroup v1, which kubelet 1.{CGROUP_V2} and newer ({kubelet} here) does not support"
         )
     })
 }
 
-/// Why kubeadm rejects a kernel.
+/// Returns the reason if kubeadm rejects a kernel.
 #[must_use]
 pub fn with_kernel(kubeadm: &str, kernel: &str) -> Option<String> {
     let ((_, minor), found) = (series(kubeadm)?, series(kernel)?);
@@ -60,7 +61,7 @@ pub fn with_kernel(kubeadm: &str, kernel: &str) -> Option<String> {
     (minor >= since && found < oldest).then(|| {
         let (major, second) = oldest;
         format!(
-            "kubeadm 1.{since} and newer need kernel {major}.{second} or newer, and this machine has {kernel}"
+            "kubeadm 1.{since} and newer requires kernel {major}.{second} or newer, but this machine has {kernel}"
         )
     })
 }
@@ -70,7 +71,7 @@ mod tests {
     use super::{series, with_cgroup_v1, with_kernel, with_server};
 
     #[test]
-    fn versions_are_read_as_programs_and_packages_write_them() {
+    fn versions_of_programs_and_packages_are_parsed() {
         for (text, expected) in [
             ("v1.34.4", Some((1, 34))),
             ("1.34.*", Some((1, 34))),
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubelet_is_at_most_three_minor_versions_older_and_never_newer() {
+    fn kubelet_is_at_most_three_minor_versions_older() {
         for (kubelet, server, part) in rows! {
             "v1.34.4", "v1.34.1", None;
             "v1.31.0", "v1.34.1", None;
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_goes_with_the_kubelet() {
+    fn kernel_and_cgroup_requirements_are_checked() {
         assert_eq!(with_cgroup_v1("1.34.*"), None);
         assert!(with_cgroup_v1("1.35.*").is_some());
         for (kubeadm, kernel, is_rejected) in [

@@ -1,5 +1,5 @@
-//! What an administrator keeps apt from installing: a negative priority, apt_preferences(5); preferences with which apt
-//! stops; and the proxy that apt is told to use, apt.conf(5).
+//! Administrator settings that affect installations: negative priorities, apt_preferences(5); preferences that make apt fail;
+//! and the proxy of apt, apt.conf(5).
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -14,7 +14,7 @@ const FOLDER: &str = "/etc/apt/preferences.d";
 
 const SETTINGS: &str = "/etc/apt/apt.conf";
 
-/// The lines of apt's configuration that name a proxy.
+/// Returns the lines of the apt configuration that set a proxy.
 pub(super) fn proxies(files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> {
     let folder = Utf8PathBuf::from(format!("{SETTINGS}.d"));
     let mut paths = vec![Utf8PathBuf::from(SETTINGS)];
@@ -40,10 +40,11 @@ fn names_proxy(line: &str) -> bool {
         && none.iter().all(|none| !value.starts_with(none))
 }
 
-/// The files with preferences that apt reads.
+/// Returns the preferences files that apt reads.
 fn paths(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut paths = vec![Utf8PathBuf::from(FILE)];
-    // apt_preferences(5): no extension, or `pref`; and, as in all folders of apt, no hidden file and no other characters.
+    // apt_preferences(5): no extension, or `pref`. As in all apt directories, hidden files and other characters are not
+    // allowed.
     let names = files.list(Utf8Path::new(FOLDER))?;
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | ':' | '.');
     let read = |name: &String| {
@@ -60,7 +61,7 @@ pub(super) fn read(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> 
     Exclusion::in_files(files, &paths(files)?, parse)
 }
 
-/// Returns the exclusions that apt reads after our preferences: ours would override them.
+/// Returns the exclusions that apt reads after our preferences, because ours would override them.
 ///
 /// # Errors
 /// If an existing file cannot be read.
@@ -73,14 +74,14 @@ pub(super) fn behind_ours(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, Files
     Exclusion::in_files(files, &paths, parse)
 }
 
-/// Returns the preferences with which apt stops whenever it chooses versions.
+/// Returns the preferences that make apt fail whenever it selects versions.
 ///
 /// # Errors
-/// When an existing file cannot be read.
+/// If an existing file cannot be read.
 pub(super) fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
     let mut found = Vec::new();
     for path in paths(files)? {
-        // A folder may have such a name, too; apt ignores it.
+        // A directory may have such a name, but apt ignores it.
         let is_folder = |stat: &Stat| stat.kind == FileKind::Folder;
         if files.stat(&path)?.as_ref().is_some_and(is_folder) {
             continue;
@@ -89,16 +90,16 @@ pub(super) fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError
         if let Some((line, why)) = refused(&text) {
             found.push(SourceFlaw {
                 impact: Impact::All,
-                why: format!("the record in line {line} of `{path}` {why}"),
-                remedy: format!("correct or remove that record of `{path}`"),
+                why: format!("record in line {line} of `{path}` {why}"),
+                remedy: format!("correct or remove that record in `{path}`"),
             });
         }
     }
     Ok(found)
 }
 
-/// Returns the line of the first record with which apt stops, and what is wrong with it. A record without `Pin`, or with a kind
-/// of pin that apt does not know, is passed over. Source: apt, `apt-pkg/policy.cc`, `ReadPinFile`.
+/// Returns the line of the first record that makes apt fail, and the reason. A record without `Pin`, or with an unknown kind of
+/// pin, is ignored. Source: apt, `apt-pkg/policy.cc`, `ReadPinFile`.
 fn refused(text: &str) -> Option<(usize, &'static str)> {
     for record in records(text) {
         let line = record.line;
@@ -116,7 +117,7 @@ fn refused(text: &str) -> Option<(usize, &'static str)> {
         }
         let why = match (record.field("pin-priority"), packages) {
             ("never", "*") => continue,
-            ("never", _) => "has the priority `never`, which only a record for `*` may have",
+            ("never", _) => "has the priority `never`, which is allowed only in a record for `*`",
             (value, _) => match number(value) {
                 Some(0) => {
                     "has no `Pin-Priority`, or 0 (`No priority (or zero) specified for pin`)"
@@ -130,7 +131,7 @@ fn refused(text: &str) -> Option<(usize, &'static str)> {
     None
 }
 
-/// The number with which a value begins, as `strtol` reads it; 0 if it begins with none, and `None` if it is too large.
+/// Parses the number at the start of a value like `strtol`. Returns 0 if there is no number, and `None` if it is too large.
 fn number(value: &str) -> Option<i64> {
     let sign = value.starts_with(['-', '+']);
     let digits = value.get(usize::from(sign)..).unwrap_or_default();
@@ -148,7 +149,7 @@ fn number(value: &str) -> Option<i64> {
     })
 }
 
-/// The priorities below 0, each with the packages of its stanza. One for `*` is about an origin.
+/// Returns the priorities below 0, each with the packages of its stanza. A stanza for `*` excludes an origin.
 fn parse(path: &Utf8Path, text: &str) -> Vec<Exclusion> {
     let mut found = Vec::new();
     let mut packages: Vec<String> = Vec::new();
@@ -190,7 +191,7 @@ mod tests {
     use crate::host::fake::FakeFiles;
 
     #[test]
-    fn the_proxy_of_apt_is_named_without_its_login() {
+    fn proxy_is_reported_without_its_credentials() {
         let files = FakeFiles::new();
         files.put(
             "/etc/apt/apt.conf.d/90proxy",
@@ -206,7 +207,7 @@ mod tests {
             panic!("{found:?}");
         };
         assert!(
-            one.starts_with("`/etc/apt/apt.conf.d/90proxy`, line 2, says"),
+            one.starts_with("`/etc/apt/apt.conf.d/90proxy`, line 2:"),
             "{one}"
         );
         assert!(
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn preferences_with_which_apt_stops_are_named_with_their_line() {
+    fn invalid_preferences_are_reported_with_their_line() {
         let record = |more: &str| format!("# a comment\n\nPackage: *\nPin: release a=x\n{more}\n");
         for (text, words) in rows! {
             "Package: *\nPin: origin \"repository.netdata.cloud\"\nPriority: 1000\n".to_owned(),
@@ -231,7 +232,7 @@ mod tests {
             record("Pin-Priority: -10 "), None;
             record("pin-priority: 1001x"), None;
             "Package:\n a\n b\nPin: version 5.*\nPin-Priority: 1\n".to_owned(), None;
-            // apt passes over these.
+            // apt ignores these.
             "Package: a\n\nPackage: *\nPin: version 5\n\nPackage: a\nPin: site x\n\n#\n".to_owned(), None;
             "Package: *\nPin: release a=x\n \nPin-Priority: 1\n".to_owned(), None;
             String::new(), None;
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn only_exclusions_read_after_our_preferences_are_overridden() {
+    fn only_exclusions_after_our_preferences_are_overridden() {
         let files = FakeFiles::new();
         let ban = "Package: nvidia-*\nPin: origin \"third.example.org\"\nPin-Priority: -1\n";
         for name in [
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_negative_priority_is_named_with_its_packages() {
+    fn negative_priority_is_reported_with_its_packages() {
         let text = "Package: nvidia-* libcuda1\nPin: origin \"packages.example.com\"\nPin-Priority: -1\n\n\
                     Package: docker.io\nPin: version *\nPin-Priority: 990\n\n\
                     Package: *\nPin: release a=sid\nPin-Priority: -10\n";
@@ -286,7 +287,7 @@ mod tests {
         };
         assert_eq!(
             one.to_string(),
-            "`/etc/apt/preferences.d/site`, line 3, says `Pin-Priority: -1` for `nvidia-* libcuda1`"
+            "`/etc/apt/preferences.d/site`, line 3: `Pin-Priority: -1` for `nvidia-* libcuda1`"
         );
         assert!(one.hides("nvidia-smi") && one.hides("libcuda1") && !one.hides("docker.io"));
     }
