@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::identity::SupportedFlavours;
-use crate::matrix::Support;
+use crate::matrix::{BranchKind, Support};
 use crate::version::{Branch, CudaVersion, DriverVersion};
 
 /// The schema version of the answer.
@@ -72,6 +72,8 @@ pub struct DriverAnswer {
 #[serde(rename_all = "kebab-case")]
 pub struct BranchAnswer {
     pub branch: Branch,
+    /// Its support type, such as `ltsb`.
+    pub kind: BranchKind,
     /// Its newest version that is known.
     pub newest: DriverVersion,
     /// Whether it gets fixes.

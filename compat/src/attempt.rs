@@ -173,10 +173,12 @@ fn offers(matrix: &Matrix, wish: &Wish) -> Result<Vec<DriverVersion>, Failed> {
     match wish.branch {
         Some(branch) if newest.is_empty() => {
             let text = format!(
-                "branch {branch} was requested; the matrix has no row for it, so none of its \
-                 versions is known"
+                "branch {branch} was requested but is not in the matrix, so no version is known"
             );
-            Err(early(Rule::UnknownBranch, text, true))
+            match matrix.unreleased_branch(branch) {
+                Some(text) => Err(early(Rule::UnknownBranch, text, false)),
+                None => Err(early(Rule::UnknownBranch, text, true)),
+            }
         }
         _ => Ok(newest),
     }

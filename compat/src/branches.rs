@@ -51,6 +51,7 @@ fn answer(matrix: &Matrix, needs: &Needs<'_>, row: &BranchRow) -> Option<BranchA
     };
     Some(BranchAnswer {
         branch: row.branch,
+        kind: row.kind,
         newest: version.clone(),
         support: row.support,
         end_of_life: row.end_of_life.clone(),

@@ -53,6 +53,54 @@ pub fn strongest(
     said.into_iter().max_by_key(|ruling| ruling.judgement)
 }
 
+/// Returns whether entries show that a driver builds on the mainline version of a kernel. A mainline kernel that is not newer
+/// than all entries is covered, because the list of known breakages is complete up to there.
+#[must_use]
+pub(super) fn is_covered(matrix: &Matrix, kernel: &KernelVersion, version: &DriverVersion) -> bool {
+    let series = kernel.series();
+    if kernel.is_mainline() {
+        let fixes = matrix.kernel_fixes.iter().map(|row| row.kernel.series());
+        let limits = (matrix.kernel_limits.iter()).map(|row| row.newest_kernel.series());
+        return fixes
+            .chain(limits)
+            .max()
+            .is_some_and(|newest| series <= newest);
+    }
+    newest_series(matrix, version).is_some_and(|newest| series <= newest)
+}
+
+/// Returns the newest mainline series on which a driver is known to build.
+fn newest_series(matrix: &Matrix, version: &DriverVersion) -> Option<(u32, u32)> {
+    let branch = version.branch();
+    let limits = (matrix.kernel_limits.iter())
+        .filter(|row| row.driver.branch() == branch && row.driver <= *version)
+        .map(|row| row.newest_kernel.series());
+    // The fixes of the branch itself, or else of the nearest older branch with fixes.
+    let listed = |row: &KernelFix| {
+        let branches = row.first_fixed.iter().map(DriverVersion::branch);
+        branches.filter(|one| *one <= branch).max()
+    };
+    let known = matrix.kernel_fixes.iter().filter_map(listed).max()?;
+    let of = |versions: &[DriverVersion]| {
+        let mut versions = versions.iter();
+        versions.find(|one| one.branch() == known).cloned()
+    };
+    let fixes: Vec<&KernelFix> = (matrix.kernel_fixes.iter())
+        .filter(|row| of(&row.first_fixed).is_some())
+        .collect();
+    // The first versions of the branch did not need the fixes for older kernels.
+    let first = fixes.iter().map(|row| row.kernel.series()).min()?;
+    let before = (matrix.kernel_fixes.iter())
+        .map(|row| row.kernel.series())
+        .filter(|series| *series < first)
+        .max();
+    let fixed = (fixes.into_iter())
+        .filter(|row| known == branch && of(&row.first_fixed).is_some_and(|one| one <= *version))
+        .filter(|row| of(&row.complete).is_none_or(|one| one <= *version))
+        .map(|row| row.kernel.series());
+    limits.chain(before).chain(fixed).max()
+}
+
 /// A verified row refuses a mainline kernel; otherwise a row is evidence against the driver.
 fn against(kernel: &KernelVersion, confidence: Confidence) -> Judgement {
     if kernel.is_mainline() && confidence == Confidence::Verified {

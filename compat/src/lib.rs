@@ -41,6 +41,7 @@ pub mod pattern;
 pub mod pci;
 pub mod pick;
 pub mod question;
+mod released;
 pub mod rules;
 pub mod ruling;
 pub mod security;

@@ -34,6 +34,9 @@ pub struct Matrix {
     /// Driver branches, oldest first.
     #[serde(rename = "branch")]
     pub branches: Vec<BranchRow>,
+    /// From which branch on `branches` is complete.
+    #[serde(default)]
+    pub branch_list: Option<BranchList>,
     /// CUDA toolkits.
     #[serde(rename = "cuda")]
     pub toolkits: Vec<Toolkit>,
@@ -161,8 +164,8 @@ row! {
     }
 }
 
-/// What NVIDIA calls a branch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+/// The support type of a branch, as NVIDIA publishes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BranchKind {
     /// Long-term support.
@@ -244,6 +247,14 @@ row! {
         open: OpenModules,
         /// Whether it has proprietary modules.
         proprietary: bool,
+    }
+}
+
+row! {
+    /// The range in which the list of branches is complete.
+    BranchList {
+        /// Every Linux branch from this one to the newest one has an entry.
+        complete_from: Branch,
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) fn together(name: &str, answers: Vec<(String, Answer)>) -> Answer {
     if groups.len() < 2
         && let Some((_, mut answer)) = groups.pop()
     {
-        answer.why.splice(0..0, several);
+        answer.why.extend(several);
         return answer;
     }
     let all = |wanted: &dyn Fn(&Answer) -> bool| groups.iter().all(|(_, answer)| wanted(answer));
@@ -71,10 +71,9 @@ pub(super) fn together(name: &str, answers: Vec<(String, Answer)>) -> Answer {
     Answer {
         schema: SCHEMA,
         verdict,
-        why: several
-            .into_iter()
-            .chain(differ)
+        why: (differ.into_iter())
             .chain(common.iter().cloned())
+            .chain(several)
             .collect(),
         driver,
         module_flavour,

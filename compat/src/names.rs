@@ -2,7 +2,7 @@
 //! products, an architecture.
 
 use crate::identity::{ChipName, GpuIdentity};
-use crate::matrix::{Confidence, Gpu, InstanceType, Matrix, Series};
+use crate::matrix::{Confidence, Fabric, Gpu, InstanceType, Matrix, Series};
 use crate::pci::{NVIDIA, PciId};
 
 /// One thing that a name can mean.
@@ -12,8 +12,12 @@ pub struct Meaning<'m> {
     pub label: String,
     /// The GPU; `None` for an instance type without an NVIDIA GPU.
     pub gpu: Option<GpuIdentity>,
-    /// The instance type that has the GPU, where one was named.
+    /// The instance type, if one was named.
     pub instance: Option<&'m InstanceType>,
+    /// The number of GPUs, if it was named: 8 for `8xH100` and `HGX H100`.
+    pub gpus: Option<u32>,
+    /// Whether the GPUs are connected by NVSwitches. `None` if the name does not say.
+    pub switches: Option<bool>,
 }
 
 /// A name without a meaning.
@@ -52,10 +56,12 @@ impl Matrix {
         }
         let found = [
             self.instances(|row| is_type(&row.name, name)),
+            self.baseboard(name),
             self.products(name),
             self.of_series(name),
             self.of_architecture(name),
             self.instances(|row| is_family(&row.name, name)),
+            self.several(name),
         ];
         found
             .into_iter()
@@ -71,7 +77,56 @@ impl Matrix {
             label: self.board(&gpu).label,
             gpu: Some(gpu),
             instance: None,
+            gpus: None,
+            switches: None,
         }
+    }
+
+    /// The boards of a name such as `HGX H100` or `DGX A100`: those that are built with NVSwitches.
+    fn baseboard(&self, name: &str) -> Vec<Meaning<'_>> {
+        let mut words = words(name);
+        let before = words.len();
+        words.retain(|word| !matches!(word.as_str(), "hgx" | "dgx"));
+        // `HGX H100 8-GPU`
+        if words.last().is_some_and(|word| word == "8") {
+            words.pop();
+        }
+        if words.is_empty() || words.len() == before {
+            return Vec::new();
+        }
+        let found = self.products(&words.join(" ")).into_iter();
+        found
+            .filter(|meaning| self.has_switches(meaning))
+            .map(|meaning| times(BASEBOARD, meaning, Some(true)))
+            .collect()
+    }
+
+    /// The boards of a name with a number, such as `8xH100`. Eight boards of a kind that exists with NVSwitches are
+    /// understood as a baseboard.
+    fn several(&self, name: &str) -> Vec<Meaning<'_>> {
+        let Some((count, rest)) = counted(name) else {
+            return Vec::new();
+        };
+        let found = match self.meanings(rest) {
+            Ok(found) if found.iter().all(|one| one.instance.is_none()) => found,
+            _ => return Vec::new(),
+        };
+        let (with, without): (Vec<_>, Vec<_>) =
+            (found.into_iter()).partition(|meaning| self.has_switches(meaning));
+        match (count >= BASEBOARD, with.is_empty()) {
+            (true, false) => (with.into_iter())
+                .map(|meaning| times(count, meaning, Some(true)))
+                .collect(),
+            // Four boards may be part of a baseboard with switches or not.
+            _ => (with.into_iter().map(|meaning| times(count, meaning, None)))
+                .chain((without.into_iter()).map(|meaning| times(count, meaning, Some(false))))
+                .collect(),
+        }
+    }
+
+    fn has_switches(&self, meaning: &Meaning<'_>) -> bool {
+        let board = meaning.gpu.as_ref().map(|gpu| self.board(gpu));
+        board.is_some_and(|board| matches!(board.fabric(), Fabric::Fm | Fabric::FmNvlsm))
     }
 
     fn products(&self, name: &str) -> Vec<Meaning<'_>> {
@@ -164,6 +219,8 @@ impl Matrix {
             label: label.clone(),
             gpu,
             instance: Some(row),
+            gpus: Some(row.gpus.max(1)),
+            switches: Some(row.fabric != Fabric::None),
         };
         if row.gpu_ids.is_empty() {
             return vec![meaning(None)];
@@ -208,6 +265,40 @@ impl Matrix {
         let scored = scored.into_iter().map(|(_, name)| name.to_owned());
         inside.iter().cloned().chain(scored).take(3).collect()
     }
+}
+
+/// The number of GPUs on an HGX baseboard.
+const BASEBOARD: u32 = 8;
+
+/// A number of the same boards.
+fn times(count: u32, meaning: Meaning<'_>, switches: Option<bool>) -> Meaning<'_> {
+    Meaning {
+        label: format!("{count} × {}", meaning.label),
+        gpus: Some(count),
+        switches,
+        ..meaning
+    }
+}
+
+/// Splits `8xH100`, `8 x H100`, `8 × H100` and `H100 x8` into number and name.
+fn counted(name: &str) -> Option<(u32, &str)> {
+    let sign = |c: char| matches!(c, 'x' | 'X' | '×' | '*');
+    let number = |text: &str| {
+        text.trim()
+            .parse()
+            .ok()
+            .filter(|count| (1..=16).contains(count))
+    };
+    let name = name.trim();
+    let before = name
+        .split_once(sign)
+        .and_then(|(count, rest)| Some((number(count)?, rest)));
+    let after = || {
+        let (rest, count) = name.rsplit_once(sign)?;
+        Some((number(count)?, rest))
+    };
+    let (count, rest) = before.or_else(after)?;
+    Some((count, rest.trim())).filter(|(_, rest)| !rest.is_empty())
 }
 
 fn without_id(chip: &str, product: &str) -> GpuIdentity {
@@ -425,6 +516,38 @@ mod tests {
     }
 
     #[test]
+    fn names_of_baseboards_and_numbers_of_boards() {
+        let matrix = matrix();
+        for (name, some, count, switches) in rows! {
+            "8xH100", "H100 SXM5 80GB (10de:2330)", 8, Some(true);
+            "8 x H100", "H100 SXM5 80GB (10de:2330)", 8, Some(true);
+            "8 × H200 SXM", "H200 SXM (10de:2335)", 8, Some(true);
+            "H100 x8", "H100 SXM5 80GB (10de:2330)", 8, Some(true);
+            "8xH100 PCIe", "H100 PCIe (10de:2331)", 8, Some(false);
+            "4xH100 SXM", "H100 SXM5 80GB (10de:2330)", 4, None;
+            "8xL40S", "L40S (10de:26b9)", 8, Some(false);
+            "HGX H100", "H100 SXM5 80GB (10de:2330)", 8, Some(true);
+            "HGX H100 8-GPU", "H100 SXM5 80GB (10de:2330)", 8, Some(true);
+            "DGX H100", "H100 SXM5 80GB (10de:2330)", 8, Some(true);
+            "dgx-a100", "A100 SXM4 80GB (10de:20b2)", 8, Some(true);
+            "DGX B200", "B200 (10de:2901)", 8, Some(true);
+        } {
+            let found = matrix.meanings(name).unwrap();
+            let label = format!("{count} × {some}");
+            let one = found.iter().find(|one| one.label == label);
+            let one = one.unwrap_or_else(|| panic!("{name}: {:?}", named(name)));
+            assert_eq!((one.gpus, one.switches), (Some(count), switches), "{name}");
+            // Eight boards with switches are not PCIe boards.
+            let pcie = found.iter().any(|one| one.label.contains("PCIe"));
+            assert_eq!(pcie, name.contains("PCIe"), "{name}");
+        }
+        assert_eq!(named("DGX Spark"), ["GB10 (10de:2e12)"]);
+        for name in ["HGX L40S", "HGX", "8x", "99xH100", "8xp5.48xlarge"] {
+            assert!(matrix.meanings(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
     fn names_without_a_meaning_list_the_nearest() {
         let matrix = matrix();
         let unknown = matrix.meanings("L40X").unwrap_err();
@@ -432,11 +555,7 @@ mod tests {
             unknown.nearest.iter().any(|name| name.starts_with("L40")),
             "{unknown}"
         );
-        for (name, gpu) in [
-            ("gpu_8x_h100_sxm5", "H100"),
-            ("gpu_1x_gh200", "GH200"),
-            ("DGX B200", "B200"),
-        ] {
+        for (name, gpu) in [("gpu_8x_h100_sxm5", "H100"), ("gpu_1x_gh200", "GH200")] {
             let unknown = matrix.meanings(name).unwrap_err();
             assert_eq!(unknown.nearest, [gpu], "{unknown}");
             assert!(matrix.meanings(gpu).is_ok());

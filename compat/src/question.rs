@@ -11,13 +11,14 @@ use crate::board::Board;
 use crate::branches;
 use crate::cudnn;
 use crate::identity::{Flavour, GpuIdentity, SupportedFlavours};
-use crate::matrix::{Fabric, InstanceDriver, InstanceType, Matrix};
+use crate::kernel;
+use crate::matrix::{Fabric, InstanceDriver, InstanceType, Matrix, Support};
 use crate::meanings;
 use crate::names::Meaning;
 use crate::pick::{Wish, pick};
 use crate::rules;
 use crate::ruling::{self, Judgement, Offer, Rule, Ruling};
-use crate::version::{CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
+use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 
 /// A question. Every field is optional, but one of them must be set.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -112,13 +113,18 @@ fn of_one(
     let instance = meant.and_then(|(meaning, _)| meaning.instance);
     let gpu = meant.and_then(|(meaning, _)| meaning.gpu.clone());
     let machine = question.machine.as_ref();
+    let switches = meant.and_then(|(meaning, _)| meaning.switches);
     let wish = Wish {
         gpus: (gpu.into_iter())
             .chain(machine.into_iter().flat_map(|machine| machine.gpus.clone()))
             .collect(),
         nvswitch: match instance {
             Some(row) => Some(row.fabric != Fabric::None),
-            None => machine.map(|machine| machine.nvswitch),
+            None => switches.or(machine.map(|machine| machine.nvswitch)),
+        },
+        nvlink_management: match instance {
+            Some(row) => Some(row.fabric == Fabric::FmNvlsm),
+            None => switches,
         },
         kernel: question.kernel.clone(),
         cuda: question.cuda.iter().copied().collect(),
@@ -242,7 +248,14 @@ fn about_pick(matrix: &Matrix, wish: &Wish, needs: &rules::Needs<'_>) -> Reasons
             } else {
                 Compatibility::Compatible
             },
-            why: pick.reasons.into_iter().chain(pick.warnings).collect(),
+            // The reason for the verdict comes first.
+            why: match pick.doubtful || without_code {
+                true => pick.warnings.into_iter().chain(pick.reasons).collect(),
+                false => (pick.reasons.into_iter())
+                    .chain(waiting(matrix, wish, pick.branch))
+                    .chain(pick.warnings)
+                    .collect(),
+            },
             citations: pick.citations.into_iter().collect(),
             recommended: Some(pick.recommended),
         },
@@ -263,6 +276,29 @@ fn about_pick(matrix: &Matrix, wish: &Wish, needs: &rules::Needs<'_>) -> Reasons
             }
         }
     }
+}
+
+/// Explains why a newer long-term branch that supports the GPUs is not recommended yet.
+fn waiting(matrix: &Matrix, wish: &Wish, picked: Branch) -> Option<String> {
+    let mut rows = matrix.branches.iter().rev();
+    let (row, from) = rows.find_map(|row| {
+        let from = row.default_from.filter(|from| matrix.as_of < *from)?;
+        let newer = row.branch > picked && row.support == Support::Supported;
+        newer.then_some((row, from))
+    })?;
+    let other = Wish {
+        branch: Some(row.branch),
+        ..wish.clone()
+    };
+    pick(matrix, &other).ok()?;
+    let until = (row.end_of_life.as_ref())
+        .map_or_else(String::new, |end| format!(", supported until {end}"));
+    Some(format!(
+        "branch {} ({}{until}) is newer, but a new long-term branch is recommended only half a year after its first \
+         release, here from {from}",
+        row.branch,
+        row.kind.title()
+    ))
 }
 
 /// The instance types that give a GPU as vGPU.
@@ -383,7 +419,7 @@ fn judge_version(
         let text = format!("with the {named} kernel modules: {text}");
         rulings.push(ruling::say(Rule::Kernel, judgement, text, &none));
     }
-    rulings.extend(silent(needs, version, &rulings));
+    rulings.extend(no_data(matrix, needs, version, &rulings));
 
     let refused: Vec<&Ruling> = rulings
         .iter()
@@ -424,19 +460,33 @@ fn judge_version(
     }
 }
 
-/// Says that nothing is known where no rule speaks about a vendor's kernel: its number does not tell which
-/// interfaces it has.
-fn silent(needs: &rules::Needs<'_>, version: &DriverVersion, rulings: &[Ruling]) -> Option<Ruling> {
-    let kernel = needs.kernels.iter().find(|kernel| !kernel.is_mainline())?;
+/// Returns an unknown result if no entry is about this driver on this kernel. If entries cover the mainline version of a vendor
+/// kernel, which may contain backports, returns a note.
+fn no_data(
+    matrix: &Matrix,
+    needs: &rules::Needs<'_>,
+    version: &DriverVersion,
+    rulings: &[Ruling],
+) -> Option<Ruling> {
     let none: [&str; 0] = [];
-    let speaks = rulings.iter().any(|ruling| ruling.rule == Rule::Kernel);
-    (!speaks).then(|| {
+    if rulings.iter().any(|ruling| ruling.rule == Rule::Kernel) {
+        return None;
+    }
+    let is_unknown = |kernel: &&KernelVersion| !kernel::is_covered(matrix, kernel, version);
+    if let Some(kernel) = needs.kernels.iter().find(is_unknown) {
         let text = format!(
-            "no rule and no report speaks about {version} on the vendor's kernel {kernel}; only the build, or a package \
-             for this kernel, proves it"
+            "no data about driver {version} on kernel {kernel}: only a build, or a package for this kernel, shows \
+             whether it works"
         );
-        ruling::say(Rule::Kernel, Judgement::Note, text, &none)
-    })
+        return Some(ruling::say(Rule::Kernel, Judgement::Unknown, text, &none));
+    }
+    let kernel = needs.kernels.iter().find(|kernel| !kernel.is_mainline())?;
+    let (major, minor) = kernel.series();
+    let text = format!(
+        "driver {version} builds on Linux {major}.{minor}; the vendor kernel {kernel} may contain backports that \
+         break the build"
+    );
+    Some(ruling::say(Rule::Kernel, Judgement::Note, text, &none))
 }
 
 /// The oldest driver that the GPU, the CUDA version and cuDNN allow.

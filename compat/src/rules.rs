@@ -45,7 +45,12 @@ pub fn judge(matrix: &Matrix, needs: &Needs<'_>, offer: &Offer) -> Vec<Ruling> {
         board_driver(matrix, board, offer, &mut said);
         board_flavour(board, offer.flavour, &mut said);
     }
+    let none: [&str; 0] = [];
     for cuda in &needs.cuda {
+        if let Some(text) = matrix.unreleased_cuda(*cuda) {
+            said.push(say(Rule::CudaDriver, Judgement::Refuse, text, &none));
+            continue;
+        }
         cuda_driver(matrix, *cuda, offer, &needs.boards, &mut said);
         cuda_architecture(matrix, *cuda, &needs.boards, &mut said);
     }
@@ -152,6 +157,17 @@ fn drives(matrix: &Matrix, branch: Branch, architecture: &Architecture) -> Drive
 fn branch(matrix: &Matrix, offer: &Offer, said: &mut Vec<Ruling>) {
     let branch = offer.version.branch();
     let none: [&str; 0] = [];
+    if let Some(text) = matrix.unreleased_branch(branch) {
+        let citations = (matrix.branch_list.iter()).flat_map(|row| row.citations.clone());
+        let citations: Vec<String> = citations.collect();
+        said.push(say(
+            Rule::UnknownBranch,
+            Judgement::Refuse,
+            text,
+            &citations,
+        ));
+        return;
+    }
     let Some(row) = matrix.branch(branch) else {
         // A branch between others is history, and the rows of its neighbours bound it. A branch
         // after all others may be anything.

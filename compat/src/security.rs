@@ -1,6 +1,6 @@
 //! The security fixes that a version lacks, by NVIDIA's bulletins.
 
-use crate::matrix::{DriverFloor, Matrix, PackageFloor};
+use crate::matrix::{DriverFloor, Matrix, PackageFloor, Support};
 use crate::version::DriverVersion;
 
 /// What a version lacks.
@@ -42,7 +42,41 @@ pub fn of_driver(matrix: &Matrix, version: &DriverVersion) -> Option<Lacking> {
     )
 }
 
-/// What an installed package lacks, by its name and version.
+/// Returns the message if the branch of a driver is end-of-life: NVIDIA publishes no security fixes for it.
+pub fn end_of_life(matrix: &Matrix, version: &DriverVersion) -> Option<Lacking> {
+    let row = matrix.branch(version.branch())?;
+    if row.support != Support::Ended {
+        return None;
+    }
+    let newest = (matrix.driver_floors.iter()).max_by_key(|row| row.date)?;
+    let since = (row.end_of_life.as_ref()).map_or_else(String::new, |end| format!(" since {end}"));
+    let (branch, number, date) = (row.branch, &newest.bulletin, newest.date);
+    let without = (newest.first_fixed.iter()).all(|fixed| fixed.branch() != branch);
+    let bulletin = match without {
+        true => format!(" (the newest bulletin, {number} of {date}, has none for it)"),
+        false => String::new(),
+    };
+    Some(Lacking {
+        why: format!("branch {branch} is end-of-life{since} and gets no security fixes{bulletin}"),
+        link: link(newest),
+        citations: row.citations.clone(),
+        first_fixed: "a version of a supported branch".to_owned(),
+    })
+}
+
+/// Returns the URL of a driver bulletin.
+fn link(row: &DriverFloor) -> String {
+    bulletin_url(&row.bulletin, row.date)
+}
+
+fn bulletin_url(number: &str, date: jiff::civil::Date) -> String {
+    format!(
+        "https://github.com/NVIDIA/product-security/blob/main/{}/{number}/{number}.md",
+        date.year()
+    )
+}
+
+/// Returns the security fixes that an installed package lacks.
 pub fn of_package(matrix: &Matrix, name: &str, version: &str) -> Option<Lacking> {
     let upstream = upstream(version);
     let rows: Vec<&PackageFloor> = (matrix.package_floors.iter())
@@ -93,10 +127,7 @@ fn lacking(what: &str, first_fixed: String, bulletins: Vec<Bulletin<'_>>) -> Opt
         why: format!(
             "{what} lacks security fixes of {first_fixed} (NVIDIA's bulletin {number} of {date}{cve})"
         ),
-        link: format!(
-            "https://github.com/NVIDIA/product-security/blob/main/{}/{number}/{number}.md",
-            date.year()
-        ),
+        link: bulletin_url(number, date),
         citations: (bulletins
             .iter()
             .flat_map(|one| one.citations.iter().cloned()))
@@ -107,8 +138,37 @@ fn lacking(what: &str, first_fixed: String, bulletins: Vec<Bulletin<'_>>) -> Opt
 
 #[cfg(test)]
 mod tests {
-    use super::{of_driver, of_package};
-    use crate::matrix::Matrix;
+    use super::{end_of_life, of_driver, of_package};
+    use crate::matrix::{Matrix, Support};
+
+    #[test]
+    fn end_of_life_branches_lack_fixes_even_in_their_newest_version() {
+        let matrix = Matrix::builtin().expect("it is valid");
+        for row in &matrix.branches {
+            let found = end_of_life(&matrix, &row.newest_version);
+            assert_eq!(
+                found.is_some(),
+                row.support == Support::Ended,
+                "{}",
+                row.branch
+            );
+        }
+        let old =
+            end_of_life(&matrix, &"535.309.01".parse().expect("a version")).expect("it ended");
+        assert_eq!(
+            old.why,
+            "branch 535 is end-of-life since 2026-06 and gets no security fixes (the newest bulletin, 5861 of \
+             2026-09-30, has none for it)"
+        );
+        // The branch ended after the bulletin.
+        let last =
+            end_of_life(&matrix, &"610.57.04".parse().expect("a version")).expect("it ended");
+        assert!(last.why.ends_with("gets no security fixes"), "{}", last.why);
+        assert_eq!(
+            end_of_life(&matrix, &"640.1.1".parse().expect("a version")),
+            None
+        );
+    }
 
     #[test]
     fn a_version_below_a_floor_is_told_with_its_bulletins() {

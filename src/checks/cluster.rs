@@ -367,15 +367,27 @@ fn taints(state: &ClusterState, wanted: &[Taint]) -> Finding {
 /// Whether the kubelet goes with API server, container runtime and kernel.
 fn versions(state: &ClusterState) -> Finding {
     let say = |status, why: String| Finding::new(VERSIONS, status, why);
+    let unknown = |status, why| match state.cgroup_v1 {
+        // A kubelet that does not start is not reported by the cluster.
+        true => Finding {
+            remedy: Some(skew::CGROUP_V1_REMEDY.to_owned()),
+            ..say(
+                Verdict::Warn,
+                format!(
+                    "{}, and the version of this kubelet is unknown",
+                    skew::CGROUP_V1
+                ),
+            )
+        },
+        false => say(status, why),
+    };
     let node = match known(state) {
         Ok((_, node)) => node,
-        Err((status, why)) => return say(status, why),
+        Err((status, why)) => return unknown(status, why),
     };
     let Some(kubelet) = &node.kubelet else {
-        return say(
-            Verdict::Unknown,
-            "the cluster does not tell the version of the kubelet".to_owned(),
-        );
+        let why = "the cluster does not report the kubelet version".to_owned();
+        return unknown(Verdict::Unknown, why);
     };
     // As `containerd://1.7.28`.
     let runtime = (node.runtime.as_deref()).and_then(|text| text.split_once("://"));
@@ -403,10 +415,13 @@ fn versions(state: &ClusterState) -> Finding {
     }
     // The kubelet runs all the same: its configuration says so.
     if let (true, Some(why)) = (state.cgroup_v1, skew::with_cgroup_v1(kubelet)) {
-        return say(
-            Verdict::Warn,
-            format!("{why}, unless its configuration has `failCgroupV1: false`"),
-        );
+        return Finding {
+            remedy: Some(skew::CGROUP_V1_REMEDY.to_owned()),
+            ..say(
+                Verdict::Warn,
+                format!("{why}, unless its configuration has `failCgroupV1: false`"),
+            )
+        };
     }
     let untested = runtime.and_then(|(runtime, version)| {
         let (why, link) = runtime.untested_kubelet(kubelet, version)?;
