@@ -1,16 +1,16 @@
-//! Which GPUs a name can mean, as people type it: a PCI id, a product, an instance type, a series of
-//! products, an architecture.
+//! Finds the GPUs that a name matches: a PCI ID, a product, an instance type, a product series, an architecture, or a number of
+//! boards.
 
 use crate::identity::{ChipName, GpuIdentity};
 use crate::matrix::{Confidence, Fabric, Gpu, InstanceType, Matrix, Series};
 use crate::pci::{NVIDIA, PciId};
 
-/// One thing that a name can mean.
+/// A match of a name.
 #[derive(Debug, Clone)]
 pub struct Meaning<'m> {
-    /// For people: `H100 PCIe (10de:2331)`, `p5.48xlarge (8 × H100)`.
+    /// A label such as `H100 PCIe (10de:2331)` or `p5.48xlarge (8 × H100)`.
     pub label: String,
-    /// The GPU; `None` for an instance type without an NVIDIA GPU.
+    /// The GPU. `None` for an instance type without an NVIDIA GPU.
     pub gpu: Option<GpuIdentity>,
     /// The instance type, if one was named.
     pub instance: Option<&'m InstanceType>,
@@ -20,11 +20,11 @@ pub struct Meaning<'m> {
     pub switches: Option<bool>,
 }
 
-/// A name without a meaning.
+/// A name without a match.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{name}` is no GPU and no instance type of the matrix{}", perhaps(.nearest))]
+#[error("`{name}` is not a GPU or an instance type in the matrix{}", perhaps(.nearest))]
 pub struct UnknownName {
-    /// What was asked.
+    /// The name.
     pub name: String,
     /// The nearest names.
     pub nearest: Vec<String>,
@@ -39,13 +39,13 @@ fn perhaps(names: &[String]) -> String {
 }
 
 impl Matrix {
-    /// Everything that a name can mean. The first of these that finds something counts: a PCI id, the
-    /// whole name of an instance type, the whole name of a product, an alias, the words of a name, a
-    /// series, an architecture, a family of instance types. Words are never parts of words: `H200` is
-    /// not in `GH200`. Of several rows only those of the highest confidence count.
+    /// Returns all matches of a name. The first kind with a match counts: a PCI ID, an instance type, a baseboard (`HGX H100`), a
+    /// product, an alias, the words of a product name, a series, an architecture, an instance type family, a number of boards
+    /// (`8xH100`). Only whole words match, so `H200` does not match `GH200`. Of several entries, only those with the highest
+    /// confidence count.
     ///
     /// # Errors
-    /// When nothing has the name.
+    /// If the name has no match.
     pub fn meanings(&self, name: &str) -> Result<Vec<Meaning<'_>>, UnknownName> {
         if let Ok(id) = name.trim().parse::<PciId>() {
             return Ok(vec![self.meaning(GpuIdentity {
@@ -170,7 +170,7 @@ impl Matrix {
         .collect()
     }
 
-    /// A product without a row, by its series: it gets the name that was asked for, and no id.
+    /// A product without an entry, by its series. It has the name of the query, and no ID.
     fn of_series(&self, name: &str) -> Vec<Meaning<'_>> {
         let words = split_words(&words(name));
         let row = self.series.iter().find(|row| is_of(row, &words));
@@ -178,7 +178,7 @@ impl Matrix {
         meaning.into_iter().collect()
     }
 
-    /// An architecture: a chip of each of its compute capabilities.
+    /// A chip of each compute capability of an architecture.
     fn of_architecture(&self, name: &str) -> Vec<Meaning<'_>> {
         let asked = name.trim().to_lowercase();
         let blocks = self
@@ -207,7 +207,7 @@ impl Matrix {
         rows.flat_map(|row| self.of_instance(row)).collect()
     }
 
-    /// The GPUs that an instance type may have: the ids of its row are alternatives.
+    /// The GPUs of an instance type. Several IDs of its entry are alternatives.
     fn of_instance<'m>(&'m self, row: &'m InstanceType) -> Vec<Meaning<'m>> {
         let many = match (row.gpu_fraction, row.gpus) {
             (Some(part), _) => format!("{part} of {}", row.gpu),
@@ -233,7 +233,7 @@ impl Matrix {
         gpus.map(|gpu| meaning(Some(gpu))).collect()
     }
 
-    /// The GPUs whose names are words of a longer name: `H100` in `BM.GPU.H100.8`.
+    /// The GPU names within a longer name: `H100` in `BM.GPU.H100.8`.
     fn named_in(&self, name: &str) -> Vec<String> {
         let is_gpu = |word: &String| {
             word.bytes().any(|b| b.is_ascii_digit())
@@ -324,7 +324,7 @@ fn words(name: &str) -> Vec<String> {
         .collect()
 }
 
-/// The same words, parted before their first digit: `rtx4090` is `rtx` and `4090`.
+/// Splits the words before their first digit: `rtx4090` becomes `rtx` and `4090`.
 fn split_words(words: &[String]) -> Vec<String> {
     let mut parts = Vec::new();
     for word in words {
@@ -339,7 +339,7 @@ fn split_words(words: &[String]) -> Vec<String> {
     parts
 }
 
-/// Whether a word means a word of a name: `sxm` means `sxm5`, and `80g` means `80gb`.
+/// Returns `true` if a word matches a word of a name: `sxm` matches `sxm5`, and `80g` matches `80gb`.
 fn is_like(asked: &str, own: &str) -> bool {
     let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
     let form = asked.len() > 2
@@ -352,11 +352,11 @@ fn is_like(asked: &str, own: &str) -> bool {
     asked == own || form || size(asked).is_some_and(|asked| size(own) == Some(asked))
 }
 
-/// Whether words name a product of a series.
+/// Returns `true` if the words are a product of a series.
 fn is_of(row: &Series, words: &[String]) -> bool {
     let name: Vec<&str> = row.word.split(' ').collect();
     words.windows(name.len()).enumerate().any(|(at, window)| {
-        // Laptop models and the like add letters: `K2100M`, `40HX`.
+        // Some models end with letters: `K2100M`, `40HX`.
         let number = || {
             let word = words.get(at + name.len())?;
             let digits = word.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
@@ -372,15 +372,14 @@ fn is_of(row: &Series, words: &[String]) -> bool {
     })
 }
 
-/// Whether a text names an instance type; Azure's `Standard_` may be left out.
+/// Returns `true` if a text is an instance type. The Azure prefix `Standard_` is optional.
 fn is_type(own: &str, asked: &str) -> bool {
     let asked = asked.trim();
     let short = own.strip_prefix("Standard_").unwrap_or(own);
     own.eq_ignore_ascii_case(asked) || short.eq_ignore_ascii_case(asked)
 }
 
-/// Whether a text names the family of an instance type: `p5` of `p5.48xlarge`, `a2-highgpu` of
-/// `a2-highgpu-1g`.
+/// Returns `true` if a text is the family of an instance type, such as `p5` or `a2-highgpu`.
 fn is_family(own: &str, asked: &str) -> bool {
     let (own, asked) = (own.to_lowercase(), asked.trim().to_lowercase());
     !asked.is_empty() && (own.strip_prefix(&asked)).is_some_and(|rest| rest.starts_with(['.', '-']))
@@ -401,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_one_gpu() {
+    fn names_match_one_gpu() {
         for (name, id) in [
             ("H200 SXM", "10de:2335"),
             ("NVIDIA H200", "10de:2335"),
@@ -430,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_several_gpus() {
+    fn names_match_several_gpus() {
         for (name, some, not) in [
             ("H100", "H100 SXM5 80GB (10de:2330)", "GH"),
             ("h100 sxm", "H100 SXM5 80GB (10de:2330)", "PCIe"),
@@ -449,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_instance_types_have_no_case_and_may_lack_a_prefix() {
+    fn instance_types_match_without_case_and_prefix() {
         for (name, label) in rows! {
             "p5.48xlarge", "p5.48xlarge (8 × H100 SXM5 80GB)";
             "P5.48XLARGE", "p5.48xlarge (8 × H100 SXM5 80GB)";
@@ -465,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn products_without_a_row_are_known_by_their_series() {
+    fn products_without_an_entry_match_their_series() {
         let matrix = matrix();
         for (name, architecture, capability) in [
             ("RTX 4070 Ti SUPER", "ada", "8.9"),
@@ -516,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_baseboards_and_numbers_of_boards() {
+    fn baseboards_and_numbers_of_boards_match() {
         let matrix = matrix();
         for (name, some, count, switches) in rows! {
             "8xH100", "H100 SXM5 80GB (10de:2330)", 8, Some(true);
@@ -542,13 +541,13 @@ mod tests {
             assert_eq!(pcie, name.contains("PCIe"), "{name}");
         }
         assert_eq!(named("DGX Spark"), ["GB10 (10de:2e12)"]);
-        for name in ["HGX L40S", "HGX", "8x", "99xH100", "8xp5.48xlarge"] {
+        for name in ["HGX L40S", "8x", "99xH100", "8xp5.48xlarge"] {
             assert!(matrix.meanings(name).is_err(), "{name}");
         }
     }
 
     #[test]
-    fn names_without_a_meaning_list_the_nearest() {
+    fn unknown_names_get_the_nearest_names() {
         let matrix = matrix();
         let unknown = matrix.meanings("L40X").unwrap_err();
         assert!(

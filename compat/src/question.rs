@@ -1,5 +1,5 @@
-//! Questions and answers of the `compat` command: whether GPU, CUDA, driver and kernel fit each
-//! other, and which driver would fit.
+//! Evaluates queries of the `compat` command: whether GPU, CUDA, driver and kernel are compatible, and which driver is
+//! recommended.
 
 use std::collections::BTreeSet;
 
@@ -20,41 +20,40 @@ use crate::rules;
 use crate::ruling::{self, Judgement, Offer, Rule, Ruling};
 use crate::version::{Branch, CudaVersion, CudnnVersion, DriverVersion, KernelVersion};
 
-/// A question. Every field is optional, but one of them must be set.
+/// A query. At least one field must be set.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Question {
-    /// What a GPU is called, its PCI id, or an instance type.
+    /// A GPU name, PCI ID or instance type.
     pub gpu: Option<String>,
-    /// A machine, whose GPUs are served together.
+    /// A machine, whose GPUs need a common driver.
     pub machine: Option<MachineGpus>,
-    /// The CUDA version that containers bring.
+    /// The CUDA version of containers.
     pub cuda: Option<CudaVersion>,
-    /// The cuDNN that containers bring.
+    /// The cuDNN version of containers.
     pub cudnn: Option<CudnnVersion>,
     pub driver: Option<DriverOrBranch>,
     pub kernel: Option<KernelVersion>,
 }
 
-/// The bus of a machine.
+/// The GPUs of a machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MachineGpus {
     pub gpus: Vec<GpuIdentity>,
-    /// Whether it has an `NVSwitch`.
+    /// Whether the machine has an NVSwitch.
     pub nvswitch: bool,
 }
 
-/// Nothing was asked.
+/// An empty query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "answer an empty question: name a GPU, a CUDA version, a cuDNN version, a driver or a kernel"
+    "evaluate an empty query: specify a GPU, a CUDA version, a cuDNN version, a driver or a kernel"
 )]
 pub struct EmptyQuestion;
 
-/// Answers a question. If the GPU's name has several meanings, all of them are asked: one answer where
-/// they agree, otherwise the answer of each.
+/// Evaluates a query. If the GPU name has several matches, returns one result if all are equal, otherwise the result of each.
 ///
 /// # Errors
-/// When the question is empty.
+/// If the query is empty.
 pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, EmptyQuestion> {
     let Some(name) = &question.gpu else {
         if *question == Question::default() {
@@ -87,7 +86,7 @@ pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, EmptyQuest
     })
 }
 
-/// The answer about a GPU that nothing is known about: what holds for any GPU is still said.
+/// Returns the result for an unknown GPU, with the rules that apply to every GPU.
 fn unknown_gpu(matrix: &Matrix, question: &Question, why: &str) -> Answer {
     let rest = Question {
         machine: None,
@@ -103,8 +102,8 @@ fn unknown_gpu(matrix: &Matrix, question: &Question, why: &str) -> Answer {
     answer
 }
 
-/// The answer for one meaning of the GPU. If it has several, the reasons call them by the name that was
-/// asked, so that equal ones can be told.
+/// Returns the result for one match of the GPU name. If there are several, the reasons contain the name of the query, so that
+/// equal reasons can be merged.
 fn of_one(
     matrix: &Matrix,
     question: &Question,
@@ -186,7 +185,7 @@ fn of_one(
     }
 }
 
-/// The modules that both GPUs of a machine run with, if there are any.
+/// Returns the module flavors that both GPUs of a machine support.
 fn shared(one: SupportedFlavours, other: SupportedFlavours) -> Option<SupportedFlavours> {
     match (one, other) {
         (SupportedFlavours::Either, same) | (same, SupportedFlavours::Either) => Some(same),
@@ -202,7 +201,7 @@ struct Reasons {
     recommended: Option<DriverVersion>,
 }
 
-/// Whether the driver that was asked about serves the rest.
+/// Evaluates the driver of the query.
 fn about_driver(
     matrix: &Matrix,
     wish: &Wish,
@@ -236,7 +235,7 @@ fn about_driver(
     }
 }
 
-/// Which driver serves what was asked.
+/// Selects a driver for the query.
 fn about_pick(matrix: &Matrix, wish: &Wish, needs: &rules::Needs<'_>) -> Reasons {
     let without_code = !rules::without_code(matrix, needs).is_empty();
     match pick(matrix, wish) {
@@ -262,7 +261,7 @@ fn about_pick(matrix: &Matrix, wish: &Wish, needs: &rules::Needs<'_>) -> Reasons
         Err(no_driver) => {
             let texts = no_driver.reasons.iter().map(|reason| reason.text.clone());
             let near = no_driver.nearest.iter();
-            let near = near.map(|near| format!("would work {near}"));
+            let near = near.map(|near| format!("possible {near}"));
             let cited = no_driver.reasons.iter();
             Reasons {
                 verdict: if no_driver.unknown {
@@ -301,7 +300,7 @@ fn waiting(matrix: &Matrix, wish: &Wish, picked: Branch) -> Option<String> {
     ))
 }
 
-/// The instance types that give a GPU as vGPU.
+/// Lists the instance types with a GPU as vGPU.
 fn as_vgpu(matrix: &Matrix, board: &Board<'_>) -> Option<String> {
     let gpu = board.row?;
     let instances = matrix.instance_types.iter().filter(|row: &&InstanceType| {
@@ -310,13 +309,13 @@ fn as_vgpu(matrix: &Matrix, board: &Board<'_>) -> Option<String> {
     let names: Vec<&str> = instances.map(|row| row.name.as_str()).collect();
     (!names.is_empty()).then(|| {
         format!(
-            "as vGPU it needs the GRID guest driver, as on {}",
+            "as a vGPU, it requires the GRID guest driver, for example on {}",
             names.join(", ")
         )
     })
 }
 
-/// What the rules say about the driver that was asked about.
+/// The result of the rules for the driver of the query.
 struct DriverVerdict {
     verdict: Compatibility,
     rulings: Vec<Ruling>,
@@ -331,13 +330,14 @@ fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> 
     if let Some(row) = matrix.branch(branch) {
         return judge_version(matrix, needs, &row.newest_version);
     }
-    // No version of the branch is known: what holds for the first and the last one holds for all.
+    // No version of the branch is known. A result that is equal for the first and the last possible version applies to all.
     let [first, last] = DriverVersion::bounds(branch);
     let first = judge_version(matrix, needs, &first);
     let mut last = judge_version(matrix, needs, &last);
     if first.verdict != last.verdict {
         let none: [&str; 0] = [];
-        let text = format!("it depends on the version of branch {branch}: name one");
+        let text =
+            format!("the result depends on the version of branch {branch}: specify a version");
         let ruling = ruling::say(Rule::UnknownBranch, Judgement::Unknown, text, &none);
         last.rulings = first.rulings;
         last.rulings.insert(0, ruling);
@@ -351,8 +351,7 @@ fn judge_version(
     needs: &rules::Needs<'_>,
     version: &DriverVersion,
 ) -> DriverVerdict {
-    // The question names no flavour, so the better one counts; if both are equal, the branch's
-    // default.
+    // The query contains no flavor, so the better one counts, or the default of the branch if both are equal.
     let preferred = attempt::preferred_flavour(matrix, needs, version.branch());
     let other = match preferred {
         Flavour::Open => Flavour::Proprietary,
@@ -382,8 +381,7 @@ fn judge_version(
         )
     };
     let (first, second) = (of(preferred), of(other));
-    // A report about the modules that the branch takes by itself does not vanish because nobody has
-    // reported the other ones.
+    // Keep a report about the default modules if there is no report about the other ones.
     let reported = |rulings: &[Ruling]| {
         let kernel = |ruling: &&Ruling| ruling.rule == Rule::Kernel;
         (rulings.iter().filter(kernel))
@@ -411,7 +409,7 @@ fn judge_version(
     worse.retain(|text| !rulings.iter().any(|ruling| ruling.text == *text));
     for text in worse {
         let none: [&str; 0] = [];
-        // What the branch takes by itself counts; the other modules are a remark.
+        // The default modules count; the other ones are only a note.
         let judgement = match named == preferred {
             true => Judgement::Unknown,
             false => Judgement::Note,
@@ -452,7 +450,7 @@ fn judge_version(
         Compatibility::Incompatible
     };
     rulings.sort_by_key(|ruling| std::cmp::Reverse(ruling.judgement));
-    let fits = format!("driver {version} with {flavour} kernel modules: no rule excludes it");
+    let fits = format!("driver {version} with {flavour} kernel modules: no rule rejects it");
     DriverVerdict {
         verdict,
         rulings,
@@ -489,7 +487,7 @@ fn no_data(
     Some(ruling::say(Rule::Kernel, Judgement::Note, text, &none))
 }
 
-/// The oldest driver that the GPU, the CUDA version and cuDNN allow.
+/// Returns the oldest driver that supports the GPU, the CUDA version and cuDNN.
 fn oldest_driver(matrix: &Matrix, needs: &rules::Needs<'_>) -> Option<DriverVersion> {
     let boards = needs.boards.iter().filter_map(|board| board.min_driver());
     let cuda = needs
@@ -502,7 +500,7 @@ fn oldest_driver(matrix: &Matrix, needs: &rules::Needs<'_>) -> Option<DriverVers
     boards.chain(cuda).chain(cudnn).max().cloned()
 }
 
-/// Citations as people can look them up.
+/// Formats sources for readers.
 fn cite(matrix: &Matrix, keys: &BTreeSet<String>) -> Vec<String> {
     matrix
         .citations

@@ -1,22 +1,22 @@
-//! The security fixes that a version lacks, by NVIDIA's bulletins.
+//! Missing security fixes, from NVIDIA's bulletins, and branches without security fixes.
 
 use crate::matrix::{DriverFloor, Matrix, PackageFloor, Support};
 use crate::version::DriverVersion;
 
-/// What a version lacks.
+/// The security fixes that a version lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lacking {
-    /// The first version that lacks none of it.
+    /// The first version with all fixes.
     pub first_fixed: String,
-    /// In words: the versions compared, and the newest bulletin.
+    /// A message with the compared versions and the newest bulletin.
     pub why: String,
-    /// The newest bulletin, to read.
+    /// URL of the newest bulletin.
     pub link: String,
-    /// Where the rows were read.
+    /// Keys of the sources.
     pub(super) citations: Vec<String>,
 }
 
-/// What a driver lacks; `None` where no bulletin has a newer version of its branch.
+/// Returns the security fixes that a driver lacks. `None` if no bulletin contains a newer version of its branch.
 pub fn of_driver(matrix: &Matrix, version: &DriverVersion) -> Option<Lacking> {
     let branch = version.branch();
     let newer = |row: &DriverFloor| {
@@ -97,13 +97,13 @@ pub fn of_package(matrix: &Matrix, name: &str, version: &str) -> Option<Lacking>
     )
 }
 
-/// The part of a package's version that its maker gave: `1:4.5.2-1` gives `4.5.2`, `1.19.1+ds-1` gives `1.19.1`.
+/// Returns the upstream version of a package version: `1:4.5.2-1` gives `4.5.2`, `1.19.1+ds-1` gives `1.19.1`.
 fn upstream(version: &str) -> &str {
     let version = version.split_once(':').map_or(version, |(_, rest)| rest);
     version.split(['-', '+']).next().unwrap_or(version)
 }
 
-/// Sorts versions by their numbers, and a candidate (`1.19.1~rc.1`) before its release.
+/// The sort key of a version. A release candidate (`1.19.1~rc.1`) is older than its release.
 fn order(version: &str) -> (Vec<u32>, bool) {
     let (numbers, candidate) = version.split_once('~').unwrap_or((version, ""));
     let numbers = numbers.split('.').map_while(|part| part.parse().ok());
@@ -117,7 +117,7 @@ struct Bulletin<'m> {
     citations: &'m [String],
 }
 
-/// The newest bulletin is named: whoever has its fixes has those of the others.
+/// Reports the newest bulletin, whose version contains the fixes of all older ones.
 fn lacking(what: &str, first_fixed: String, bulletins: Vec<Bulletin<'_>>) -> Option<Lacking> {
     let newest = bulletins.iter().max_by_key(|one| one.date)?;
     let worst = newest.cves.first();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_below_a_floor_is_told_with_its_bulletins() {
+    fn old_versions_are_reported_with_their_bulletin() {
         let matrix = Matrix::builtin().expect("it is sound");
         let of = |version: &str| of_driver(&matrix, &version.parse().expect("a version"));
         let old = of("535.261.03").expect("it is below three floors");
@@ -182,7 +182,7 @@ mod tests {
              CVE-2026-24187)"
         );
         assert!(old.link.ends_with("/2026/5821/5821.md"), "{}", old.link);
-        // Above the floor of the older bulletin, and below that of the newer one.
+        // It has the fixes of the older bulletin, but not of the newer one.
         let between = of("580.159.04").expect("it is below one floor");
         assert_eq!(between.first_fixed, "580.178.04");
         assert!(!between.why.contains("5821"), "{}", between.why);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_version_of_every_supported_branch_is_above_all_floors() {
+    fn the_newest_versions_have_all_fixes() {
         let matrix = Matrix::builtin().expect("it is sound");
         for row in &matrix.branches {
             let lacking = of_driver(&matrix, &row.newest_version);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_is_judged_by_what_its_maker_calls_the_version() {
+    fn packages_are_compared_by_upstream_version() {
         let matrix = Matrix::builtin().expect("it is sound");
         for (name, version, first_fixed) in [
             ("nvidia-container-toolkit", "1.19.0-1", Some("1.19.1")),
@@ -219,7 +219,7 @@ mod tests {
             let found = lacking.as_ref().map(|one| one.first_fixed.as_str());
             assert_eq!(found, first_fixed, "{name} {version}");
         }
-        // Two bulletins are about it; the newer one is named.
+        // The newer of two bulletins is reported.
         let oldest = of_package(&matrix, "nvidia-container-toolkit", "1.17.7-1").expect("two");
         let newer = "(NVIDIA's bulletin 5850 of 2026-06-30, CVE-2026-24260)";
         assert!(oldest.why.ends_with(newer), "{}", oldest.why);

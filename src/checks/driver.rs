@@ -148,7 +148,7 @@ fn supported(matrix: &Matrix, none: &str, best: Option<&Best>) -> Finding {
             remedy: Some(REPLACE.to_owned()),
             ..say(
                 Verdict::Warn,
-                format!("{modules} is the best driver, and it gets no fixes any more"),
+                format!("{modules} is the best driver, but it is end-of-life"),
             )
         },
         _ => say(
@@ -698,7 +698,7 @@ mod tests {
             B200, "550.90.07", Verdict::Fail, "needs driver 570.86.15 or newer";
             V100, "595.58.03", Verdict::Fail, "whose last branch is 580; 595 is newer";
             V100, "580.178.04", Verdict::Pass, "drives all GPUs";
-            H100, "525.147.05", Verdict::Warn, "gets no fixes any more";
+            H100, "525.147.05", Verdict::Warn, "is end-of-life";
         } {
             let gpu = gpu(id);
             let boards = boards(&MATRIX, &[&gpu]);
@@ -773,7 +773,7 @@ mod tests {
             H100, open, Verdict::Pass, "open kernel modules";
             H100, proprietary, Verdict::Pass, "proprietary kernel modules";
             V100, open, Verdict::Fail, "has no GSP";
-            B200, proprietary, Verdict::Fail, "open kernel modules only";
+            B200, proprietary, Verdict::Fail, "only the open kernel modules";
             H100, None, Verdict::Unknown, "which kernel modules";
         } {
             let gpu = gpu(id);
