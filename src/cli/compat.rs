@@ -138,10 +138,9 @@ pub(super) fn os_named(name: &str) -> Result<Os, Failure> {
     let lower = name.trim().to_lowercase();
     let start = lower.find(|c: char| c.is_ascii_digit());
     let (id, version) = start.map_or((lower.as_str(), ""), |at| lower.split_at(at));
-    // `windows-server` has no version, `-` is not an ID.
     let id = id.trim_end_matches(['-', '_', ' ', ':']);
     let (id, version) = match version.is_empty() {
-        true => lower.rsplit_once('-').unwrap_or((&lower, "")),
+        true => lower.rsplit_once('-').unwrap_or((lower.as_str(), "")),
         false => (id, version),
     };
     if id.is_empty() || version.is_empty() {
@@ -154,7 +153,7 @@ pub(super) fn os_named(name: &str) -> Result<Os, Failure> {
     }
     let known = SYSTEMS.iter().find(|(other, _)| *other == id);
     Ok(Os {
-        id: known.map_or(id, |(_, id)| id).to_owned(),
+        id: known.map_or(id, |(_, id)| *id).to_owned(),
         version_id: Some(version.to_owned()),
         id_like: Vec::new(),
         version_codename: None,

@@ -169,7 +169,11 @@ fn subjects(args: &[&str]) -> Result<Vec<Subject>, Failure> {
     if !lines.is_empty() {
         return Ok(lines);
     }
-    let words: Vec<&str> = text.split_whitespace().collect();
+    let mut words: Vec<&str> = text.split_whitespace().collect();
+    if words.len() > 1 {
+        // `exit code 5`
+        words.retain(|word| !matches!(*word, "code" | "status"));
+    }
     let mut found: Vec<Subject> = Vec::new();
     let mut at = 0;
     while at < words.len() {
@@ -187,14 +191,14 @@ fn subjects(args: &[&str]) -> Result<Vec<Subject>, Failure> {
     Ok(found)
 }
 
-/// Returns the subject of a word and the number after it: `xid 79`, `exit 5`, `exit code 5`.
+/// Returns the subject of a word and the number after it: `xid 79`, `exit 5`.
 fn numbered(word: &str, number: &str) -> Option<Vec<Subject>> {
     let number: u32 = number.trim_matches([':', ',']).parse().ok()?;
     let word = word.to_lowercase();
     match word.trim_end_matches([':', ',']) {
         "xid" => Some(vec![Subject::Other(of_xid(number))]),
         "sxid" => Some(vec![Subject::Other(of_sxid(number, None))]),
-        "exit" | "code" | "status" => Some(of_exit(number).into_iter().collect()),
+        "exit" => Some(of_exit(number).into_iter().collect()),
         _ => None,
     }
 }
@@ -206,29 +210,22 @@ fn named(word: &str) -> Vec<Subject> {
         let xid = xid::of(number).map(|_| Subject::Other(of_xid(number)));
         return of_exit(number).into_iter().chain(xid).collect();
     }
-    for (prefix, of) in [
-        (
-            "sxid",
-            &(|number| of_sxid(number, None)) as &dyn Fn(u32) -> Topic,
-        ),
-        ("xid", &of_xid),
-    ] {
-        let number = lower
-            .strip_prefix(prefix)
-            .map(|rest| rest.trim_matches(['-', ':', '=', '_']));
-        if let Some(number) = number.and_then(|number| number.parse().ok()) {
-            return vec![Subject::Other(of(number))];
-        }
+    let after = |prefix: &str| -> Option<u32> {
+        let number = lower.strip_prefix(prefix)?;
+        number.trim_matches(['-', ':', '=', '_']).parse().ok()
+    };
+    if let Some(number) = after("sxid") {
+        return vec![Subject::Other(of_sxid(number, None))];
+    }
+    if let Some(number) = after("xid") {
+        return vec![Subject::Other(of_xid(number))];
     }
     match lower.as_str() {
         "xid" => return finding("log.xid"),
         "sxid" => return finding("log.sxid"),
-        // The number follows: `exit code 5`.
-        "exit" | "code" | "status" => {
-            return EXITS
-                .iter()
-                .map(|(exit, ..)| of_exit(exit.code().into()))
-                .flatten()
+        "exit" => {
+            return (EXITS.iter())
+                .filter_map(|(exit, ..)| of_exit(exit.code().into()))
                 .collect();
         }
         _ => {}
@@ -473,6 +470,7 @@ mod tests {
                 &["SXid 24007: if the log line contains `Fatal`"],
             ),
             (&["exit", "5"], &["exit 5: apply the hint"]),
+            (&["exit code 5"], &["exit 5: apply the hint"]),
             (&["5"], &["exit 5: apply the hint"]),
             (
                 &["xid", "79", "exit", "8"],
