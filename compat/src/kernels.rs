@@ -14,10 +14,10 @@ use crate::version::KernelVersion;
 pub enum Consent {
     /// Only installed kernels are used.
     No,
-    /// A newer kernel of the same series and flavour, such as 6.8 and `aws`.
+    /// A newer kernel of the same series and flavor, such as 6.8 and `aws`.
     #[default]
     SameSeries,
-    /// A newer kernel of any series, of the same flavour.
+    /// A newer kernel of any series, of the same flavor.
     Any,
 }
 

@@ -22,7 +22,7 @@ row! {
         /// Boards, one of which must be present. Empty for all.
         #[serde(default)]
         gpu_ids: Vec<PciId>,
-        /// The flavour of the modules.
+        /// The flavor of the modules.
         flavour: Option<Flavour>,
         /// The first branch with the option.
         from_branch: Option<Branch>,

@@ -318,8 +318,8 @@ impl KernelVersion {
                 .is_some_and(|n| parse_number(n).is_some())
     }
 
-    /// The flavour of the distribution's kernel: `cloud-amd64` of `6.1.0-44-cloud-amd64`, `aws` of
-    /// `6.8.0-1015-aws`, `rt` of `5.14.0-687.el9.x86_64+rt`; `None` if it has no flavours.
+    /// The flavor of the distribution's kernel: `cloud-amd64` of `6.1.0-44-cloud-amd64`, `aws` of
+    /// `6.8.0-1015-aws`, `rt` of `5.14.0-687.el9.x86_64+rt`; `None` if it has no flavors.
     pub fn flavour(&self) -> Option<&str> {
         let rest = &self.text[self.rest..];
         let after_dash = rest.split_once('-')?.1;

@@ -36,6 +36,9 @@ const RANCHER: &str = "/var/lib/rancher";
 /// There only with cgroup v2.
 const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 
+/// Exists only with cgroup v1, which systemd mounts below `/sys/fs/cgroup`.
+const CGROUP_V1: &str = "/sys/fs/cgroup/systemd";
+
 const TAINTS: Id = Id::new("k8s.taints");
 const TAINTS_DOC: &str =
     "https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/";
@@ -139,7 +142,8 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
             true => subject.state.api_server(&membership).await?,
             false => None,
         },
-        cgroup_v1: !files.exists(CGROUP_V2.into())?,
+        // A partial tree may lack both.
+        cgroup_v1: files.exists(CGROUP_V1.into())? && !files.exists(CGROUP_V2.into())?,
         network_lacks: match brings_network(&membership) {
             true => Vec::new(),
             false => network_lacks(files)?,
@@ -681,6 +685,13 @@ mod tests {
             with("v1.36.0", "containerd://1.7.28", false), Verdict::Warn, "at least 2.0";
             with("v1.37.0", "containerd://2.1.4", false), Verdict::Fail, "newer";
             with("v1.36.0", "cri-o://1.33.0", true), Verdict::Warn, "cgroup v1";
+            // The kubelet does not start, so the cluster does not report it.
+            versions(&ClusterState {
+                cgroup_v1: true,
+                ..state(Registered::Silent("connection refused".to_owned()), None)
+            }), Verdict::Warn, "from 1.35 on does not start, and the version of this kubelet is unknown";
+            versions(&state(Registered::Silent("connection refused".to_owned()), None)),
+                Verdict::Unknown, "connection refused";
         } {
             assert_eq!(found.status, status, "{}", found.why);
             assert!(found.why.contains(part), "{}", found.why);

@@ -523,7 +523,7 @@ mod tests {
                 .iter()
                 .all(|one| one.starts_with("cluster.node"))
         );
-        assert!(told(&["validation.image"]).len() == 1);
+        assert_eq!(told(&["validation.image"]).len(), 2);
     }
 
     #[test]
