@@ -362,7 +362,7 @@ fn a_plan_for_people() {
          \n\
          1 would change, 1 blocked\n\
          \n\
-         `install` changes nothing until this is solved.\n"
+         `install` changes nothing until this is resolved.\n"
     );
     plan.steps[1].outcome = Outcome::Satisfied;
     plan.exit = Exit::Drift;
