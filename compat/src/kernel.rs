@@ -74,22 +74,30 @@ fn newest_series(matrix: &Matrix, version: &DriverVersion) -> Option<(u32, u32)>
     let limits = (matrix.kernel_limits.iter())
         .filter(|row| row.driver.branch() == branch && row.driver <= *version)
         .map(|row| row.newest_kernel.series());
+    limits.max().max(newest_fixed(matrix, version))
+}
+
+/// Returns the newest mainline series for which a driver has all fixes.
+fn newest_fixed(matrix: &Matrix, version: &DriverVersion) -> Option<(u32, u32)> {
+    let branch = version.branch();
+    // An entry with a stable number is only about mainline kernels.
+    let rows = || (matrix.kernel_fixes.iter()).filter(|row| row.kernel.mainline()[2] == 0);
     // The fixes of the branch itself, or else of the nearest older branch with fixes.
     let listed = |row: &KernelFix| {
         let branches = row.first_fixed.iter().map(DriverVersion::branch);
         branches.filter(|one| *one <= branch).max()
     };
-    let known = matrix.kernel_fixes.iter().filter_map(listed).max()?;
+    let known = rows().filter_map(listed).max()?;
     let of = |versions: &[DriverVersion]| {
         let mut versions = versions.iter();
         versions.find(|one| one.branch() == known).cloned()
     };
-    let fixes: Vec<&KernelFix> = (matrix.kernel_fixes.iter())
+    let fixes: Vec<&KernelFix> = rows()
         .filter(|row| of(&row.first_fixed).is_some())
         .collect();
     // The first versions of the branch did not need the fixes for older kernels.
     let first = fixes.iter().map(|row| row.kernel.series()).min()?;
-    let before = (matrix.kernel_fixes.iter())
+    let before = rows()
         .map(|row| row.kernel.series())
         .filter(|series| *series < first)
         .max();
@@ -97,7 +105,7 @@ fn newest_series(matrix: &Matrix, version: &DriverVersion) -> Option<(u32, u32)>
         .filter(|row| known == branch && of(&row.first_fixed).is_some_and(|one| one <= *version))
         .filter(|row| of(&row.complete).is_none_or(|one| one <= *version))
         .map(|row| row.kernel.series());
-    limits.chain(before).chain(fixed).max()
+    fixed.chain(before).max()
 }
 
 /// A verified entry rejects a mainline kernel. Otherwise an entry is evidence against the driver.

@@ -65,6 +65,8 @@ fn verdicts() {
         ("", "", "580.178.04", "7.9.1", Unknown),
         ("", "", "580.65.06", "6.8.0-45-generic", Compatible),
         ("", "", "550.54.14", "6.8.0-45-generic", Compatible),
+        ("", "", "535.54.03", "5.15.0-161-generic", Compatible),
+        ("", "", "450.248.02", "5.15.0-161-generic", Compatible),
         ("", "", "595.112.07", "6.8.0-45-generic", Compatible),
         ("", "", "595.112.07", "6.18.0-1-generic", Unknown),
         ("", "13.0", "", "", Compatible),
