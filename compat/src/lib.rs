@@ -8,7 +8,7 @@
 //! let h100 = matrix.meanings("H100")?.into_iter().filter_map(|one| one.gpu).take(1).collect();
 //! let wish = Wish { gpus: h100, kernel: Some("6.8.0-45-generic".parse()?), ..Wish::default() };
 //! let pick = pick(&matrix, &wish)?;
-//! println!("{} with {} modules", pick.branch, pick.flavor);
+//! println!("{} with {} modules", pick.branch, pick.flavour);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
