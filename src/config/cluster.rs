@@ -123,6 +123,8 @@ pub(super) struct ClusterInputs<'a> {
     pub has_gpu: bool,
     /// The kernel of the next boot, or the kernel series of the release if it is unknown.
     pub kernel: Option<String>,
+    /// The machine boots with cgroup v1.
+    pub cgroup_v1: bool,
     /// What is wrong, as far as it was found.
     pub wrong: RefCell<Vec<ResolveError>>,
 }
@@ -286,11 +288,16 @@ impl ClusterInputs<'_> {
         let ignores_kernel = (ignored.iter().map(ToString::to_string)).any(|check| {
             check.eq_ignore_ascii_case("SystemVerification") || check.eq_ignore_ascii_case("all")
         });
-        let kernel = self.kernel.as_deref().filter(|_| !ignores_kernel);
-        if let Some(why) = kernel.and_then(|kernel| skew::with_kernel(&version, kernel)) {
+        let kernel = self.kernel.as_deref();
+        let reasons = [
+            kernel.and_then(|kernel| skew::with_kernel(&version, kernel)),
+            (self.cgroup_v1.then(|| skew::with_cgroup_v1(&version))).flatten(),
+        ];
+        let reasons: Vec<String> = reasons.into_iter().flatten().collect();
+        if !ignores_kernel && !reasons.is_empty() {
             return self.wrong(
                 "cluster.version",
-                &why,
+                &reasons.join("; "),
                 "use a release with a newer kernel, or set `cluster.ignore-preflight-errors = [\"SystemVerification\"]`: \
                  kubeadm then joins a kernel that Kubernetes does not support",
             );

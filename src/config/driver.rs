@@ -162,7 +162,7 @@ impl<'a> DriverInputs<'a> {
                 load_modules: self.profile.modules.load.clone(),
                 existing: self.config.existing.unwrap_or_default(),
                 rollback: self.config.rollback.unwrap_or(true),
-                vulnerable: self.vulnerable(),
+                vulnerable: self.vulnerable(row),
                 asked: self.config.branch.is_some() || self.config.version.is_some(),
                 reasons,
                 warnings,
@@ -239,10 +239,12 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// The security fixes that the exact version lacks, unless the settings allow that.
-    fn vulnerable(&self) -> Option<String> {
+    /// Returns the security fixes that the exact version lacks, unless the settings allow it or the source has no newer
+    /// version.
+    fn vulnerable(&self, row: &DriverRow) -> Option<String> {
         let version = self.config.version.as_ref()?;
-        let allowed = self.config.allow_vulnerable.unwrap_or(false);
+        let allowed =
+            self.config.allow_vulnerable.unwrap_or(false) || row.newest.as_ref() == Some(version);
         let lacking = security::of_driver(self.matrix, version).filter(|_| !allowed)?;
         Some(lacking.why)
     }
@@ -451,7 +453,12 @@ impl<'a> DriverInputs<'a> {
             next_kernel: kernel.get(1).cloned(),
             // An image is built on another machine than its instances.
             instance: facts.instance.filter(|_| !self.image),
-            nvswitch: shown(Fabric::Fm).or(facts.nvswitch).filter(|_| !self.image),
+            // Without a machine, only an instance type shows that there are no switches.
+            nvswitch: shown(Fabric::Fm)
+                .or(facts
+                    .nvswitch
+                    .filter(|_| !self.trial || self.facts.cloud.instance_type.is_some()))
+                .filter(|_| !self.image),
             nvlink_management: (shown(Fabric::FmNvlsm))
                 .or(facts.nvlink_management)
                 .filter(|_| !self.image),

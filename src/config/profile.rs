@@ -163,6 +163,9 @@ pub struct Release {
     pub headers: Vec<String>,
     /// The kernel series, if the release has only one. It counts where the kernel of the machine is unknown.
     pub kernel_series: Option<String>,
+    /// The release boots with cgroup v1 by default.
+    #[serde(default)]
+    pub cgroup_v1: bool,
     /// Packages with the modules of each kernel that container runtimes and pod networks need, where its image lacks
     /// them; with placeholders.
     #[serde(default)]

@@ -121,6 +121,8 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         has_gpu: matches!(gpus, Ok(Some(_))),
         kernel: (placeholders.kernels.last().map(ToString::to_string))
             .or_else(|| release.kernel_series.clone()),
+        // On a machine, the step reads the cgroup version.
+        cgroup_v1: inputs.flags.trial && release.cgroup_v1,
         wrong: RefCell::default(),
     }
     .resolve();

@@ -13,6 +13,9 @@ static TABLE: LazyLock<BTreeMap<u32, Xid>> = LazyLock::new(|| {
         .collect()
 });
 
+/// NVIDIA's catalog of Xid errors.
+pub const CATALOG: &str = "https://docs.nvidia.com/deploy/xid-errors/index.html";
+
 /// The action that an error requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -33,6 +36,31 @@ pub enum XidAction {
     CheckMechanics,
     /// Power-cycle the machine.
     RestartMachine,
+}
+
+impl XidAction {
+    /// The remedy, as text.
+    #[must_use]
+    pub const fn remedy(self) -> &'static str {
+        match self {
+            Self::None => "no action is needed: the driver handled the error",
+            Self::RestartApp => "restart the application",
+            // Only Xid 78 asks for an update.
+            Self::Update => {
+                "install the vGPU guest driver that matches the vGPU release of the hypervisor"
+            }
+            Self::ContactSupport => "run `nvidia-bug-report.sh`, and contact NVIDIA",
+            Self::ResetGpu => "reboot, or run `nvidia-smi --gpu-reset` when the GPU is unused",
+            Self::ResetFabric => {
+                "drain the node, then reboot it, or reset all its GPUs at once with `nvidia-smi --gpu-reset`"
+            }
+            Self::Reboot => "drain the node, then reboot it",
+            Self::CheckMechanics => "check the power cables and the seat of the GPU",
+            Self::RestartMachine => {
+                "stop and start the cloud instance (this deletes its local disks), or switch the machine off and on"
+            }
+        }
+    }
 }
 
 /// An error.

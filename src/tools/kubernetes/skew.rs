@@ -10,6 +10,15 @@ const OLDER: u64 = 3;
 /// false`.
 const CGROUP_V2: u64 = 35;
 
+/// The reason that holds for any kubelet of such a version.
+pub const CGROUP_V1: &str =
+    "the machine has cgroup v1, with which a kubelet from 1.35 on does not start";
+
+/// The remedy for a node with cgroup v1. Sources: Kubernetes, "About cgroup v2"; NVIDIA/OpenShell PR 360 (k3s).
+pub const CGROUP_V1_REMEDY: &str = "boot with `systemd.unified_cgroup_hierarchy=1` on the kernel command line (Enterprise Linux: run \
+     `grubby --update-kernel=ALL --args=systemd.unified_cgroup_hierarchy=1`, then reboot), or set `failCgroupV1: false` in the \
+     kubelet configuration (k3s, RKE2: `kubelet-arg: fail-cgroupv1=false` in `config.yaml`)";
+
 /// The first minor version whose kubeadm rejects older kernels (its check `SystemVerification`), and the minimum kernel
 /// version.
 const KERNEL: (u64, (u64, u64)) = (32, (4, 19));
