@@ -91,6 +91,9 @@ pub struct Effects {
     /// Files and links below `/etc` that were there before the packages, and that their removal may take along.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub there: BTreeSet<Utf8PathBuf>,
+    /// Later transactions that are undone together with this one. Their records are removed as well.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub merged: BTreeSet<String>,
 }
 
 /// Accounts, and files below `/etc`, that no package lists.
@@ -177,6 +180,7 @@ impl Inventory {
                 })
                 .cloned()
                 .collect(),
+            merged: BTreeSet::new(),
         }
     }
 }
@@ -188,6 +192,7 @@ impl Effects {
         let nothing = Self {
             there: self.there.clone(),
             beside: self.beside.clone(),
+            merged: self.merged.clone(),
             ..Self::default()
         };
         *self == nothing
@@ -271,6 +276,7 @@ impl Effects {
                 etc: &self.beside.etc | &later.beside.etc,
             },
             there: &(&self.there | &later.there) - &self.beside.etc,
+            merged: union(&self.merged, &later.merged),
         }
     }
 }

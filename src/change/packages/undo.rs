@@ -53,6 +53,7 @@ impl Applier {
         };
         if effects.is_empty() {
             self.name_beside(&effects.beside, sink).await?;
+            self.forget_transactions(transaction, effects)?;
             return Ok(Reverted::nothing("the transaction changed no package"));
         }
         let (mut endings, all_gone) = self
@@ -69,7 +70,7 @@ impl Applier {
         let reverted = Reverted::of(endings);
         // A package that appears later was installed by somebody else.
         if all_gone && !matches!(reverted, Reverted::Left { .. }) {
-            self.forget_transaction(transaction)?;
+            self.forget_transactions(transaction, effects)?;
         }
         Ok(reverted)
     }
