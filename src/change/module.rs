@@ -176,13 +176,11 @@ impl Applier {
     /// Removes what is left of a `dkms add` that a power cut or a kill has ended: a folder of a version
     /// without its link `source` and without anything built. DKMS does not know such a version, and the
     /// scripts of Debian's packages fail on it for ever.
-    pub(super) fn remove_torn_trees(&self, sink: &dyn Sink) -> Result<(), Problem> {
+    pub(super) async fn remove_torn_trees(&self, sink: &dyn Sink) -> Result<(), Problem> {
         let files = &self.host.files;
-        if dkms::running(&**files, &*self.host.system)?.is_some() {
-            // Perhaps it is adding that version now.
-            sink.note("DKMS is running, so its incomplete versions are not removed");
-            return Ok(());
-        }
+        // It may be adding such a version now. The package scripts that run next would also start a second DKMS.
+        self.wait_for_other_dkms("complete an interrupted transaction", sink)
+            .await?;
         let folders = |path: &Utf8Path| -> Result<Vec<Utf8PathBuf>, Problem> {
             let mut found = Vec::new();
             for name in files.list(path)? {
