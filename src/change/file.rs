@@ -39,7 +39,8 @@ impl Restored {
 }
 
 impl Applier {
-    /// The undo of files that are about to be written or removed, each with what the change leaves.
+    /// The undo of files that are about to be written or removed, each with what the change leaves. A symlink in place of such a
+    /// file is replaced, one in place of a directory is followed, unless a user other than root could redirect it.
     pub(super) fn capture_files(
         &self,
         wanted: impl IntoIterator<Item = (Utf8PathBuf, FileAfter)>,
@@ -47,6 +48,9 @@ impl Applier {
         let mut files = Vec::new();
         let mut created_folders: Vec<Utf8PathBuf> = Vec::new();
         for (path, after) in wanted {
+            if let Some(folder) = path.parent() {
+                self.refuse_redirected(folder)?;
+            }
             for folder in path.ancestors().skip(1) {
                 if self.host.files.stat(folder)?.is_some() {
                     break;
@@ -76,6 +80,13 @@ impl Applier {
     /// # Errors
     /// If a symlink leads through a path that other users may change, or if the path cannot be examined.
     pub(super) fn target_of(&self, path: &Utf8Path) -> Result<Utf8PathBuf, Problem> {
+        self.refuse_redirected(path)?;
+        let files = &*self.host.files;
+        Ok(files.resolve(path)?.unwrap_or_else(|| path.to_owned()))
+    }
+
+    /// Refuses a path with a symlink that a user other than root could have created or could change.
+    fn refuse_redirected(&self, path: &Utf8Path) -> Result<(), Problem> {
         let files = &*self.host.files;
         for at in path.ancestors() {
             // The nearest ancestor that exists. `stat` does not follow a symlink, so a dangling one is found too.
@@ -87,7 +98,7 @@ impl Applier {
             }
             break;
         }
-        Ok(files.resolve(path)?.unwrap_or_else(|| path.to_owned()))
+        Ok(())
     }
 
     /// Keeps what a change writes over a file of somebody else's: without it nobody can tell its lines from those that
