@@ -40,7 +40,9 @@ impl Restored {
 }
 
 impl Applier {
-    /// Creates the undo of files that are about to be written or removed. Each file comes with its state after the change.
+    /// Creates the undo of files that are about to be written or removed. Each file comes with its state after the change. A
+    /// symlink in place of such a file is replaced. A symlink in place of a directory is followed, unless a user other than
+    /// root could redirect it.
     pub(super) fn capture_files(
         &self,
         wanted: impl IntoIterator<Item = (Utf8PathBuf, FileAfter)>,
@@ -48,6 +50,9 @@ impl Applier {
         let mut files = Vec::new();
         let mut created_folders: Vec<Utf8PathBuf> = Vec::new();
         for (path, after) in wanted {
+            if let Some(folder) = path.parent() {
+                self.refuse_redirected(folder)?;
+            }
             for folder in path.ancestors().skip(1) {
                 if self.host.files.stat(folder)?.is_some() {
                     break;
@@ -77,6 +82,13 @@ impl Applier {
     /// # Errors
     /// If a symlink leads through a path that other users may change, or if the path cannot be examined.
     pub(super) fn target_of(&self, path: &Utf8Path) -> Result<Utf8PathBuf, Problem> {
+        self.refuse_redirected(path)?;
+        let files = &*self.host.files;
+        Ok(files.resolve(path)?.unwrap_or_else(|| path.to_owned()))
+    }
+
+    /// Refuses a path with a symlink that a user other than root could have created or could change.
+    fn refuse_redirected(&self, path: &Utf8Path) -> Result<(), Problem> {
         let files = &*self.host.files;
         for at in path.ancestors() {
             // The nearest existing ancestor. `stat` does not follow symlinks, so it also finds a dangling one.
@@ -88,7 +100,7 @@ impl Applier {
             }
             break;
         }
-        Ok(files.resolve(path)?.unwrap_or_else(|| path.to_owned()))
+        Ok(())
     }
 
     /// Stores the content that a change writes over an existing file. It is needed to distinguish our lines from lines that are

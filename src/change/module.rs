@@ -175,13 +175,11 @@ impl Applier {
 
     /// Removes the remains of an interrupted `dkms add`: a version directory without its `source` symlink and without builds.
     /// DKMS does not list such a version, and scripts of Debian packages fail because of it.
-    pub(super) fn remove_torn_trees(&self, sink: &dyn Sink) -> Result<(), Problem> {
+    pub(super) async fn remove_torn_trees(&self, sink: &dyn Sink) -> Result<(), Problem> {
         let files = &self.host.files;
-        if dkms::running(&**files, &*self.host.system)?.is_some() {
-            // It may be adding this version now.
-            sink.note("DKMS is running, so its incomplete versions are not removed");
-            return Ok(());
-        }
+        // It may be adding such a version now. The package scripts that run next would also start a second DKMS.
+        self.wait_for_other_dkms("complete an interrupted transaction", sink)
+            .await?;
         let folders = |path: &Utf8Path| -> Result<Vec<Utf8PathBuf>, Problem> {
             let mut found = Vec::new();
             for name in files.list(path)? {

@@ -237,17 +237,21 @@ impl Undo {
         match (self, older) {
             (
                 Self::Packages {
+                    transaction: later,
                     effects: Some(mine),
-                    ..
                 },
                 Self::Packages {
                     transaction,
                     effects: Some(theirs),
                 },
-            ) => Some(Self::Packages {
-                transaction: transaction.clone(),
-                effects: Some(Box::new(theirs.and_then(mine))),
-            }),
+            ) => {
+                let mut effects = theirs.and_then(mine);
+                effects.merged.insert(later.clone());
+                Some(Self::Packages {
+                    transaction: transaction.clone(),
+                    effects: Some(Box::new(effects)),
+                })
+            }
             (Self::Afterwards { then: mine }, Self::Afterwards { then: theirs }) => {
                 Some(Self::Afterwards {
                     then: union(theirs, mine),

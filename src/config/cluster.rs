@@ -50,6 +50,8 @@ const STARTUP_TAINT: &str =
 struct CommunityPackages {
     fingerprints: Vec<Fingerprint>,
     packages: Vec<String>,
+    /// The oldest minor version.
+    oldest: u32,
     source: String,
     repository: BTreeMap<Manager, PackagesRow>,
 }
@@ -254,18 +256,15 @@ impl ClusterInputs<'_> {
             &config.version,
             "name the cluster's version of Kubernetes, such as \"1.36\"; `kubectl version` shows it",
         );
-        // kubeadm understands v1beta4 from 1.31 on (kubernetes/kubernetes#125029), and that of 1.31 wants conntrack, which
-        // kubelet's package does not bring any more (kubernetes/kubernetes#135306).
-        if config
-            .version
-            .as_ref()
-            .is_some_and(|version| version.minor < 32)
-        {
+        let oldest = KUBERNETES.oldest;
+        if (config.version.as_ref()).is_some_and(|version| version.minor < oldest) {
             self.wrong::<()>(
                 "cluster.version",
-                "kubeadm up to 1.31 does not understand our configuration (v1beta4), or needs conntrack, which kubelet's \
-                 package does not bring",
-                "use a cluster of 1.32 or newer, or `cluster.join = \"command\"`",
+                &format!(
+                    "1.{oldest} is the oldest version of Kubernetes that is installed; older ones are end-of-life, and their \
+                     repositories may keep an expired key"
+                ),
+                &format!("use a cluster of 1.{oldest} or newer, or `cluster.join = \"command\"`"),
             );
         }
         let mut wanted = RuntimeKind::ALL

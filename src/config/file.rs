@@ -327,7 +327,7 @@ settings! {
         /// How the machine joins: `"kubeadm"`, `"k3s"`, `"rke2"`, `"eks"`, `"command"`; `"managed"` where the provider
         /// has joined it already (node pools of GKE, AKS, EKS): then it gets its labels, and loses the startup taint.
         pub join: Option<JoinKind> => r#"`"none"`"#,
-        /// kubeadm: the version of Kubernetes, such as `"1.36"`, or `"1.36.4"`. It selects the community's repository
+        /// kubeadm: the version of Kubernetes from 1.34 on, such as `"1.36"`, or `"1.36.4"`. It selects the community's repository
         /// of that minor version; kubelet, kubeadm and kubectl are installed and held. A kubelet may not be newer than
         /// the API server.
         pub version: Option<KubernetesVersion>,

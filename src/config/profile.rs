@@ -507,4 +507,27 @@ mod tests {
             assert_eq!(Profile::built_in(name).unwrap().name, name);
         }
     }
+
+    #[test]
+    fn each_branch_of_a_fabric_row_has_a_driver() {
+        for name in built_in_names() {
+            let profile = Profile::built_in(name).unwrap();
+            for fabric in &profile.fabric {
+                for (release, branch) in (fabric.releases.iter())
+                    .flat_map(|release| fabric.branches.iter().map(move |branch| (release, branch)))
+                {
+                    let serves = |driver: &DriverRow| {
+                        driver.source == fabric.source
+                            && driver.releases.contains(release)
+                            && driver.branches.contains(branch)
+                    };
+                    assert!(
+                        profile.driver.iter().any(serves),
+                        "{name} {release}: `{}` has no driver of branch {branch}",
+                        fabric.source
+                    );
+                }
+            }
+        }
+    }
 }

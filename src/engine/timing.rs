@@ -92,8 +92,8 @@ pub fn last_timing(host: &Host) -> Result<Option<Timing>, EngineError> {
 /// # Errors
 /// If the journal cannot be read.
 pub(super) fn ready_by(host: &Host, run: &str) -> Result<Option<f64>, EngineError> {
-    let lines = Journal::read(host)?.lines;
-    let last = installations(&lines)
+    let history = Journal::read(host)?;
+    let last = installations(&history.lines)
         .pop()
         .filter(|lines| lines.iter().any(|line| line.run == run));
     let timing = last.map(of).filter(|timing| !timing.spans.is_empty());

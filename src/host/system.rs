@@ -147,7 +147,7 @@ impl System for ProcFiles {
             pid,
             name: text("comm").map(|name| one_line(&name)),
             command: text("cmdline").map(|line| one_line(&line)),
-            uid: text("status").and_then(|status| uid(&status)),
+            uid: text("status").and_then(|status| real_user(&status)),
         }
     }
 
@@ -168,7 +168,8 @@ fn total(meminfo: &str) -> Option<u64> {
 }
 
 /// Returns the real user ID in `/proc/PID/status`, proc_pid_status(5).
-fn uid(status: &str) -> Option<u32> {
+#[must_use]
+pub fn real_user(status: &str) -> Option<u32> {
     let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     uids.split_whitespace().next()?.parse().ok()
 }
@@ -230,6 +231,6 @@ mod tests {
 
     reads_any_text!(
         "(MemTotal:|Uid:|kB|\n|.)*",
-        |text| total(&text); uid(&text)
+        |text| total(&text); real_user(&text)
     );
 }

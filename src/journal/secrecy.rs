@@ -226,7 +226,7 @@ mod tests {
         let appended = records
             .into_iter()
             .try_for_each(|record| journal.append(record).map(|_| ()));
-        let lines = Journal::read(&host)?.lines;
+        let lines = Journal::read(&host)?.lines.clone();
         appended?;
         Ok(lines.into_iter().map(|line| line.record).collect())
     }

@@ -26,6 +26,24 @@ pub struct Journal {
     state: Arc<Mutex<StoreState>>,
 }
 
+/// The journal that was parsed last. One `check` needs it in several places.
+static PARSED: LastParsed = LastParsed(Mutex::new(None));
+
+struct LastParsed(Mutex<Option<(Vec<u8>, Arc<History>)>>);
+
+impl LastParsed {
+    /// Parses the content, unless it is the same as last time.
+    fn parse(&self, path: &Utf8Path, content: Vec<u8>) -> Result<Arc<History>, JournalError> {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, history)) = last.as_ref().filter(|(parsed, _)| *parsed == content) {
+            return Ok(Arc::clone(history));
+        }
+        let history = Arc::new(parse(path, &content)?);
+        *last = Some((content, Arc::clone(&history)));
+        Ok(history)
+    }
+}
+
 struct StoreState {
     lines: Vec<JournalLine>,
     /// Whether the last line lacks a line feed.
@@ -44,10 +62,10 @@ impl Journal {
     ///
     /// # Errors
     /// See [`JournalError`].
-    pub fn read(host: &Host) -> Result<History, JournalError> {
+    pub fn read(host: &Host) -> Result<Arc<History>, JournalError> {
         let path = path();
         let content = host.files.read(&path)?.unwrap_or_default();
-        let history = parse(&path, &content)?;
+        let history = PARSED.parse(&path, content)?;
         refuse_lost(host, &history)?;
         Ok(history)
     }
@@ -199,4 +217,23 @@ fn refuse_lost(host: &Host, history: &History) -> Result<(), JournalError> {
         return Ok(());
     }
     Err(JournalError::Lost { path })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::LastParsed;
+
+    #[test]
+    fn an_unchanged_journal_is_parsed_once() {
+        let parsed = LastParsed(Mutex::new(None));
+        let parse = |content: &str| parsed.parse("/journal.jsonl".into(), content.into());
+        let first = parse("").unwrap();
+        assert!(Arc::ptr_eq(&first, &parse("").unwrap()));
+        let torn = parse("{").unwrap();
+        assert!(torn.torn.is_some());
+        assert!(parse("[]\n").is_err());
+        assert!(Arc::ptr_eq(&torn, &parse("{").unwrap()));
+    }
 }

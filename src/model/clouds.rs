@@ -248,13 +248,24 @@ static CLOUDS: LazyLock<Vec<CloudRow>> = LazyLock::new(|| {
     let files = folder("clouds").into_iter().flatten();
     let mut rows: Vec<CloudRow> = files
         .map(|(name, text)| {
-            toml::from_str(text)
+            parse(text)
                 .unwrap_or_else(|error| panic!("clouds/{name}.toml, which a test reads: {error}"))
         })
         .collect();
     rows.sort_by_key(|row| row.base);
     rows
 });
+
+fn parse(text: &str) -> Result<CloudRow, String> {
+    let row: CloudRow = toml::from_str(text).map_err(|error| error.to_string())?;
+    let is_unused = |row: &SecretRow| {
+        row.identity == Identity::Bearer && !(row.service.is_empty() && row.headers.is_empty())
+    };
+    match row.secret.as_ref().is_some_and(is_unused) {
+        true => Err("`service` and `headers` are only for the identity `signed-v4`".to_owned()),
+        false => Ok(row),
+    }
+}
 
 /// All of them; those on which others are built come last.
 #[must_use]
@@ -285,7 +296,20 @@ pub fn header(text: &'static str) -> (&'static str, &'static str) {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{all, folder};
+    use super::{all, folder, parse};
+
+    #[test]
+    fn keys_without_effect_are_rejected() {
+        let (_, azure) = (folder("clouds").unwrap())
+            .find(|(name, _)| *name == "azure")
+            .unwrap();
+        assert!(azure.contains("[secret]\n") && parse(azure).is_ok());
+        for key in ["service = \"vault\"", "headers = [\"a: b\"]"] {
+            let text = azure.replace("[secret]\n", &format!("[secret]\n{key}\n"));
+            let error = parse(&text).unwrap_err();
+            assert!(error.contains("`signed-v4`"), "{error}");
+        }
+    }
 
     #[test]
     fn every_file_is_a_cloud_with_a_mark_and_one_way_to_its_keys() {

@@ -93,10 +93,7 @@ fn program_of(service: &str) -> Option<Utf8PathBuf> {
 
 /// The service: what `check` ends with if something fails, or if the cluster cannot be told, is no failure of the unit: the
 /// heartbeat of the condition tells that. A `check` that hangs, as NVML may, is ended.
-/// Whoever stops the timer stops a `check` that runs.
-///
-/// It has no option that gives it a mount namespace, such as `ProtectSystem` or `PrivateTmp`: the kubelet would look like a process
-/// of a container, and `/etc` and `/usr` would be reported as read-only.
+/// Whoever stops the timer stops a `check` that runs. [`SANDBOX`] limits its permissions.
 fn service(program: &Utf8Path, wish: &ReportsWish) -> String {
     let mut command = format!("{} check --as-installed", quoted(program));
     if let Some(path) = &wish.metrics {
@@ -118,15 +115,42 @@ fn service(program: &Utf8Path, wish: &ReportsWish) -> String {
          TimeoutStopSec=10s\n\
          TasksMax=64\n\
          Nice=10\n\
-         NoNewPrivileges=yes\n\
-         RestrictSUIDSGID=yes\n\
-         RestrictRealtime=yes\n\
-         LockPersonality=yes\n\
          StandardInput=null\n\
          StandardOutput=null\n\
-         UMask=0022\n"
+         \n\
+         {SANDBOX}"
     )
 }
+
+/// The sandbox of the service, with the reason for each common option of `systemd-analyze security` that is missing. A mount
+/// namespace would make the kubelet look like a process of a container, and `/etc` and `/usr` would be reported as read-only.
+///
+/// A call that is not in the filter returns `ENOSYS`, as on a kernel without it, because the filter of an old systemd does not
+/// contain calls such as `openat2`, and programs try an older call then.
+const SANDBOX: &str = "\
+# Not used, because they create a mount namespace, which hides the kubelet, container runtimes and the state of /etc and /usr:
+# ProtectSystem, ProtectHome, PrivateTmp, ProtectKernelTunables, ProtectKernelModules, ProtectKernelLogs, ProtectControlGroups,
+# ProtectProc, ProcSubset, ProtectHostname. The capabilities and system calls for most of these changes are missing below.
+# PrivateDevices, ProtectClock and DevicePolicy hide the GPUs. PrivateNetwork and IPAddressDeny hide the metadata service and
+# the API server. With PrivateUsers or User, files of root are unreadable. MemoryDenyWriteExecute also applies to
+# Python (dnf) and the NVIDIA libraries, which may need such memory.
+NoNewPrivileges=yes
+RestrictSUIDSGID=yes
+RestrictRealtime=yes
+RestrictNamespaces=yes
+LockPersonality=yes
+KeyringMode=private
+LimitCORE=0
+UMask=0077
+# D-Bus and runtime sockets, the API server, and the network interfaces.
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=ENOSYS
+# Files of other users (CHOWN, DAC_*, FOWNER), device nodes that NVML creates (MKNOD), configuration space of PCI devices and NVML
+# (SYS_ADMIN), other processes (KILL, SYS_PTRACE), the kernel log (SYSLOG).
+CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_KILL CAP_MKNOD CAP_SYS_ADMIN CAP_SYS_PTRACE CAP_SYSLOG
+";
 
 /// The nodes of a pool do not all ask their API server at the same second.
 fn timer() -> String {
@@ -335,14 +359,10 @@ mod tests {
             );
             let made = after(bare(), &changes);
             let service = made.service.as_deref().unwrap_or_default();
-            assert!(service.contains("\nNoNewPrivileges=yes\n"), "{service}");
-            for option in [
-                "ProtectSystem",
-                "ProtectHome",
-                "PrivateTmp",
-                "PrivateDevices",
-                "Paths=",
-            ] {
+            for option in ["NoNewPrivileges=yes", "SystemCallFilter=@system-service"] {
+                assert!(service.contains(&format!("\n{option}\n")), "{service}");
+            }
+            for option in ["\nProtect", "\nPrivate", "Paths="] {
                 assert!(
                     !service.contains(option),
                     "it would have a mount namespace: {option}"

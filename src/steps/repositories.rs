@@ -35,6 +35,8 @@ struct OnDisk {
 struct RepositoriesState {
     repositories: Vec<OnDisk>,
     pins: Vec<Option<String>>,
+    /// The administrator's record that selects other versions of the driver packages.
+    contrary: Option<String>,
 }
 
 fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
@@ -76,6 +78,14 @@ fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
     }
     for (path, _) in cx.desired.pins.iter().filter_map(|pin| backend.pin(pin)) {
         state.pins.push(files.read_text(&path)?);
+    }
+    let driver = cx.desired.driver.iter().flat_map(|one| &one.packages);
+    let names: Vec<&str> = driver.map(|wish| wish.name.as_str()).collect();
+    for pin in &cx.desired.pins {
+        if let Some(line) = backend.contrary(files, pin, &names)?.first() {
+            let version = &pin.version;
+            state.contrary = Some(format!("{line}, but the settings select {version}"));
+        }
     }
     Ok(state)
 }
@@ -132,6 +142,12 @@ fn no_priority(path: &Utf8Path, name: &str) -> String {
 
 fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
     let backend = desired.packages.manager.backend();
+    if let Some(why) = &state.contrary {
+        return Assessment::blocked(
+            why,
+            "set `driver.branch` or `driver.version` to the versions of that record, or remove the record",
+        );
+    }
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     for (repository, found) in desired.repositories.iter().zip(&state.repositories) {
         if let Some(why) = drift(backend, repository, found) {
@@ -263,6 +279,7 @@ mod tests {
             pins: (want.pins.iter())
                 .map(|pin| apt().pin(pin).map(|(_, text)| text))
                 .collect(),
+            contrary: None,
         };
         decide(&good, &want).expect_satisfied();
 
@@ -299,6 +316,7 @@ mod tests {
         let state = |found: &OnDisk| RepositoriesState {
             repositories: vec![found.clone()],
             pins: vec![],
+            contrary: None,
         };
         let (_, changes) = decide(&state(&found), &want).expect_needs();
         let (path, text) = apt().priority(&want.repositories[0]).expect("a priority");

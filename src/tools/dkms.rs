@@ -28,23 +28,41 @@ pub const UNIT: &str = "dkms.service";
 /// # Errors
 /// If processes cannot be listed, or one cannot be inspected by root.
 pub fn running(files: &dyn ReadFiles, system: &dyn System) -> Result<Option<Process>, FilesError> {
-    // A script: `/bin/bash /usr/sbin/dkms install ...`. Check the executable, because some setuid programs become root with
-    // arbitrary arguments.
-    let works = |process: &Process| {
-        let mut words = process.command.as_deref().unwrap_or_default().split(' ');
-        let mut first = words.by_ref().take(3);
-        let is_dkms = first.any(|word| Utf8Path::new(word).file_name() == Some("dkms"));
-        process.uid == Some(0) && is_dkms && words.next() != Some("status")
-    };
-    for process in system.processes()?.into_iter().filter(works) {
-        let exe = link_of(files, process.pid, &format!("/proc/{}/exe", process.pid))?;
-        let is_script = (exe.as_ref().and_then(|exe| exe.file_name()))
-            .is_some_and(|name| matches!(name, "bash" | "dkms"));
-        if is_script && is_in_own_namespaces(files, process.pid)? {
+    for process in system.processes()? {
+        let pid = process.pid;
+        let is_dkms = process.uid == Some(0)
+            && match runs_dkms(&process) {
+                // Setuid programs such as `sudo` also run as root with these arguments.
+                true => is_interpreter(link_of(files, pid, &format!("/proc/{pid}/exe"))?),
+                // The compiler of a DKMS that was killed.
+                false => {
+                    process.is_called("make")
+                        && link_of(files, pid, &format!("/proc/{pid}/cwd"))?
+                            .is_some_and(|folder| folder.starts_with(TREE))
+                }
+            };
+        if is_dkms && is_in_own_namespaces(files, pid)? {
             return Ok(Some(process));
         }
     }
     Ok(None)
+}
+
+/// Whether the command line is that of the script, `/bin/bash /usr/sbin/dkms install ...`, and not of a query.
+fn runs_dkms(process: &Process) -> bool {
+    let mut words = process.command.as_deref().unwrap_or_default().split(' ');
+    let mut first = words.by_ref().take(3);
+    first.any(|word| Utf8Path::new(word).file_name() == Some("dkms"))
+        && words.next() != Some("status")
+}
+
+/// Whether an executable can run the script. The kernel appends ` (deleted)` if an upgrade has replaced the file.
+fn is_interpreter(exe: Option<Utf8PathBuf>) -> bool {
+    let name = exe.as_ref().and_then(|exe| exe.file_name());
+    name.is_some_and(|name| {
+        let name = name.strip_suffix(" (deleted)").unwrap_or(name);
+        matches!(name, "bash" | "dash" | "sh" | "busybox" | "dkms")
+    })
 }
 
 /// Returns the file that DKMS reads after a module's `dkms.conf` (dkms(8), "dkms.conf overriding").

@@ -70,7 +70,7 @@ fn wrong_configuration() {
         "repositories.\"../x\".url = \"http://127.0.0.1/\"\n",
         "driver.branch = 580\ndriver.version = \"535.261.03\"\n",
         "cluster.join = \"kubeadm\"\n",
-        "cluster.join = \"kubeadm\"\ncluster.version = \"1.31\"\n",
+        "cluster.join = \"kubeadm\"\ncluster.version = \"1.33\"\n",
         "cluster.join = \"eks\"\ncluster.taints = [\"a=b:NoSchedule\"]\nruntime.use = []\n",
         "cluster.join = \"kubeadm\"\ncluster.version = \"1.34\"\nruntime.use = [\"docker\"]\n",
         "cluster.join = \"kubeadm\"\ncluster.version = \"1.34\"\ncluster.server = \"https://10.0.0.1:6443\"\n",

@@ -89,6 +89,9 @@ pub struct Effects {
     /// Files and symlinks in `/etc` that existed before the packages, and that the removal of the packages may remove.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub there: BTreeSet<Utf8PathBuf>,
+    /// Later transactions that are undone together with this one. Their records are removed as well.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub merged: BTreeSet<String>,
 }
 
 /// Accounts, and files in `/etc`, that belong to no package.
@@ -173,6 +176,7 @@ impl Inventory {
                 })
                 .cloned()
                 .collect(),
+            merged: BTreeSet::new(),
         }
     }
 }
@@ -184,6 +188,7 @@ impl Effects {
         let nothing = Self {
             there: self.there.clone(),
             beside: self.beside.clone(),
+            merged: self.merged.clone(),
             ..Self::default()
         };
         *self == nothing
@@ -267,6 +272,7 @@ impl Effects {
                 etc: &self.beside.etc | &later.beside.etc,
             },
             there: &(&self.there | &later.there) - &self.beside.etc,
+            merged: union(&self.merged, &later.merged),
         }
     }
 }

@@ -215,11 +215,18 @@ impl Applier {
         Ok(brought)
     }
 
-    /// Removes the record of a transaction that is completely undone.
-    pub(super) fn forget_transaction(&self, name: &str) -> Result<(), Problem> {
-        let path = self.transaction_path(name);
-        if self.host.files.exists(&path)? {
-            self.host.files.remove(&path)?;
+    /// Removes the records of a reverted transaction and of those that were reverted together with it.
+    pub(super) fn forget_transactions(
+        &self,
+        transaction: &str,
+        effects: &Effects,
+    ) -> Result<(), Problem> {
+        let merged = effects.merged.iter().map(String::as_str);
+        for name in merged.chain([transaction]) {
+            let path = self.transaction_path(name);
+            if self.host.files.exists(&path)? {
+                self.host.files.remove(&path)?;
+            }
         }
         Ok(())
     }

@@ -18,7 +18,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
         self.exclusively(sink, async {
-            self.remove_torn_trees(sink)?;
+            self.remove_torn_trees(sink).await?;
             let Some(configure) = self.backend.configure() else {
                 self.complete(undo, sink).await?;
                 return self.check_consistent().await;

@@ -53,6 +53,7 @@ impl Applier {
         };
         if effects.is_empty() {
             self.name_beside(&effects.beside, sink).await?;
+            self.forget_transactions(transaction, effects)?;
             return Ok(Reverted::nothing(
                 "the transaction did not change any package",
             ));
@@ -71,7 +72,7 @@ impl Applier {
         let reverted = Reverted::of(endings);
         // A package that appears later was installed by another program.
         if all_gone && !matches!(reverted, Reverted::Left { .. }) {
-            self.forget_transaction(transaction)?;
+            self.forget_transactions(transaction, effects)?;
         }
         Ok(reverted)
     }

@@ -247,6 +247,71 @@ async fn symlink_through_foreign_directory_is_rejected() {
     }
 }
 
+/// The directories in which changes write files.
+const DIRECTORIES: [&str; 20] = [
+    "/etc/apt/apt.conf.d",
+    "/etc/apt/preferences.d",
+    "/etc/apt/sources.list.d",
+    "/etc/cdi",
+    "/etc/containerd",
+    "/etc/dkms",
+    "/etc/dnf",
+    "/etc/docker",
+    "/etc/eks/nodeadm.d",
+    "/etc/modprobe.d",
+    "/etc/modules-load.d",
+    "/etc/needrestart/conf.d",
+    "/etc/rancher/k3s",
+    "/etc/sysctl.d",
+    "/etc/systemd/system",
+    "/etc/udev/rules.d",
+    "/etc/yum.repos.d",
+    "/usr/share/keyrings",
+    "/var/lib/kubelet",
+    "/run/gpu-bootstrap",
+];
+
+#[tokio::test]
+async fn a_directory_that_a_user_can_redirect_is_not_written() {
+    for directory in DIRECTORIES {
+        for (owner, is_refused) in [(1000, true), (0, false)] {
+            let machine = TestMachine::new();
+            let files = &machine.fakes.files;
+            files.put_folder("/srv/ada/files", 0o755);
+            files.own("/srv/ada", owner, owner);
+            files.put_link(directory, "/srv/ada/files");
+            let path = format!("{directory}/gpu-bootstrap");
+            let written = machine.apply(&Change::write(path, "ours\n")).await;
+            assert_eq!(written.is_err(), is_refused, "{directory}: {written:?}");
+            if let Err(error) = written {
+                assert!(one_line(&error).contains("/srv/ada"), "{error}");
+            }
+            let is_there = files.exists("/srv/ada/files/gpu-bootstrap".into());
+            assert_eq!(is_there.unwrap(), !is_refused, "{directory}");
+        }
+    }
+    let machine = TestMachine::new();
+    let files = &machine.fakes.files;
+    machine.fakes.http.serve(URL, KEYS);
+    files.put_folder("/srv/ada", 0o755);
+    files.own("/srv/ada", 1000, 1000);
+    files.put_link("/etc/apt/preferences.d", "/srv/ada");
+    let error = machine.apply(&add(FIRST)).await.unwrap_err();
+    assert!(one_line(&error).contains("/srv/ada"), "{error}");
+}
+
+/// A user's symlink in place of a file is replaced.
+#[tokio::test]
+async fn a_symlink_in_place_of_a_file_is_not_written_through() {
+    let machine = TestMachine::new();
+    let files = &machine.fakes.files;
+    files.put("/root/victim", "theirs\n");
+    files.put_link("/etc/modprobe.d/gpu-bootstrap.conf", "/root/victim");
+    let change = Change::write("/etc/modprobe.d/gpu-bootstrap.conf", "ours\n");
+    machine.apply_and_undo(&change).await;
+    assert_eq!(files.text("/root/victim"), "theirs\n");
+}
+
 #[tokio::test]
 async fn tool_output_is_synced_before_change_completes() {
     let machine = TestMachine::new();

@@ -6,6 +6,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     archive::{Archive, Kind, Offered, hold_lock, release_lock},
     kit::{STATE, TestMachine},
+    system::run_process,
     with_each_manager,
 };
 use crate::{
@@ -571,6 +572,28 @@ async fn half_configured_packages_are_repaired_first(kind: Kind) {
     );
     assert!(files.exists(built.into()).unwrap());
     machine.apply(&install(&["docker.io"])).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_repair_waits_for_another_dkms_and_keeps_its_version() {
+    let (machine, apt) = docker(Kind::Apt);
+    apt.installed.lock().unwrap().get_mut("bash").unwrap().half = true;
+    apt.write(&machine.fakes.files);
+    let files = &machine.fakes.files;
+    let added = Utf8Path::new("/var/lib/dkms/nvidia/580.1/build");
+    files.create_folder(added, 0o755).unwrap();
+    run_process(&machine, 41, "/bin/bash /usr/sbin/dkms add nvidia/580.1");
+    let error = machine.apply(&Change::RepairPackages).await.unwrap_err();
+    assert_eq!((error.reason(), error.passes()), ("dkms-busy", true));
+    assert!(files.exists(added).unwrap());
+    let lines = machine.fakes.exec.lines();
+    assert!(
+        !lines.iter().any(|line| line.contains("--configure")),
+        "{lines:#?}"
+    );
+    files.take("/proc/41");
+    machine.apply(&Change::RepairPackages).await.unwrap();
+    assert!(!files.exists(added).unwrap());
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ use crate::{
     change::{Applier, Change, Reverted, STOPPED, Undo, Verbs},
     error::Report,
     host::{
+        ReadFiles as _,
         exec::Status,
         fake::{diff, ok},
     },
@@ -258,6 +259,28 @@ async fn stopped_undo_completes_in_the_next_run(kind: Kind) {
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
     let now = apt.installed.lock().unwrap();
     assert!(now.contains_key("podman") && !now.contains_key("docker.io"));
+}
+
+#[tokio::test]
+async fn transactions_that_are_undone_together_leave_no_record() {
+    let (machine, apt) = docker(Kind::Apt);
+    for name in ["podman", "vim"] {
+        apt.offer(name, Offered::new("4", &[]));
+    }
+    let mut undo: Option<Undo> = None;
+    for name in ["docker.io", "podman", "vim"] {
+        let newer = machine.apply(&install(&[name])).await.unwrap();
+        undo = Some(match undo {
+            Some(older) => newer.merge(&older).unwrap(),
+            None => newer,
+        });
+    }
+    let records = || (machine.fakes.files).list(format!("{STATE}/transactions").as_str().into());
+    assert_eq!(records().unwrap().len(), 3);
+    machine.revert(&undo.unwrap()).await;
+    assert_eq!(records().unwrap(), Vec::<String>::new());
+    let installed = apt.installed.lock().unwrap();
+    assert!(!installed.contains_key("docker.io") && !installed.contains_key("vim"));
 }
 
 /// A later version must be able to identify the format.

@@ -602,8 +602,8 @@ async fn killed_build_does_not_block_the_next() {
     assert_eq!(files.text(BUILT), "ELF");
 }
 
-/// A process on the machine.
-fn run_process(machine: &TestMachine, pid: u32, command: &str) {
+/// A process of the machine.
+pub(super) fn run_process(machine: &TestMachine, pid: u32, command: &str) {
     let files = &machine.fakes.files;
     for (file, text) in [
         ("comm", "dkms\n"),
@@ -652,6 +652,41 @@ async fn build_waits_for_another_dkms() {
     files.put_link("/proc/43/exe", "/usr/bin/mount");
     machine.apply(&build_nvidia()).await.unwrap();
     assert_eq!(files.text(BUILT), "ELF");
+}
+
+#[tokio::test]
+async fn dkms_is_recognized_after_an_upgrade_of_its_shell_and_by_its_compiler() {
+    let running = |command: &str, exe: &str, cwd: &str| {
+        let machine = machine_with_dkms("");
+        run_process(&machine, 41, command);
+        let files = &machine.fakes.files;
+        files.put_link("/proc/41/exe", exe);
+        files.put_link("/proc/41/cwd", cwd);
+        let system = crate::host::system::ProcFiles(std::sync::Arc::new(files.clone()));
+        crate::tools::dkms::running(files, &system)
+            .unwrap()
+            .is_some()
+    };
+    let script = "/bin/bash /usr/sbin/dkms install -m nvidia -v 580.95.05";
+    assert!(running(script, "/usr/bin/bash (deleted)", "/"));
+    assert!(running(
+        "/bin/sh /usr/sbin/dkms autoinstall",
+        "/usr/bin/dash",
+        "/"
+    ));
+    assert!(!running(
+        "sudo dkms install -m nvidia",
+        "/usr/bin/sudo",
+        "/"
+    ));
+    let build = "/var/lib/dkms/nvidia/580.95.05/build";
+    assert!(running("make -j4 modules", "/usr/bin/make", build));
+    assert!(!running(
+        "make -j4 modules",
+        "/usr/bin/make",
+        "/usr/src/linux"
+    ));
+    assert!(!running("-bash", "/usr/bin/bash", build));
 }
 
 #[tokio::test]

@@ -23,7 +23,7 @@ fn proven() -> Rig {
 /// Returns whether the journal contains a validated driver, and the notes of the run.
 async fn remembered(rig: &Rig) -> (bool, String) {
     let report = rig.install().await.unwrap();
-    let lines = Journal::read(&rig.fakes.host()).unwrap().lines;
+    let lines = Journal::read(&rig.fakes.host()).unwrap().lines.clone();
     (fold(&lines).proven.is_some(), report.notes.join("\n"))
 }
 
@@ -47,7 +47,7 @@ async fn driver_is_recorded_again_only_after_a_later_change() {
     rig.fakes.files.put(DATABASE, "");
     let proven_at = async || {
         rig.install().await.unwrap();
-        let lines = Journal::read(&rig.fakes.host()).unwrap().lines;
+        let lines = Journal::read(&rig.fakes.host()).unwrap().lines.clone();
         fold(&lines).proven.expect("a driver").seq
     };
     let first = proven_at().await;
@@ -90,7 +90,7 @@ fn goes_back(rig: &Rig) {
 
 /// Whether the journal still contains a rollback.
 fn is_on_it(rig: &Rig) -> bool {
-    let lines = Journal::read(&rig.fakes.host()).unwrap().lines;
+    let lines = Journal::read(&rig.fakes.host()).unwrap().lines.clone();
     fold(&lines).going_back.is_some()
 }
 

@@ -3,7 +3,7 @@
 use camino::Utf8Path;
 
 use crate::{
-    host::{FilesError, ReadFiles, System},
+    host::{FilesError, ReadFiles, System, system::real_user},
     tools::mounts,
 };
 
@@ -120,6 +120,11 @@ const WRITERS: [&str; 4] = ["dnf", "yum", "packagekit", "ansible"];
 /// # Errors
 /// If an existing file of the process cannot be read.
 pub fn is_at_work(files: &dyn ReadFiles, pid: u32) -> Result<bool, FilesError> {
+    let status = format!("/proc/{pid}/status");
+    let status = files.read_text(Utf8Path::new(&status))?.unwrap_or_default();
+    if real_user(&status).is_some_and(|uid| uid != 0) {
+        return Ok(false);
+    }
     let path = format!("/proc/{pid}/cmdline");
     let line = files.read_text(Utf8Path::new(&path))?.unwrap_or_default();
     let line = line.to_ascii_lowercase();
@@ -304,6 +309,12 @@ mod tests {
         );
         let found = holder(&files, &FILES).unwrap().unwrap();
         assert_eq!((found.lock.as_str(), found.pid), (FILES[1], Some(812)));
+        assert!(stale(&files, &FILES).unwrap().is_empty());
+        // A user starts a program with that name. It gets the number of a dnf that was killed.
+        files.put("/proc/812/status", "Uid:\t65534\t65534\t65534\t65534\n");
+        assert_eq!(holder(&files, &FILES).unwrap(), None);
+        assert_eq!(stale(&files, &FILES).unwrap(), [FILES[1]]);
+        files.put("/proc/812/status", "Uid:\t0\t0\t0\t0\n");
         assert!(stale(&files, &FILES).unwrap().is_empty());
         files.put("/proc/812/cmdline", "/usr/sbin/sshd\0");
         assert_eq!(holder(&files, &FILES).unwrap(), None);

@@ -432,6 +432,20 @@ pub trait Backend: Debug + Send + Sync {
         Ok(Vec::new())
     }
 
+    /// Returns the lines of the administrator's configuration that select other versions of these packages than a version
+    /// preference of ours.
+    ///
+    /// # Errors
+    /// If an existing file cannot be read.
+    fn contrary(
+        &self,
+        _files: &dyn ReadFiles,
+        _pin: &Pin,
+        _packages: &[&str],
+    ) -> Result<Vec<Exclusion>, FilesError> {
+        Ok(Vec::new())
+    }
+
     /// Whether simulations can run in parallel. dnf simulations cannot, because each of them waits for the lock that protects
     /// the lists (`fill_sack` of dnf/base.py).
     fn simulates_side_by_side(&self) -> bool {

@@ -3,9 +3,13 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{records::records, repository::PREFERENCES};
+use super::{
+    records::{Record, records},
+    repository::PREFERENCES,
+};
 use crate::{
     host::{FileKind, FilesError, ReadFiles, Stat},
+    model::{packages::Pin, pattern},
     tools::packages::{Exclusion, Impact, SourceFlaw, types::lines_of_proxies},
 };
 
@@ -72,6 +76,51 @@ pub(super) fn behind_ours(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, Files
         path.starts_with(FOLDER) && name > PREFERENCES && !name.starts_with(PREFERENCES)
     });
     Exclusion::in_files(files, &paths, parse)
+}
+
+/// The priority of versions from the default release, apt_preferences(5). Only a deliberate record has a higher one.
+const DEFAULT_RELEASE: i64 = 990;
+
+/// Returns the records of the administrator that pin one of the packages to versions that our pin does not allow, or to only
+/// some of its versions. Ours has precedence over them for all other versions.
+///
+/// # Errors
+/// If an existing file cannot be read.
+pub(super) fn contrary(
+    files: &dyn ReadFiles,
+    ours: &Pin,
+    packages: &[&str],
+) -> Result<Vec<Exclusion>, FilesError> {
+    let mut paths = paths(files)?;
+    paths.retain(|path| !(path.file_name()).is_some_and(|name| name.starts_with(PREFERENCES)));
+    Exclusion::in_files(files, &paths, |path, text| {
+        let of_record = |record: Record| {
+            let version = record.field("pin").strip_prefix("version ")?.trim();
+            let priority = number(record.field("pin-priority"))?;
+            let names = record.field("package");
+            let mut patterns = names.split_whitespace();
+            let is_listed =
+                patterns.any(|one| packages.iter().any(|name| pattern::matches(one, name)));
+            let is_contrary =
+                is_listed && priority > DEFAULT_RELEASE && !allows(version, &ours.version);
+            is_contrary.then(|| Exclusion {
+                path: path.to_owned(),
+                line: record.line,
+                text: format!("Pin: version {version}` with priority {priority} for `{names}"),
+                patterns: names.split_whitespace().map(str::to_owned).collect(),
+                only: false,
+            })
+        };
+        records(text).into_iter().filter_map(of_record).collect()
+    })
+}
+
+/// Whether the versions of the administrator's pin include those of ours, or are the one version that the settings specify,
+/// with a revision.
+fn allows(theirs: &str, ours: &str) -> bool {
+    let (theirs, ours) = (theirs.trim_end_matches('*'), ours.trim_end_matches('*'));
+    let is_one_version = ours.trim_end_matches(['.', '-']).matches('.').count() > 1;
+    ours.starts_with(theirs) || (is_one_version && theirs.starts_with(ours))
 }
 
 /// Returns the preferences that make apt fail whenever it selects versions.
@@ -274,6 +323,48 @@ mod tests {
         let found = behind_ours(&files).unwrap();
         let paths: Vec<&str> = found.iter().map(|one| one.path.as_str()).collect();
         assert_eq!(paths, ["/etc/apt/preferences.d/zz-site"]);
+    }
+
+    #[test]
+    fn only_a_deliberate_pin_of_other_versions_is_contrary_to_ours() {
+        let ours = |version: &str| Pin {
+            name: "driver".into(),
+            packages: vec!["nvidia-*".into()],
+            version: version.into(),
+            priority: Pin::PRIORITY,
+        };
+        for (names, pin, priority, version, is_contrary) in rows! {
+            "nvidia-*", "version 570.*", "995", "580.*", true;
+            "nvidia-*", "version 570.*", "1001", "580.*", true;
+            "libcuda1 nvidia-smi", "version 580.95.05-1", "995", "580.*", true;
+            "nvidia-*", "version 580.95.05-1", "995", "580.95.05*", false;
+            "nvidia-*", "version 580.*", "1000", "580.*", false;
+            "nvidia-*", "version 580*", "1000", "580.95.05*", false;
+            "nvidia-*", "version *", "1000", "580.*", false;
+            "nvidia-*", "version 570.*", "990", "580.*", false;
+            "nvidia-*", "version 570.*", "-1", "580.*", false;
+            "nvidia-*", "origin \"third.example.org\"", "995", "580.*", false;
+            "docker-ce", "version 570.*", "995", "580.*", false;
+        } {
+            let files = FakeFiles::new();
+            let text =
+                format!("# a comment\n\nPackage: {names}\nPin: {pin}\nPin-Priority: {priority}\n");
+            files.put("/etc/apt/preferences.d/site", text.as_str());
+            files.put(
+                "/etc/apt/preferences.d/zz-gpu-bootstrap-driver",
+                text.as_str(),
+            );
+            let found = contrary(&files, &ours(version), &["nvidia-smi"]).unwrap();
+            assert_eq!(found.len(), usize::from(is_contrary), "{text}");
+            for one in found {
+                assert_eq!(
+                    one.to_string(),
+                    format!(
+                        "`/etc/apt/preferences.d/site`, line 3, says `Pin: {pin}` with priority {priority} for `{names}`"
+                    )
+                );
+            }
+        }
     }
 
     #[test]

@@ -250,6 +250,15 @@ impl Backend for Apt {
         exclusions::behind_ours(files)
     }
 
+    fn contrary(
+        &self,
+        files: &dyn ReadFiles,
+        pin: &Pin,
+        packages: &[&str],
+    ) -> Result<Vec<Exclusion>, FilesError> {
+        exclusions::contrary(files, pin, packages)
+    }
+
     fn forbids(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
         let folder = Utf8Path::new("/etc/apt/preferences.d");
         let parts = files
