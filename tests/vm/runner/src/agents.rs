@@ -71,7 +71,7 @@ pub fn equip(machine: &Machine, built: &Path, programs: &Path) -> Result<()> {
              Delegate=yes\nTimeoutStartSec=0\nRestart=always\nRestartSec=5s\nExecStart={program} agent\n"
         );
         if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir).context("cannot make a folder")?;
+            fs::create_dir_all(dir).context("cannot create a directory")?;
         }
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }

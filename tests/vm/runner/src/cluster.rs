@@ -258,7 +258,7 @@ impl Cluster {
             &self.root.join("tmp"),
             &self.root.join("etc/kubernetes"),
         ] {
-            fs::create_dir_all(dir).context("cannot make a folder")?;
+            fs::create_dir_all(dir).context("cannot create a directory")?;
         }
         for name in [KUBEADM, KUBECTL, API_SERVER, CONTROLLERS] {
             fs::hard_link(self.programs.join(name), bin.join(name))

@@ -44,7 +44,7 @@ pub fn prepare(
     inventory(&here, spec)?;
     if spec.secure_boot {
         let variables = here.join("firmware/efi/efivars");
-        fs::create_dir_all(&variables).context("cannot make a folder")?;
+        fs::create_dir_all(&variables).context("cannot create a directory")?;
         fs::write(variables.join(SECURE_BOOT), [6, 0, 0, 0, 1])
             .context("cannot write a variable")?;
     }

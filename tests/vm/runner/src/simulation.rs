@@ -79,7 +79,7 @@ pub fn prepare(root: &Path, kernel: &str, functions: &[Function]) -> Result<()> 
     let units = root.join("usr/lib/systemd/system");
     write(&units.join("testbed.service"), UNIT)?;
     let wants = units.join("sysinit.target.wants");
-    fs::create_dir_all(&wants).context("cannot make a wants folder")?;
+    fs::create_dir_all(&wants).context("cannot create a wants directory")?;
     symlink("../testbed.service", wants.join("testbed.service"))
         .context("cannot enable the unit")?;
     // The machine runs the host's kernel, for which it has no modules.
@@ -218,7 +218,7 @@ pub fn stand_in(
     let inventory = inventory(version, cuda, spec)?;
     write(&here.join("standin-nvml.toml"), &inventory)?;
     let folder = here.join("libraries");
-    fs::create_dir_all(&folder).context("cannot make a folder")?;
+    fs::create_dir_all(&folder).context("cannot create a directory")?;
     for (name, library) in [
         ("libnvidia-ml.so.1", &stand_ins.nvml),
         ("libcuda.so.1", &stand_ins.cuda),
@@ -388,7 +388,7 @@ fn programs(root: &Path, here: &Path) -> Result<()> {
 fn replace(here: &Path, real: &Path, with: &Path) -> Result<()> {
     let kept = here.join("real").join(real.file_name().unwrap_or_default());
     if !kept.exists() {
-        fs::create_dir_all(here.join("real")).context("cannot make a folder")?;
+        fs::create_dir_all(here.join("real")).context("cannot create a directory")?;
         fs::copy(real, &kept).with_context(|| format!("cannot keep {}", real.display()))?;
     }
     fs::copy(with, real).with_context(|| {

@@ -30,12 +30,12 @@ pub fn build(bed: &Bed, spec: &Toolkit) -> Result<PathBuf> {
     bed.cached("toolkit", &format!("{spec:?} {go} {SOURCE}"), None, |dir| {
         let module = download(spec)?;
         let source = dir.join("work/source");
-        fs::create_dir_all(&source).context("cannot make a folder")?;
+        fs::create_dir_all(&source).context("cannot create a directory")?;
         compile(spec, &source)?;
         pack(spec, &module, &source)?;
         stand_ins(spec, &dir.join("work"))?;
         let packages = dir.join("packages");
-        fs::create_dir_all(&packages).context("cannot make a folder")?;
+        fs::create_dir_all(&packages).context("cannot create a directory")?;
         for entry in fs::read_dir(dir.join("work")).context("cannot read the work folder")? {
             let path = entry.context("cannot read the work folder")?.path();
             if path.extension().is_some_and(|extension| extension == "deb") {
@@ -130,7 +130,7 @@ fn stand_ins(spec: &Toolkit, work: &Path) -> Result<()> {
     let depends = format!("Depends: libnvidia-container1 (>= {version})\n");
     let dir = work.join("libnvidia-container-tools");
     let program = dir.join("usr/bin/nvidia-container-cli");
-    fs::create_dir_all(dir.join("usr/bin")).context("cannot make a folder")?;
+    fs::create_dir_all(dir.join("usr/bin")).context("cannot create a directory")?;
     fs::write(
         &program,
         "#!/bin/sh\necho \"nvidia-container-cli: a stand-in of the test bed, only CDI works here\" >&2\nexit 1\n",
@@ -145,7 +145,7 @@ fn stand_in(work: &Path, name: &str, version: &str, depends: &str) -> Result<()>
     let dir = work.join(name);
     let doc = dir.join("usr/share/doc").join(name);
     for folder in [&doc, &dir.join("DEBIAN")] {
-        fs::create_dir_all(folder).context("cannot make a folder")?;
+        fs::create_dir_all(folder).context("cannot create a directory")?;
     }
     fs::write(
         doc.join("README.stand-in"),
