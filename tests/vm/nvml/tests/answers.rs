@@ -1,4 +1,4 @@
-//! Tests of the built library, opened as the product opens it.
+//! Tests of the built library, loaded in the same way as by the product.
 
 mod common;
 
@@ -26,10 +26,10 @@ fn field(device: &Device<'_>, id: u32) -> Result<SampleValue, NvmlError> {
 }
 
 #[test]
-fn a_row_with_two_keys_is_completed_from_its_model() {
+fn minimal_entry_is_completed_from_model() {
     with(
         TWO,
-        "a_row_with_two_keys_is_completed_from_its_model",
+        "minimal_entry_is_completed_from_model",
         || {
             let nvml = nvml().expect("it starts");
             assert_eq!(nvml.sys_driver_version().expect("driver"), "535.261.03");
@@ -88,9 +88,9 @@ fn a_row_with_two_keys_is_completed_from_its_model() {
 }
 
 #[test]
-#[expect(deprecated, reason = "programs still look GPUs up by serial number")]
-fn a_gpu_is_found_by_each_of_its_names() {
-    with(TWO, "a_gpu_is_found_by_each_of_its_names", || {
+#[expect(deprecated, reason = "some programs look up GPUs by serial number")]
+fn gpu_is_found_by_uuid_serial_and_address() {
+    with(TWO, "gpu_is_found_by_uuid_serial_and_address", || {
         let nvml = nvml().expect("it starts");
         let wanted = nvml
             .device_by_index(1)
@@ -164,8 +164,8 @@ pending = true
 "#;
 
 #[test]
-fn an_unhealthy_gpu_reports_it() {
-    with(SICK, "an_unhealthy_gpu_reports_it", || {
+fn unhealthy_gpu_is_reported() {
+    with(SICK, "unhealthy_gpu_is_reported", || {
         let nvml = nvml().expect("it starts");
         let gpu = nvml.device_by_index(0).expect("gpu 0");
         assert_eq!(gpu.serial().expect("serial"), "1650000000001");
@@ -204,7 +204,7 @@ fn an_unhealthy_gpu_reports_it() {
         unsigned(144, SampleValue::U32(1));
         unsigned(175, SampleValue::U64(7));
         unsigned(230, SampleValue::U32(4));
-        // The wrapper asks for 270 here, since the driver is newer than 580.82.
+        // The wrapper requests 270 here, because the driver is newer than 580.82.
         unsigned(252, SampleValue::U64(12));
         let volta = nvml.device_by_index(1).expect("gpu 1");
         let retired = volta.retired_pages(RetirementCause::DoubleBitEccError);
@@ -215,13 +215,13 @@ fn an_unhealthy_gpu_reports_it() {
     });
 }
 
-/// The functions that the wrapper lacks, called with the structures of NVIDIA's header.
+/// Functions that the wrapper lacks, called with the structures of NVIDIA's header.
 #[test]
-fn raw_functions_answer() {
-    with(SICK, "raw_functions_answer", || {
+fn raw_functions_return_values() {
+    with(SICK, "raw_functions_return_values", || {
         let nvml = nvml().expect("it starts");
         let gpu = nvml.device_by_index(0).expect("gpu 0");
-        // SAFETY: the library is the one built here, and each call gets what its header asks for.
+        // SAFETY: the library is the one built here, and each call gets the arguments from its header.
         unsafe {
             let lib = NvmlLib::new(library()).expect("it opens");
             let handle = gpu.handle();
@@ -266,9 +266,9 @@ fn raw_functions_answer() {
 }
 
 #[test]
-fn settings_are_kept_for_the_next_program() {
+fn settings_persist_for_next_program() {
     let inventory = format!("state-file = \"@folder@/state.toml\"\n{TWO}");
-    with(&inventory, "settings_are_kept_for_the_next_program", || {
+    with(&inventory, "settings_persist_for_next_program", || {
         let first = nvml().expect("it starts");
         let mut gpu = first.device_by_index(0).expect("gpu 0");
         assert!(!gpu.is_in_persistent_mode().expect("persistence"));
@@ -292,7 +292,7 @@ fn settings_are_kept_for_the_next_program() {
 }
 
 #[test]
-fn mig_devices_are_devices() {
+fn mig_devices_have_handles() {
     let inventory = format!(
         "{TWO}\n{}",
         r#"
@@ -308,7 +308,7 @@ uuid = "MIG-aaaaaaaa-0000-0000-0000-000000000000"
 profile = "3g.40gb"
 "#
     );
-    with(&inventory, "mig_devices_are_devices", || {
+    with(&inventory, "mig_devices_have_handles", || {
         let nvml = nvml().expect("it starts");
         let gpu = nvml.device_by_index(2).expect("gpu 2");
         assert_eq!(gpu.mig_device_count().expect("count"), 7);
@@ -336,7 +336,7 @@ profile = "3g.40gb"
 }
 
 #[test]
-fn the_examples_of_the_readme_are_valid() {
+fn readme_examples_are_valid() {
     let readme = include_str!("../README.md");
     let blocks: Vec<&str> = readme
         .split("```toml\n")
@@ -353,7 +353,7 @@ fn the_examples_of_the_readme_are_valid() {
 }
 
 #[test]
-fn it_needs_no_library_that_unwinds_the_stack() {
+fn library_needs_no_unwinder() {
     let bytes = std::fs::read(library()).unwrap();
     let name = b"libgcc_s.so.1";
     assert!(!bytes.windows(name.len()).any(|part| part == name));

@@ -1,4 +1,4 @@
-//! Each fault, as the library that the product uses reports it.
+//! Each fault, as reported by the library that the product uses.
 
 mod common;
 
@@ -87,7 +87,7 @@ returns = { nvmlDeviceGetTemperature = 26, nvmlDeviceGetSerial = 4 }
         assert!(gpu.name().is_ok());
         // The wrapper has no error for 13, because it never calls a missing function.
         assert!(gpu.uuid().is_err());
-        // SAFETY: the function takes a handle and a place for a number.
+        // SAFETY: the function takes a handle and a pointer to a number.
         unsafe {
             let opened = libloading::Library::new(library()).expect("it opens");
             type Temperature = unsafe extern "C" fn(*mut std::ffi::c_void, u32, *mut u32) -> u32;
@@ -168,10 +168,10 @@ fn a_bad_inventory_stops_initialising_and_says_why() {
 
 #[test]
 fn every_function_is_exported() {
-    // SAFETY: opening it runs nothing but its initialisers.
+    // SAFETY: opening it only runs its initializers.
     let opened = unsafe { libloading::Library::new(library()) }.expect("it opens");
     for symbol in standin_nvml::symbols() {
-        // SAFETY: the symbol is looked up and never called.
+        // SAFETY: the symbol is looked up but never called.
         let found = unsafe { opened.get::<*const ()>(symbol.as_bytes()) };
         assert!(found.is_ok(), "{symbol}");
     }

@@ -207,7 +207,7 @@ fn undefined_plan_or_unit_is_rejected() {
 }
 
 #[test]
-fn a_line_that_asserts_nothing_is_refused() {
+fn line_without_assertion_is_rejected() {
     for list in ["before", "after", "after-uninstall"] {
         checked(&format!("run = []\n{list} = ['! a']")).unwrap();
         assert!(checked(&format!("run = []\n{list} = [\"! a\\nb\"]")).is_err());
