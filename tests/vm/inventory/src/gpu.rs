@@ -287,9 +287,9 @@ pub struct Gpu {
     /// Return codes for this GPU by function.
     #[serde(default)]
     pub returns: BTreeMap<String, u32>,
-    /// What every function returns for this GPU, once it has a handle.
+    /// The return code of every function for this GPU, once it has a handle.
     pub fails_with: Option<u32>,
-    /// What CUDA does with it.
+    /// CUDA faults of this GPU.
     #[serde(default)]
     pub cuda: GpuCuda,
 }
@@ -332,17 +332,17 @@ impl Gpu {
         }
     }
 
-    /// Ampere or newer: rows are remapped; older GPUs retire pages.
+    /// Ampere or newer, which remap rows; older GPUs retire pages.
     pub fn remaps_rows(&self) -> bool {
         self.capability() >= (8, 0)
     }
 
-    /// Hopper or newer: thermal limits are reported as the remaining margin.
+    /// Hopper or newer, which report thermal limits as the remaining margin.
     pub fn has_margin(&self) -> bool {
         self.capability() >= (9, 0)
     }
 
-    /// The architecture's generation of PCI Express.
+    /// The architecture's PCI Express generation.
     pub fn pcie_generation(&self) -> u32 {
         match self.capability() {
             (..=7, _) => 3,

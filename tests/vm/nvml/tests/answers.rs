@@ -27,64 +27,60 @@ fn field(device: &Device<'_>, id: u32) -> Result<SampleValue, NvmlError> {
 
 #[test]
 fn minimal_entry_is_completed_from_model() {
-    with(
-        TWO,
-        "minimal_entry_is_completed_from_model",
-        || {
-            let nvml = nvml().expect("it starts");
-            assert_eq!(nvml.sys_driver_version().expect("driver"), "535.261.03");
-            assert_eq!(nvml.sys_nvml_version().expect("nvml"), "12.535.261.03");
-            assert_eq!(nvml.sys_cuda_driver_version().expect("cuda"), 12020);
-            assert_eq!(nvml.device_count().expect("count"), 2);
-            let gpu = nvml.device_by_index(0).expect("gpu 0");
-            assert_eq!(gpu.name().expect("name"), "NVIDIA H100 80GB HBM3");
-            assert_eq!(
-                gpu.uuid().expect("uuid"),
-                "GPU-11111111-2222-3333-4444-555555555555"
-            );
-            assert_eq!(gpu.minor_number().expect("minor"), 0);
-            assert_eq!(gpu.index().expect("index"), 0);
-            assert_eq!(gpu.brand().expect("brand"), Brand::Nvidia);
-            assert!(matches!(
-                gpu.architecture().expect("architecture"),
-                DeviceArchitecture::Hopper
-            ));
-            let capability = gpu.cuda_compute_capability().expect("capability");
-            assert_eq!((capability.major, capability.minor), (9, 0));
-            let pci = gpu.pci_info().expect("pci");
-            assert_eq!(pci.bus_id, "00000000:18:00.0");
-            assert_eq!(pci.pci_device_id, 0x2330_10de);
-            assert_eq!((pci.domain, pci.bus, pci.device), (0, 0x18, 0));
-            let memory = gpu.memory_info().expect("memory");
-            assert_eq!((memory.total, memory.used), (80 << 30, 0));
-            assert!(gpu.bar1_memory_info().expect("bar1").total >= 80 << 30);
-            assert!(gpu.is_ecc_enabled().expect("ecc").currently_enabled);
-            assert_eq!(gpu.mig_mode().expect("mig").current, 0);
-            assert!(gpu.gsp_firmware_mode().expect("gsp").enabled);
-            assert_eq!(
-                gpu.gsp_firmware_version().expect("gsp version"),
-                "535.261.03"
-            );
-            assert_eq!(gpu.current_pcie_link_gen().expect("generation"), 5);
-            assert!(gpu.link_wrapper_for(17).is_active().expect("link 17"));
-            assert!(gpu.link_wrapper_for(18).is_active().is_err());
-            assert_eq!(
-                gpu.performance_state().expect("pstate"),
-                PerformanceState::Zero
-            );
-            assert!(
-                gpu.running_compute_processes()
-                    .expect("processes")
-                    .is_empty()
-            );
-            let t4 = nvml.device_by_index(1).expect("gpu 1");
-            assert_eq!(t4.name().expect("name"), "Tesla T4");
-            assert_eq!(t4.minor_number().expect("minor"), 1);
-            assert!(matches!(t4.mig_mode(), Err(NvmlError::NotSupported)));
-            let active = t4.link_wrapper_for(0).is_active();
-            assert!(matches!(active, Err(NvmlError::NotSupported)));
-        },
-    );
+    with(TWO, "minimal_entry_is_completed_from_model", || {
+        let nvml = nvml().expect("it starts");
+        assert_eq!(nvml.sys_driver_version().expect("driver"), "535.261.03");
+        assert_eq!(nvml.sys_nvml_version().expect("nvml"), "12.535.261.03");
+        assert_eq!(nvml.sys_cuda_driver_version().expect("cuda"), 12020);
+        assert_eq!(nvml.device_count().expect("count"), 2);
+        let gpu = nvml.device_by_index(0).expect("gpu 0");
+        assert_eq!(gpu.name().expect("name"), "NVIDIA H100 80GB HBM3");
+        assert_eq!(
+            gpu.uuid().expect("uuid"),
+            "GPU-11111111-2222-3333-4444-555555555555"
+        );
+        assert_eq!(gpu.minor_number().expect("minor"), 0);
+        assert_eq!(gpu.index().expect("index"), 0);
+        assert_eq!(gpu.brand().expect("brand"), Brand::Nvidia);
+        assert!(matches!(
+            gpu.architecture().expect("architecture"),
+            DeviceArchitecture::Hopper
+        ));
+        let capability = gpu.cuda_compute_capability().expect("capability");
+        assert_eq!((capability.major, capability.minor), (9, 0));
+        let pci = gpu.pci_info().expect("pci");
+        assert_eq!(pci.bus_id, "00000000:18:00.0");
+        assert_eq!(pci.pci_device_id, 0x2330_10de);
+        assert_eq!((pci.domain, pci.bus, pci.device), (0, 0x18, 0));
+        let memory = gpu.memory_info().expect("memory");
+        assert_eq!((memory.total, memory.used), (80 << 30, 0));
+        assert!(gpu.bar1_memory_info().expect("bar1").total >= 80 << 30);
+        assert!(gpu.is_ecc_enabled().expect("ecc").currently_enabled);
+        assert_eq!(gpu.mig_mode().expect("mig").current, 0);
+        assert!(gpu.gsp_firmware_mode().expect("gsp").enabled);
+        assert_eq!(
+            gpu.gsp_firmware_version().expect("gsp version"),
+            "535.261.03"
+        );
+        assert_eq!(gpu.current_pcie_link_gen().expect("generation"), 5);
+        assert!(gpu.link_wrapper_for(17).is_active().expect("link 17"));
+        assert!(gpu.link_wrapper_for(18).is_active().is_err());
+        assert_eq!(
+            gpu.performance_state().expect("pstate"),
+            PerformanceState::Zero
+        );
+        assert!(
+            gpu.running_compute_processes()
+                .expect("processes")
+                .is_empty()
+        );
+        let t4 = nvml.device_by_index(1).expect("gpu 1");
+        assert_eq!(t4.name().expect("name"), "Tesla T4");
+        assert_eq!(t4.minor_number().expect("minor"), 1);
+        assert!(matches!(t4.mig_mode(), Err(NvmlError::NotSupported)));
+        let active = t4.link_wrapper_for(0).is_active();
+        assert!(matches!(active, Err(NvmlError::NotSupported)));
+    });
 }
 
 #[test]

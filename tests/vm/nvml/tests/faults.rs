@@ -12,9 +12,9 @@ fn broken(faults: &str) -> String {
 }
 
 #[test]
-fn the_driver_is_not_loaded() {
+fn driver_is_not_loaded() {
     let inventory = broken("driver-not-loaded = true");
-    with(&inventory, "the_driver_is_not_loaded", || {
+    with(&inventory, "driver_is_not_loaded", || {
         assert!(matches!(nvml(), Err(NvmlError::DriverNotLoaded)));
     });
 }
@@ -128,7 +128,7 @@ fn one_call_hangs_and_the_others_go_on() {
 }
 
 #[test]
-fn a_bad_inventory_stops_initialising_and_says_why() {
+fn invalid_inventory_fails_initialization() {
     let cases = [
         (
             "driver-version = \"1\"\ncuda-version = \"12.2\"\ncolour = 1",
@@ -144,10 +144,10 @@ fn a_bad_inventory_stops_initialising_and_says_why() {
         ),
         (&broken("gpu-lost = [7]"), "gpu 7"),
         (&TWO.replace("10de:1eb8", "10de:0001"), "`name` is needed"),
-        (&TWO.replace("0000:2a:00.0", "0000:18:00.0"), "there twice"),
+        (&TWO.replace("0000:2a:00.0", "0000:18:00.0"), "duplicate"),
         (&TWO.replace("0000:2a:00.0", "2a"), "pci-address"),
     ];
-    let name = "a_bad_inventory_stops_initialising_and_says_why";
+    let name = "invalid_inventory_fails_initialization";
     for (inventory, word) in cases {
         let ended = run(inventory, name, Duration::from_secs(60), || {
             assert!(matches!(nvml(), Err(NvmlError::Unknown)));

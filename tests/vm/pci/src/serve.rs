@@ -83,7 +83,8 @@ fn remove_stale(path: &Path) -> Result<()> {
         Ok(found) => found.file_type(),
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => {
-            return Err(error).with_context(|| format!("cannot read the metadata of {}", path.display()));
+            return Err(error)
+                .with_context(|| format!("cannot read the metadata of {}", path.display()));
         }
     };
     if !kind.is_socket() || UnixStream::connect(path).is_ok() {

@@ -81,7 +81,7 @@ pub struct Chip {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Place {
     pub address: Address,
-    /// The key of the device in the catalogue.
+    /// The key of the device in the catalog.
     pub device: String,
     #[serde(default)]
     pub numa_node: i32,
@@ -415,7 +415,10 @@ mod tests {
     fn errors_contain_file_and_key() {
         let place = "[[machines.m.pci]]\naddress = '0000:18:00.0'\ndevice = 'gpu'\n";
         let cases = [
-            (DEVICE.replace("10de:2330", "nvidia"), "`nvidia` is not a pair"),
+            (
+                DEVICE.replace("10de:2330", "nvidia"),
+                "`nvidia` is not a pair",
+            ),
             (DEVICE.replace("030200", "0302"), "`0302` is not a class"),
             (
                 DEVICE.replace("mib = 16", "mib = 17"),

@@ -18,7 +18,7 @@ const PROGRAM: &str = "agent";
 
 /// Paths of the real agents and their units. Sources: k3s-io/k3s, `install.sh`; rancher/rke2,
 /// `bundle/lib/systemd/system/rke2-agent.service`, which their scripts install. Lines that start a program after the
-/// agent has exited are left out, and so are those that load modules, because the case does that.
+/// agent has exited are left out, and so are lines that load modules, because the case does that.
 const AGENTS: [(&str, &str, &str); 2] = [
     (
         "k3s",

@@ -93,13 +93,15 @@ pub fn run(bed: &Bed) -> Result<ExitCode> {
 pub fn enter(command: u32) -> Result<()> {
     prctl::set_pdeathsig(Signal::SIGKILL).context("cannot bind the run to its command")?;
     // This is still the host's /proc.
-    let status = fs::read_to_string("/proc/self/status").context("cannot read the status of the run")?;
+    let status =
+        fs::read_to_string("/proc/self/status").context("cannot read the status of the run")?;
     let parent = format!("PPid:\t{command}");
     if !status.lines().any(|line| line == parent) {
         bail!("the parent process {command} has exited");
     }
     let first = fs::read_link("/proc/self").context("cannot read the process ID of the run")?;
-    let first = (first.to_string_lossy().parse()).context("cannot parse the process ID of the run")?;
+    let first =
+        (first.to_string_lossy().parse()).context("cannot parse the process ID of the run")?;
     unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace")?;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(None::<&str>, "/", None::<&str>, private, None::<&str>)

@@ -98,7 +98,7 @@ pub enum Program<'a> {
     Given(&'a Path),
 }
 
-/// Builds the missing assets; with `program` also copies this program and the fakes.
+/// Builds the missing assets; with `program` also copies that binary and the fakes.
 pub fn prepare(
     bed: &Bed,
     machines: &Machines,
@@ -355,7 +355,7 @@ fn programs(bed: &Bed, program: Program<'_>) -> Result<()> {
     fs::create_dir_all(&target).with_context(|| format!("cannot make {}", target.display()))?;
     // A concurrent build must not replace them while they are copied.
     let _turn = lock::take(&target.join("vm-programs.lock"), "the compiler")?;
-    // Same as in `make vm`, so that nothing is compiled twice.
+    // Same as in `make vm`, to avoid compiling twice.
     Cmd::new(["cargo", "build", "--quiet", "--locked", "--workspace"])
         .cwd(&bed.repo)
         .deadline(Duration::from_secs(1800))

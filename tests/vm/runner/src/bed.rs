@@ -63,7 +63,7 @@ impl Bed {
         })
     }
 
-    /// The folders of all runs.
+    /// The directories of all runs.
     pub fn runs(&self) -> PathBuf {
         self.cache.join(RUNS)
     }

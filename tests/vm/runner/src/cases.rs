@@ -14,7 +14,7 @@ use crate::net;
 use crate::serve::Serving;
 use crate::tables::{MachineSpec, Machines};
 
-/// The configuration that `--on` replaces with that of the other machine.
+/// The configuration that `--on` replaces with the configuration of the other machine.
 const DEFAULT_CONFIG: &str = "debian-12.toml";
 
 /// Mebibytes of a disk that no case fills; only written data uses space.
@@ -143,7 +143,7 @@ pub struct Step {
     pub background: Option<String>,
     /// Waits until that unit prints this text.
     pub until_said: Option<String>,
-    /// Waits until that unit exits: its output and exit code are those of this step.
+    /// Waits until that unit exits, and uses its output and exit code.
     pub join: Option<String>,
     /// Waits until the resumed run of the product has finished: its output and exit code are those of this step.
     #[serde(default)]

@@ -122,7 +122,7 @@ pub enum Behaviour {
 pub struct Cluster {
     root: PathBuf,
     programs: PathBuf,
-    /// Programs with which the machine runs pods.
+    /// Programs that the machine needs to run pods.
     for_pods: PathBuf,
     netns: PathBuf,
     /// The listener at its address: the API server or its replacement.

@@ -32,7 +32,7 @@ const PACKAGES: &str = "etcd-server,containernetworking-plugins";
 /// The files used from these packages: path there = name here.
 const FROM_DEBIAN: [(&str, &str); 2] = [("usr/bin/etcd", ETCD), ("usr/lib/cni", "cni")];
 
-/// A compiler that runs by itself takes ten minutes on two CPUs.
+/// Without other work the compiler takes ten minutes on two CPUs.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
 /// A part of the recipe, because a change of this file may change the result.

@@ -363,7 +363,7 @@ fn left_out(cases: &[Case], how: &How) -> Option<String> {
     (!left.is_empty()).then(|| format!("skipped cases: {}", left.join(", ")))
 }
 
-/// The start order of cases, so that no long case runs by itself at the end.
+/// The start order of cases, so that no single long case remains at the end.
 fn longest_first<'a>(cases: &[&'a Case]) -> Vec<&'a Case> {
     let mut cases = cases.to_vec();
     cases.sort_by_key(|case| Reverse(case.takes.max(case.cpu)));

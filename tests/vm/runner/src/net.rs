@@ -36,7 +36,7 @@ const LATENCY: &str = "latency 400ms";
 /// The interface that delays incoming packets, because traffic control shapes only outgoing packets.
 const QUEUE: &str = "slow0";
 
-/// The file of a namespace next to that of a machine, and the pair of virtual cards (veth) between them.
+/// The file of a namespace next to a machine's namespace, and the pair of virtual cards (veth) between them.
 const BESIDE: &str = "netns-beside";
 const VETH: &str = "cluster";
 
@@ -244,7 +244,7 @@ pub fn beside(run: &Path, netns: &Path, address: &str, machine: &str) -> Result<
         ),
         (&there, format!("link set {VETH}-end up")),
         (&there, "link set lo up".into()),
-        // A kubelet is queried at the address that it reports, which may differ from that of its card.
+        // A kubelet is queried at the address that it reports, which may differ from its card's address.
         (&there, format!("route add default via {here_address}")),
     ] {
         let enter = format!("--net={at}");

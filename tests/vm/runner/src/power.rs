@@ -129,7 +129,11 @@ pub fn cut_at_records(
             .run()?;
         let told = || format!("{} cuts, seed {seed}", names.len());
         match done.code {
-            _ if done.late => bail!("no run finishes in time ({})\n{}", told(), done.output_tail(40)),
+            _ if done.late => bail!(
+                "no run finishes in time ({})\n{}",
+                told(),
+                done.output_tail(40)
+            ),
             0 if names.is_empty() => bail!("no power loss at a record ({})", told()),
             0 => return Ok(told()),
             CUT if names.len() < MOST_CUTS => {}
@@ -160,7 +164,9 @@ impl Random {
     /// The seed from the environment, or a new one.
     fn seed() -> Result<u64> {
         match std::env::var(SEED) {
-            Ok(text) => text.parse().with_context(|| format!("{SEED} is not a number")),
+            Ok(text) => text
+                .parse()
+                .with_context(|| format!("{SEED} is not a number")),
             Err(_) => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH);
                 Ok(u64::from(now.context("the clock is wrong")?.subsec_nanos()))
@@ -223,7 +229,10 @@ fn ride(
             _ => bail!("it gave up: {}\n{}", done.verdict(), done.output_tail(40)),
         }
         let left = end.saturating_duration_since(Instant::now());
-        match machine.wait_for_end(left).context("cannot enter the machine")? {
+        match machine
+            .wait_for_end(left)
+            .context("cannot enter the machine")?
+        {
             End::Reboot if seen == reboots => {
                 bail!("it rebooted automatically more than {reboots} times")
             }

@@ -82,7 +82,7 @@ pub fn root(bed: &Bed) -> Result<PathBuf> {
     Ok(dir.join("root"))
 }
 
-/// A command that runs a program of QEMU's root in a machine's group and network, with the
+/// A command that runs a program from the QEMU root in a machine's group and network, with the
 /// machine's directories mounted.
 pub fn command(
     root: &Path,

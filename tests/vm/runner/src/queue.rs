@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn second_emulated_case_waits_for_others() {
+    fn second_emulated_case_waits() {
         let queue = Queue::new(vec![("a", true), ("b", true), ("other", false)], 2);
         let a = queue.next().unwrap();
         let other = queue.next().unwrap();

@@ -21,7 +21,7 @@ use crate::{
     ubuntu, units, watch,
 };
 
-/// What a case needs to run.
+/// The inputs of a case.
 pub struct Stage<'a> {
     pub bed: &'a Bed,
     pub machines: &'a Machines,
@@ -37,7 +37,7 @@ pub struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// The time limit of a step. The value in the table is for a case that runs by itself. With other cases in parallel
+    /// The time limit of a step. The value in the table is for a single case. With other cases in parallel
     /// it waits for CPUs, which is not a fault of the product.
     fn deadline(&self, seconds: u64) -> Duration {
         Duration::from_secs(seconds) * self.at_once
@@ -395,10 +395,7 @@ impl Running<'_> {
 
     fn unchanged(&self) -> Result<String> {
         let now = Snapshot::take(&self.machine)?;
-        let before = self
-            .before
-            .as_ref()
-            .context("no state to compare with")?;
+        let before = self.before.as_ref().context("no state to compare with")?;
         let except: Vec<String> = self
             .case
             .except
@@ -407,7 +404,10 @@ impl Running<'_> {
             .collect();
         let changes = now.changes_since(before, &except);
         if !changes.is_empty() {
-            bail!("the machine is not in its original state:\n{}", changes.join("\n"));
+            bail!(
+                "the machine is not in its original state:\n{}",
+                changes.join("\n")
+            );
         }
         Ok(format!("unchanged: {}", now.summary()))
     }

@@ -391,13 +391,8 @@ fn replace(here: &Path, real: &Path, with: &Path) -> Result<()> {
         fs::create_dir_all(here.join("real")).context("cannot create a directory")?;
         fs::copy(real, &kept).with_context(|| format!("cannot keep {}", real.display()))?;
     }
-    fs::copy(with, real).with_context(|| {
-        format!(
-            "cannot replace {} with {}",
-            real.display(),
-            with.display()
-        )
-    })?;
+    fs::copy(with, real)
+        .with_context(|| format!("cannot replace {} with {}", real.display(), with.display()))?;
     Ok(())
 }
 

@@ -80,7 +80,7 @@ impl Disk {
         drop(root);
         frame.group.end(&[Part::Machine, Part::Exec])?;
         umount2(&self.root, MntFlags::MNT_DETACH).context("cannot unmount a disk")?;
-        // This also detaches the mount in namespaces that were cloned from the host's in the meantime.
+        // This also detaches the mount in namespaces that were cloned from the host's namespace in the meantime.
         fs::remove_dir(&self.root).context("cannot remove a mount point")?;
         fs::create_dir(&self.root).context("cannot make a mount point")?;
         loops::released(&frame.dir)?;

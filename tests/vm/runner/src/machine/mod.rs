@@ -78,7 +78,7 @@ pub struct Frame {
     net: Net,
 }
 
-/// What runs a machine.
+/// The implementation of a kind of machine.
 trait Body {
     /// Turns it on without waiting for the boot.
     fn power_on(&mut self, frame: &Frame) -> Result<()>;

@@ -168,7 +168,7 @@ pub(super) struct Tree<'a> {
     pub values: &'a BTreeMap<&'a str, String>,
     /// The directory of libraries.
     pub libraries: &'a str,
-    /// The directory of DKMS modules, below that of the kernel.
+    /// The directory of DKMS modules, below the kernel's directory.
     pub modules: &'a str,
 }
 
@@ -201,7 +201,8 @@ impl Tree<'_> {
     }
 
     fn mode(&self, at: &Path, mode: &str) -> Result<()> {
-        let mode = u32::from_str_radix(mode, 8).with_context(|| format!("`{mode}` is not a mode"))?;
+        let mode =
+            u32::from_str_radix(mode, 8).with_context(|| format!("`{mode}` is not a mode"))?;
         fs::set_permissions(at, fs::Permissions::from_mode(mode)).context("cannot set a mode")
     }
 

@@ -12,7 +12,7 @@ use serde::Deserialize;
 #[serde(deny_unknown_fields)]
 pub struct Packages {
     pub repositories: BTreeMap<String, Place>,
-    /// After [`Packages::load`], packages `of` kernels are expanded to those of each kernel.
+    /// After [`Packages::load`], packages `of` kernels are expanded to packages of each kernel.
     #[serde(rename = "package")]
     pub packages: Vec<Package>,
     #[serde(rename = "kernel", default)]
@@ -136,7 +136,7 @@ struct Kernel {
     release: String,
     /// Of all its packages.
     version: String,
-    /// Without a suite the archive has none of its packages, as for the kernel of an older image.
+    /// Without a suite the archive has no package of it, as for the kernel of an older image.
     suite: Option<String>,
     /// Its packages that are missing in the archive, or were removed.
     #[serde(default)]

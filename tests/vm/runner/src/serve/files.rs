@@ -16,7 +16,7 @@ use crate::{out, repo};
 /// Download path of the product, on each host.
 pub const PROGRAM: &str = "gpu-bootstrap";
 
-/// What is served.
+/// Served files.
 #[derive(Debug)]
 pub struct Site {
     pub root: PathBuf,

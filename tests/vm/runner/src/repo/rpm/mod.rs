@@ -90,7 +90,7 @@ pub fn build(
     })
 }
 
-/// Adds the Kubernetes repository to those of a release. `programs` are the contents of its packages.
+/// Adds the Kubernetes repository to a release. `programs` are the contents of its packages.
 pub fn with_kubernetes(
     bed: &Bed,
     (kubernetes, number): (&Rpms, &str),
@@ -302,7 +302,7 @@ fn modules(table: &Rpms, number: &str, repository: &str) -> Result<String> {
     Ok(text)
 }
 
-/// The packages of a stream, as `NAME-EPOCH:VERSION-RELEASE.ARCHITECTURE`.
+/// The packages of a stream, in the form `NAME-EPOCH:VERSION-RELEASE.ARCHITECTURE`.
 fn artifacts(table: &Rpms, number: &str, stream: &Stream) -> Result<Vec<String>> {
     let release = table.release(number)?;
     let mut artifacts = Vec::new();

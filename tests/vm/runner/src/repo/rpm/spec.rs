@@ -156,7 +156,9 @@ fn unpack(toolkit: &Path, name: &str, to: &Path) -> Result<()> {
             &format!("{}/.", old.display()),
             &new.to_string_lossy(),
         ];
-        Cmd::new(merge).ok().context("cannot merge two directories")?;
+        Cmd::new(merge)
+            .ok()
+            .context("cannot merge two directories")?;
         crate::bed::remove_tree(&old)?;
     }
     Ok(())
