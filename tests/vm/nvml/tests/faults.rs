@@ -101,10 +101,15 @@ returns = { nvmlDeviceGetTemperature = 26, nvmlDeviceGetSerial = 4 }
 }
 
 #[test]
-fn initialising_hangs() {
+fn hanging_initialization_never_returns() {
     let inventory = broken("hang = [\"init\"]");
     let patience = Duration::from_secs(2);
-    let ended = run(&inventory, "initialising_hangs", patience, || drop(nvml()));
+    let ended = run(
+        &inventory,
+        "hanging_initialization_never_returns",
+        patience,
+        || drop(nvml()),
+    );
     if let Some(ended) = ended {
         assert!(ended.status.is_none(), "it came back: {:?}", ended.status);
     }

@@ -49,8 +49,8 @@ impl Claim {
         net::destroy(&self.run)?;
         let [root, layer] = ["root", "layer"].map(|name| self.dir.join(name));
         unmount(&root)?;
-        // Removing the directory also removes the mount from other namespaces, such as that of a machine that is being
-        // started. The root of an emulated machine is not a mount, and is removed with the rest.
+        // Removing the directory also removes the mount from other namespaces, such as the namespace of a machine that is
+        // being started. The root of an emulated machine is not a mount, and is removed with the rest.
         let _ = fs::remove_dir(&root);
         unmount(&layer)?;
         remove_tree(&self.dir)?;

@@ -69,8 +69,8 @@ impl Disk {
         File::open(&self.root).with_context(|| format!("cannot open {}", self.root.display()))
     }
 
-    /// Cuts off all users of the disk, and makes the disk usable for the next boot. The order is that of a real power
-    /// loss: after the first step no byte reaches the disk, whatever the processes still do.
+    /// Cuts off all users of the disk, and makes the disk usable for the next boot. As in a real power
+    /// loss, no byte reaches the disk after the first step, whatever the processes still do.
     pub fn cut(&self, frame: &Frame) -> Result<()> {
         let root = self.open()?;
         let mut how = NO_LOG_FLUSH;

@@ -277,7 +277,7 @@ impl Kernel {
         let Some(of) = template.of.filter(|of| !self.without.contains(of)) else {
             return Ok(Vec::new());
         };
-        let (abi, flavour) = (self.release.rsplit_once('-')).context("a kernel has a flavour")?;
+        let (abi, flavour) = (self.release.rsplit_once('-')).context("a kernel has a flavor")?;
         let drivers: Vec<_> = self.drivers.iter().map(Some).collect();
         let series: Vec<_> = self.newest_of.iter().map(Some).collect();
         let (drivers, series) = match of {
