@@ -10,7 +10,7 @@ fn main() -> std::io::Result<()> {
         cargo,
         "cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1"
     )?;
-    // NVIDIA's library depends only on the C library, and the image in which GPUs are validated contains nothing else.
+    // NVIDIA's library depends only on the C library, and the image in which GPUs are validated contains no other library.
     // An empty linker script replaces the shared library that unwinds the stack.
     let folder = env::var("OUT_DIR").map_err(std::io::Error::other)?;
     fs::write(

@@ -28,15 +28,15 @@ fn library_and_driver_differ() {
 }
 
 #[test]
-fn there_is_no_gpu() {
-    with(&broken("no-devices = true"), "there_is_no_gpu", || {
+fn no_gpu_is_listed() {
+    with(&broken("no-devices = true"), "no_gpu_is_listed", || {
         assert_eq!(nvml().expect("it starts").device_count().expect("count"), 0);
     });
 }
 
 #[test]
-fn a_gpu_is_missing() {
-    with(&broken("fewer-devices = 1"), "a_gpu_is_missing", || {
+fn gpu_is_missing() {
+    with(&broken("fewer-devices = 1"), "gpu_is_missing", || {
         let nvml = nvml().expect("it starts");
         assert_eq!(nvml.device_count().expect("count"), 1);
         assert!(nvml.device_by_index(0).is_ok());
@@ -59,12 +59,12 @@ fn gpus_are_lost() {
 }
 
 #[test]
-fn a_gpu_is_lost_while_it_is_used() {
+fn gpu_is_lost_while_used() {
     let inventory = TWO.replace(
         "[[gpu]]\npci-address = \"0000:2a",
         "[[gpu]]\nfails-with = 15\npci-address = \"0000:2a",
     );
-    with(&inventory, "a_gpu_is_lost_while_it_is_used", || {
+    with(&inventory, "gpu_is_lost_while_used", || {
         let nvml = nvml().expect("it starts");
         assert!(nvml.device_by_index(0).expect("gpu 0").name().is_ok());
         let lost = nvml.device_by_index(1).expect("there is a handle");
@@ -116,12 +116,12 @@ fn hanging_initialization_never_returns() {
 }
 
 #[test]
-fn one_call_hangs_and_the_others_go_on() {
+fn hanging_call_does_not_block_others() {
     let inventory = TWO.replace(
         "[[gpu]]\npci-address = \"0000:2a",
         "[[gpu]]\nhang = [\"nvmlDeviceGetName\"]\npci-address = \"0000:2a",
     );
-    let name = "one_call_hangs_and_the_others_go_on";
+    let name = "hanging_call_does_not_block_others";
     with(&inventory, name, || {
         let nvml = nvml().expect("it starts");
         let nvml: &'static _ = Box::leak(Box::new(nvml));

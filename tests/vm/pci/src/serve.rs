@@ -77,7 +77,7 @@ fn answer(name: &str, server: &Server, mut emulated: Emulated, ended: &Sender<Re
     }
 }
 
-/// Removes the socket of a killed server, and keeps that of a running one.
+/// Removes the socket of a killed server, but not of a running one.
 fn remove_stale(path: &Path) -> Result<()> {
     let kind = match fs::symlink_metadata(path) {
         Ok(found) => found.file_type(),

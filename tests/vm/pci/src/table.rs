@@ -90,7 +90,7 @@ pub struct Place {
     /// It is on the bus, but NVML does not list it.
     #[serde(default)]
     pub silent: bool,
-    /// NVML values of this GPU, which override those of the device.
+    /// NVML values of this GPU, which override the values of the device.
     #[serde(default)]
     pub nvml: toml::Table,
 }

@@ -65,8 +65,8 @@ pub fn with(inventory: &str, name: &str, part: impl FnOnce()) {
 pub fn run(inventory: &str, name: &str, patience: Duration, part: impl FnOnce()) -> Option<Ended> {
     if std::env::var_os(PART).is_some_and(|wanted| wanted == name) {
         part();
-        let inventory = std::env::var_os("GPU_STANDIN_NVML").expect("the parent named it");
-        std::fs::write(Path::new(&inventory).with_file_name(DONE), "").expect("it is noted");
+        let inventory = std::env::var_os("GPU_STANDIN_NVML").expect("the parent sets it");
+        std::fs::write(Path::new(&inventory).with_file_name(DONE), "").expect("the marker is written");
         return None;
     }
     let folder = tempfile::tempdir().expect("a temporary directory");

@@ -39,7 +39,7 @@ mkdir "$1/layer" "$1/root"
 [ -z "$2" ] || mount -t tmpfs -o "$2" testbed "$1/layer"
 "#;
 
-/// A machine's changes are in a separate layer over its root filesystem, so nothing is copied. `/var/lib` is the
+/// A machine's changes are in a separate layer over its root filesystem, which avoids a copy. `/var/lib` is the
 /// exception, because container layers cannot be on such a filesystem.
 const LAYERS: &str = r#"
 mkdir "$2/layer/changes" "$2/layer/work"
