@@ -12,7 +12,7 @@ fn main() -> std::io::Result<()> {
         "cargo:rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1"
     )?;
     // NVIDIA's library depends only on the C library, and the image in which GPUs are validated contains no other library.
-    // An empty linker script replaces the shared library that unwinds the stack.
+    // This linker script replaces the shared library that unwinds the stack with static ones.
     let folder = env::var("OUT_DIR").map_err(std::io::Error::other)?;
     fs::write(
         Path::new(&folder).join("libgcc_s.so"),

@@ -145,7 +145,7 @@ pub struct Step {
     pub until_said: Option<String>,
     /// Waits until that unit exits, and uses its output and exit code.
     pub join: Option<String>,
-    /// Waits until the resumed run of the product has finished: its output and exit code are those of this step.
+    /// Waits until the resumed run of the product has finished, and uses its output and exit code.
     #[serde(default)]
     pub resumed: bool,
     /// The expected exit code.

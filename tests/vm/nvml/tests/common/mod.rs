@@ -66,7 +66,8 @@ pub fn run(inventory: &str, name: &str, patience: Duration, part: impl FnOnce())
     if std::env::var_os(PART).is_some_and(|wanted| wanted == name) {
         part();
         let inventory = std::env::var_os("GPU_STANDIN_NVML").expect("the parent sets it");
-        std::fs::write(Path::new(&inventory).with_file_name(DONE), "").expect("the marker is written");
+        std::fs::write(Path::new(&inventory).with_file_name(DONE), "")
+            .expect("the marker is written");
         return None;
     }
     let folder = tempfile::tempdir().expect("a temporary directory");
