@@ -23,7 +23,7 @@ pub const FIRST_TO_SIGN: &str = "3.0.4";
 /// The unit that builds modules for a new kernel at boot.
 pub const UNIT: &str = "dkms.service";
 
-/// Returns a running DKMS process, except one that only queries the status.
+/// Returns a running DKMS process, except one that only queries the status. DKMS has no lock.
 ///
 /// # Errors
 /// If processes cannot be listed, or one cannot be inspected by root.

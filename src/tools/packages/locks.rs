@@ -115,7 +115,7 @@ pub fn is_torn(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesErro
 /// Parts of the command lines of programs that write PID files.
 const WRITERS: [&str; 4] = ["dnf", "yum", "packagekit", "ansible"];
 
-/// Whether a process exists and may have written such a file. After a reboot, another process may have the same ID.
+/// Whether a process of root exists and may have written such a file. After a reboot, another process may have the same ID.
 ///
 /// # Errors
 /// If an existing file of the process cannot be read.
