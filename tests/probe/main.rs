@@ -44,7 +44,7 @@ fn healthy_gpus_compute() {
         "PCI            pass         2 GPUs",
         "CUDA           pass         CUDA 12.2 starts and lists what NVML lists",
         "compute        pass         2 GPUs copied and computed right",
-        "instance type  skip         no instance type is known",
+        "instance type  skip         the instance type is unknown",
         "  GPU 1 (GPU-00000000-0000-4000-8000-000000001900): NVIDIA H100 80GB HBM3 computed in ",
     ] {
         assert!(ran.out.contains(words), "no `{words}` in:\n{}", ran.out);
