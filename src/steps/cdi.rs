@@ -422,7 +422,7 @@ devices:
             ..good
         };
         assert!(said(&torn).contains("cannot be read: "));
-        assert!(said(&state("535.309.01")).contains("is not of the loaded driver 535.309.01"));
+        assert!(said(&state("535.309.01")).contains("does not belong to the loaded driver 535.309.01"));
     }
 
     #[test]

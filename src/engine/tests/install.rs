@@ -181,7 +181,7 @@ async fn blocked_means_that_nothing_was_changed_and_all_reasons_are_told() {
     let rig = Rig::new([
         file("a", "/a", "x"),
         fixed("b", blocked("no GPU")),
-        fixed("c", blocked("Secure Boot is on")).after(&["a"]),
+        fixed("c", blocked("Secure Boot is enabled")).after(&["a"]),
         file("d", "/d", "x").after(&["c"]),
         fixed("e", satisfied("fine")),
     ]);
