@@ -401,10 +401,9 @@ devices:
             stale(seen, machine, &loaded(version)).unwrap_or_default()
         };
         assert_eq!(why(&seen(SPEC), &one, "535.261.03"), "");
-        assert!(
-            why(&seen(SPEC), &one, "535.309.01")
-                .contains("libcuda.so.535.261.03`, which does not belong to the loaded driver 535.309.01")
-        );
+        assert!(why(&seen(SPEC), &one, "535.309.01").contains(
+            "libcuda.so.535.261.03`, which does not belong to the loaded driver 535.309.01"
+        ));
         // One library of a different driver version among matching ones.
         let mixed = SPEC.replace(
             "        - hostPath: /usr/lib/x86_64-linux-gnu/libnvidia-egl-gbm.so.1.1.0\n",
@@ -412,7 +411,10 @@ devices:
         );
         assert!(why(&seen(&mixed), &one, "535.261.03").contains("libnvidia-ml.so.525.1.1`"));
         let bare = SPEC.replace("535.261.03", "1");
-        assert!(why(&seen(&bare), &one, "535.261.03").contains("not generated for the loaded driver 535.261.03"));
+        assert!(
+            why(&seen(&bare), &one, "535.261.03")
+                .contains("not generated for the loaded driver 535.261.03")
+        );
         let gone = SeenSpec {
             missing: vec!["/dev/nvidia0".into()],
             ..seen(SPEC)
@@ -425,10 +427,13 @@ devices:
                 .contains("`GPU-1`, which is not a GPU of this machine")
         );
         let two = machine(2, None);
-        assert!(why(&seen(SPEC), &two, "535.261.03").contains("contains 1 GPU, but 2 are on the bus"));
+        assert!(
+            why(&seen(SPEC), &two, "535.261.03").contains("contains 1 GPU, but 2 are on the bus")
+        );
         let old = format!("cdiVersion: 0.4.0{SPEC}");
         assert!(
-            why(&seen(&old), &one, "535.261.03").contains("version 0.4.0, which does not allow names")
+            why(&seen(&old), &one, "535.261.03")
+                .contains("version 0.4.0, which does not allow names")
         );
     }
 

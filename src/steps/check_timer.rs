@@ -159,7 +159,9 @@ fn write_metrics(path: &Utf8Path) -> Change {
 
 fn decide(state: &TimerState, desired: &Desired) -> Assessment {
     let Some(wish) = &desired.reports else {
-        return Assessment::not_applicable("neither `check.textfile` nor `check.node-condition` is set");
+        return Assessment::not_applicable(
+            "neither `check.textfile` nor `check.node-condition` is set",
+        );
     };
     let no_systemd = (state.unit.as_ref()).is_some_and(UnitState::is_not_booted);
     if desired.image || no_systemd {
@@ -220,9 +222,7 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
     }
     if changes.is_empty() {
         let metrics = (wish.metrics.iter()).map(|path| format!("`{path}`"));
-        let condition = wish
-            .node_condition
-            .then(|| "the node condition".to_owned());
+        let condition = wish.node_condition.then(|| "the node condition".to_owned());
         let all: Vec<String> = metrics.chain(condition).collect();
         return Assessment::satisfied(format!("`{TIMER}` runs and writes {}", all.join(" and ")));
     }

@@ -212,7 +212,10 @@ mod tests {
             Err(Assessment::NotApplicable { why }) => why,
             other => panic!("{other:?}"),
         };
-        assert_eq!(why(&desired(), &facts), "validation needs no image from a registry");
+        assert_eq!(
+            why(&desired(), &facts),
+            "validation needs no image from a registry"
+        );
         let mut without = with_image();
         without.validation.container = false;
         assert_eq!(why(&without, &facts), "validation runs no container");

@@ -107,7 +107,9 @@ pub(super) fn refusal(
         .filter(|other| other.compiled)
         .map(|other| {
             let source = &other.source;
-            format!("; or set `driver.source = \"{source}\"`, whose module is compiled on this machine")
+            format!(
+                "; or set `driver.source = \"{source}\"`, whose module is compiled on this machine"
+            )
         });
     (why, hint + &elsewhere.unwrap_or_default())
 }

@@ -181,7 +181,10 @@ fn decide(state: &NodesState, desired: &Desired, facts: &Facts) -> Assessment {
             // In an image the conditions of the unit are not met, so it starts nothing.
             start: true,
         });
-        return Assessment::needs(format!("`{UNIT}` does not create the device nodes at boot"), changes);
+        return Assessment::needs(
+            format!("`{UNIT}` does not create the device nodes at boot"),
+            changes,
+        );
     }
     if desired.image || !state.loaded {
         return Assessment::satisfied(format!("`{UNIT}` creates the device nodes at boot"));

@@ -257,7 +257,10 @@ mod tests {
         let (want, facts) = (desired(), facts());
         let one = state("enabled", "active", &[1]);
         let (why, changes) = decide(&one, &want, &facts, false).expect_needs();
-        assert!(why.ends_with("persistence mode is disabled on GPU 1"), "{why}");
+        assert!(
+            why.ends_with("persistence mode is disabled on GPU 1"),
+            "{why}"
+        );
         assert!(matches!(&changes[..], [Change::RestartUnit { .. }]));
         // If NVML does not respond, the unit state decides.
         let mut silent = state("enabled", "active", &[]);

@@ -99,7 +99,9 @@ fn decide(state: &PrebuiltState, module: &str, driver: &DriverWish, wish: &Prebu
             .as_deref()
             .map(|said| format!("; for this kernel it {said}"))
             .unwrap_or_default();
-        return Assessment::satisfied(format!("DKMS fetches modules from {sources} before compiling{said}"));
+        return Assessment::satisfied(format!(
+            "DKMS fetches modules from {sources} before compiling{said}"
+        ));
     }
     Assessment::needs(
         format!("DKMS does not fetch modules from {sources} yet"),

@@ -564,10 +564,7 @@ mod tests {
         let (why, hint) = blocked(&split);
         let wanted = bytes(most / 8);
         assert!(why.starts_with("`/var` has "), "{why}");
-        assert!(
-            why.ends_with(&format!("free, {wanted} required")),
-            "{why}"
-        );
+        assert!(why.ends_with(&format!("free, {wanted} required")), "{why}");
         assert!(hint.contains("free disk space"), "{hint}");
         split.others = vec![
             ("/usr".into(), room(most / 4)),

@@ -173,7 +173,10 @@ pub(super) fn instead_of(
     let is_foreign = |(name, _): &&&(String, String)| !there.ours.packages.contains(name);
     let foreign = all.iter().any(|one| is_foreign(&one));
     let named = told(&all);
-    let wanted = format!("branch {} from {} is configured", driver.branch, driver.source);
+    let wanted = format!(
+        "branch {} from {} is configured",
+        driver.branch, driver.source
+    );
     let replaces = driver.existing == Existing::Replace;
     if replaces || !foreign {
         if !held.is_empty() {

@@ -161,9 +161,7 @@ fn decide(state: &RuntimePackagesState, wish: &RuntimeWish, desired: &Desired) -
         {
             return Assessment::BlockedNow {
                 why: format!("`{name}` is {unit}: another program is starting or stopping it"),
-                hint: format!(
-                    "check `systemctl status {name}`, then run the command again"
-                ),
+                hint: format!("check `systemctl status {name}`, then run the command again"),
                 passes: Some(RESTART_TIME_LIMIT),
             };
         }
@@ -381,7 +379,10 @@ mod tests {
                     assert!(is_enough && why.ends_with("without a daemon"), "{why}");
                 }
                 Assessment::Blocked { why, .. } => {
-                    assert!(!is_enough && why.contains("podman 3.4 does not support CDI"), "{why}");
+                    assert!(
+                        !is_enough && why.contains("podman 3.4 does not support CDI"),
+                        "{why}"
+                    );
                 }
                 other => panic!("{other:?}"),
             }

@@ -121,9 +121,7 @@ fn decide(state: &ModuleSigningState, facts: &Facts, desired: &Desired) -> Asses
         return words::no_driver();
     };
     let Some(module) = &driver.dkms else {
-        return Assessment::satisfied(
-            "the vendor provides compiled and signed kernel modules",
-        );
+        return Assessment::satisfied("the vendor provides compiled and signed kernel modules");
     };
     if state.adopts {
         return Assessment::satisfied(
@@ -141,9 +139,9 @@ fn decide(state: &ModuleSigningState, facts: &Facts, desired: &Desired) -> Asses
         ),
         SecureBoot::Enabled => match &driver.signing {
             Some(signing) => signed(state, signing),
-            None if state.loaded => {
-                Assessment::satisfied("Secure Boot is enabled and a trusted NVIDIA module is loaded")
-            }
+            None if state.loaded => Assessment::satisfied(
+                "Secure Boot is enabled and a trusted NVIDIA module is loaded",
+            ),
             None => Assessment::blocked(
                 format!(
                     "Secure Boot is enabled, and the module `{module}` would be compiled on this machine with a \
@@ -181,9 +179,9 @@ fn signed(state: &ModuleSigningState, signing: &SigningKey) -> Assessment {
             };
             blocked(
                 format!("the module signing key cannot be used: `{path}`: {why}"),
-                "correct `driver.secure-boot.key` and `driver.secure-boot.certificate`, or create the file: it and its directories must \
                 "correct `driver.secure-boot.key` and `driver.secure-boot.certificate`, or create the file: it and its \
                     directories must be owned by root and writable only by root, and the key must have mode 0600"
+                    .into(),
             )
         }
         SigningKeyState::Unread(version) => blocked(

@@ -272,7 +272,7 @@ fn what_is_wrong_below_cuda_stops_the_probe_there() {
     let ran = two("").probe_with(hung, &["--format", "json"]);
     let document = document(&ran);
     assert_eq!(document.failed_layer, Some(ProbeLayer::Nvml));
-    assert_eq!(document.why, "NVML did not answer within 30 s");
+    assert_eq!(document.why, "NVML timed out after 30 s");
     let reached =
         |layer: &&gpu_bootstrap::tools::probe::LayerResult| layer.status != LayerStatus::NotReached;
     assert_eq!(document.layers.iter().filter(reached).count(), 4);

@@ -105,7 +105,9 @@ fn a_fabric_manager_of_another_version_is_no_fabric_manager() {
     let (why, hint, passes) = decide(&state("535.247.01-1"), &wanted()).expect_blocked_now();
     assert_eq!(passes, None);
     assert!(
-        why.contains("nvidia-fabricmanager 535.247.01-1 is installed, 535.261.03-* is wanted"),
+        why.contains(
+            "nvidia-fabricmanager 535.247.01-1 is installed, but 535.261.03-* is required"
+        ),
         "{why}"
     );
     assert!(hint.contains("at version 535.261.03"), "{hint}");
