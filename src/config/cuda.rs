@@ -1,4 +1,4 @@
-//! Which CUDA versions may be named: those that were released, and those that are newer than the matrix.
+//! Validates configured CUDA versions: released ones, and versions newer than the matrix.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl DriverInputs<'_> {
-    /// Refuses a version that was never released: every driver would do for it.
+    /// Rejects a version that was never released, because any driver would satisfy it.
     pub(super) fn released_cuda(&self) -> Result<(), ConfigError> {
         let released: BTreeSet<CudaVersion> = (self.matrix.toolkits.iter())
             .map(|row| row.version.minor_version())
@@ -23,7 +23,7 @@ impl DriverInputs<'_> {
         let names: Vec<String> = released.iter().map(ToString::to_string).collect();
         let hint = nearest(&none.to_string(), names.iter().map(String::as_str))
             .map(|nearest| format!("did you mean `\"{nearest}\"`?"));
-        let why = format!("there is no CUDA {none}");
+        let why = format!("CUDA {none} does not exist");
         Err(self.layers.wrong("driver.cuda", why, hint))
     }
 }
