@@ -409,8 +409,8 @@ impl ClusterInputs<'_> {
             return self.wrong(
                 "cluster.join",
                 "nodeadm (EKS) rewrites the containerd configuration at each boot",
-                "set `runtime.use` to a list without \"containerd\", such as `[]`. If the container toolkit is installed, nodeadm \
-                 makes `nvidia` the default runtime",
+                "set `runtime.use` to a list without \"containerd\", such as `[]`. If the container toolkit is \
+                 installed, nodeadm makes `nvidia` the default runtime",
             );
         }
         Some(JoinMethod::Eks)

@@ -222,7 +222,7 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// Returns the fabric if this machine certainly needs it: its switches were detected, or its boards require the
+    /// Returns the fabric if this machine certainly needs it, because its switches were detected, or its boards require the
     /// switches of a rack.
     fn seen(&self, fabric: Fabric) -> Fabric {
         let wish = self.wish();
@@ -548,7 +548,7 @@ impl<'a> DriverInputs<'a> {
                 Err(_) => return Err(none),
             };
             found.warnings.push(format!(
-                "no driver supports the running kernel {running} ({}): this one is for kernel {next}, which \
+                "no driver supports the running kernel {running} ({}). The selected one is for kernel {next}, which \
                  the next boot starts",
                 reasons(&none)
             ));

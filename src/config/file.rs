@@ -172,7 +172,7 @@ settings! {
         /// `driver.prebuilt.unsigned`.
         pub public_keys: Option<Vec<MinisignKey>> => "`[]`",
         /// A date or a time, such as `"2026-01-31"` or `"2026-01-31T12:00:00Z"`: archives signed before it are not
-        /// used. Set it to the time when you replaced broken archives: their signatures remain valid, so anyone with
+        /// used. Set it to the time when you replaced broken archives, because their signatures remain valid, so anyone with
         /// write access to a source could restore them. Archives from before this time are published again. Cannot be
         /// combined with `driver.prebuilt.unsigned`.
         pub not_before: Option<Moment> => "none",

@@ -16,7 +16,7 @@ use crate::{
 /// visible in the files of the package: `610.* for 5.14.0-687.12.1.el9_8.x86_64`.
 const FOR: &str = " for ";
 
-/// Start of the placeholder for the kernel series, which is empty for the given series: the first Amazon kernel is
+/// Start of the placeholder for the kernel series, which is empty for the given series, because the first Amazon kernel is
 /// `kernel`, the others have their series in the name (`kernel6.12`).
 const SERIES_UNLESS: &str = "{series-unless:";
 

@@ -212,7 +212,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let headers = (driver.as_ref())
         .map(|driver| placeholders.for_kernels(&driver.ways[0].headers))
         .unwrap_or_default();
-    // Podman does not need these modules, and the kernels of EKS and provider nodes include them.
+    // Podman does not need these modules, and kernels on EKS and provider nodes include them.
     let runs_containers = (kinds.iter()).any(|kind| kind.daemon().is_some())
         || cluster.as_ref().is_some_and(|cluster| {
             !matches!(cluster.method, JoinMethod::Eks | JoinMethod::Managed)

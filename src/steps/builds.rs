@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(of(610), [kernel(OLD)].into());
         assert_eq!(of(615), [kernel(OLD), kernel(NEW)].into());
         assert!(of(580).is_empty());
-        // One build at a time: the default boot kernel has priority.
+        // Only one build can be installed, so the default boot kernel has priority.
         let both = [kernel(OLD), kernel(NEW)];
         assert_eq!(
             builds().together(dnf(), &way(615), &both),

@@ -1,7 +1,7 @@
 //! `check.timer`: a timer that runs `check` every minute and publishes the result: metrics for the textfile collector
 //! of node_exporter, and a node condition. It exists only if one of them is configured.
 //!
-//! The changes are reverted before those of all other steps, because a running `check` queries the GPUs and keeps the
+//! The changes are reverted before the changes of all other steps, because a running `check` queries the GPUs and keeps the
 //! driver modules in use.
 
 use async_trait::async_trait;
@@ -175,7 +175,8 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
     if let Some(why) = &state.foreign {
         return Assessment::blocked(
             format!("the metrics directory is not safe for root: {why}"),
-            "make root the owner of the `check.textfile` directory (`chown root:root`, `chmod 755`); the collector only reads it",
+            "make root the owner of the `check.textfile` directory (`chown root:root`, `chmod 755`); the collector \
+             only reads it",
         );
     }
     let unit = state.unit.as_ref();

@@ -566,7 +566,7 @@ mod tests {
             whys.iter().any(|why| why.contains("pci_resize_resource")),
             "{whys:?}"
         );
-        // A release with the fix, and a machine that runs such a kernel: its existing build shows that it works.
+        // A release with the fix, and a machine that runs such a kernel, whose existing build shows that it works.
         for (version, needed) in [("535.309.01", old), ("535.261.03", broken)] {
             let mut kernels: std::collections::BTreeSet<_> = all();
             assert!(judged(version, needed).rule_out(&mut kernels).is_empty());

@@ -72,7 +72,7 @@ fn detect(cx: &Cx<'_>) -> Result<OptionsState, StepError> {
     })
 }
 
-/// Parses `EnableGpuFirmware: 0`, also with a quoted value.
+/// Parses `EnableGpuFirmware: 0`, including quoted values.
 fn parse_parameters(text: &str) -> BTreeMap<String, String> {
     (text.lines())
         .filter_map(|line| line.split_once(':'))
@@ -160,7 +160,7 @@ fn content(options: &[&ModuleOption]) -> String {
     text
 }
 
-/// Returns loaded values that differ from those of the next boot. A parameter that the module does not list cannot be
+/// Returns loaded values that differ from the values of the next boot. A parameter that the module does not list cannot be
 /// compared.
 fn not_loaded(state: &OptionsState, driver: &DriverWish) -> Vec<String> {
     let mut differ = Vec::new();

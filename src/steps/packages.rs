@@ -90,7 +90,7 @@ pub(super) async fn unless_half_done(
     })
 }
 
-/// Makes an assessment temporary: it is repeated after an earlier step has made its changes.
+/// Makes an assessment temporary, so that it is repeated after an earlier step has made its changes.
 fn passing(answer: Assessment) -> Assessment {
     match answer {
         Assessment::Blocked { why, hint } | Assessment::BlockedByOldLists { why, hint } => {

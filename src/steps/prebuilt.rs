@@ -184,7 +184,7 @@ mod tests {
 
     fn written(want: &Desired) -> String {
         let Assessment::Needs { changes, .. } = answer(&state(None), want) else {
-            panic!("nothing is configured yet");
+            panic!("no file exists yet");
         };
         match &changes[..] {
             [

@@ -21,7 +21,7 @@ pub(super) fn for_value(path: &[String], value: &Value, why: &str) -> Option<Str
     if takes(Value::Boolean(true)) {
         return Some("use `true` or `false`, without quotes".to_owned());
     }
-    // A frequent mistake: a version without quotes is a number in TOML.
+    // This is a frequent mistake, because a version without quotes is a number in TOML.
     let is_number = |one: &Value| matches!(one, Value::Float(_));
     let holds_number = match value {
         Value::Array(items) => items.iter().any(is_number),

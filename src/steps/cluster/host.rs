@@ -122,7 +122,7 @@ fn decide(state: &ClusterKernelState, desired: &Desired) -> Assessment {
         // Its passwords would be stored in the plan and in the journal.
         return Assessment::blocked(
             format!(
-                "`{}` contains a swap area, but is not world-readable: it may contain passwords, so it is not changed",
+                "`{}` contains a swap area, but is not world-readable. It may contain passwords, so it is not changed",
                 sysctl::FSTAB
             ),
             format!(

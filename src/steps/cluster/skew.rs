@@ -73,8 +73,9 @@ pub(super) fn refused(wish: &ClusterWish, versions: &Versions) -> Option<Assessm
         .flatten()?;
     Some(Assessment::blocked(
         why,
-        "boot with `systemd.unified_cgroup_hierarchy=1` in the kernel command line. If the \
-         kubelets of the cluster have `failCgroupV1: false`, add `SystemVerification` to `cluster.ignore-preflight-errors` instead",
+        "boot with `systemd.unified_cgroup_hierarchy=1` in the kernel command line. If the kubelets of the \
+         cluster have `failCgroupV1: false`, add `SystemVerification` to \
+         `cluster.ignore-preflight-errors` instead",
     ))
 }
 
