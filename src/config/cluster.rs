@@ -330,7 +330,7 @@ impl ClusterInputs<'_> {
                 return self.wrong(
                     "cluster.server",
                     "kubeadm requires `HOST:PORT` of the API server",
-                    "remove `https://`, such as \"10.0.0.1:6443\"",
+                    "set it without `https://`, such as \"10.0.0.1:6443\"",
                 );
             }
             Some(server)

@@ -113,7 +113,7 @@ pub enum Purpose<'d> {
 }
 
 impl Desired {
-    /// Returns all required packages by purpose. Code that needs the whole set uses this function: a new part of the
+    /// Returns all required packages by purpose. Code that needs the whole set uses this function, so a new part of the
     /// desired state does not compile until it is listed below.
     #[must_use]
     pub fn package_groups(&self) -> Vec<(Purpose<'_>, &[PackageWish])> {

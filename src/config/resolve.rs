@@ -418,7 +418,7 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
         "no-gpu",
         "no NVIDIA GPU is on the PCI bus".into(),
         "run `lspci -d 10de:` to list the GPUs. For an image, specify the GPUs of its instances with \
-         `--image --assume-gpu PCI-ID`, for a pool with CPU nodes, set `gpu = \"optional\"`",
+         `--image --assume-gpu PCI-ID`. For a pool with CPU nodes, set `gpu = \"optional\"`",
     ))
 }
 

@@ -42,7 +42,7 @@ pub(super) fn here(
     Ok(bytes)
 }
 
-/// Returns whether this version of a package is required or belongs to a required package: a pin covers all packages
+/// Returns whether this version of a package is required or belongs to a required package. A pin covers all packages
 /// that must have the driver version.
 fn wanted(
     backend: &dyn Backend,

@@ -54,8 +54,8 @@ fn decide(state: &AutoloadState, desired: &Desired) -> Assessment {
                 "{}, so the driver would not be loaded",
                 state.denials.join("; ")
             ),
-            "remove it (if it is in the kernel command line, also from the boot loader configuration, and \
-                 reboot), and run the command again. For a node without GPUs, set \
+            "remove it. If it is in the kernel command line, change the boot loader configuration and \
+                 reboot. Then run the command again. For a node without GPUs, set \
                  `gpu = \"optional\"`",
         );
     }

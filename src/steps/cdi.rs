@@ -270,7 +270,7 @@ fn obstacle(state: &CdiState, wish: &Cdi, loaded: &DriverVersion) -> Option<Asse
         return Some(Assessment::blocked(
             format!(
                 "`{one}` and `{other}` both define {}: runtimes do not inject devices that two files of one directory \
-                 name",
+                 define",
                 names.join(", ")
             ),
             format!(

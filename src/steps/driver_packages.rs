@@ -235,7 +235,7 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -
     if !held.is_empty() {
         return Assessment::blocked(
             format!(
-                "{} must change with the driver, but is held",
+                "held packages must change with the driver: {}",
                 words::some(&held)
             ),
             comparison.held_hint(desired.packages.manager),

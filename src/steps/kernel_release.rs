@@ -173,7 +173,7 @@ fn answer(
         KernelAnswer::Boot { kernel, .. } => {
             let running = kernels.running.as_ref();
             let why = format!(
-                "kernel {}: {}; the next boot starts kernel {kernel}, which has it: {reboots}",
+                "kernel {}: {}; the next boot starts kernel {kernel}, which supports the driver: {reboots}",
                 running.map_or_else(String::new, ToString::to_string),
                 (asked.left.as_ref()).map_or_else(
                     || format!("no repository offers {means}"),

@@ -360,7 +360,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
         found.push(Obstacle {
             why: "no NVIDIA GPU is on the PCI bus".into(),
             hint: "run `lspci -d 10de:` to list the GPUs. For an image, specify the GPUs of its \
-                   instances with `--image --assume-gpu PCI-ID`, for a pool with CPU nodes, set \
+                   instances with `--image --assume-gpu PCI-ID`. For a pool with CPU nodes, set \
                    `gpu = \"optional\"`"
                 .into(),
             passes: None,

@@ -181,7 +181,7 @@ pub(super) fn instead_of(
     if replaces || !foreign {
         if !held.is_empty() {
             return Assessment::blocked(
-                format!("{} must be replaced, but is held", told(&held)),
+                format!("held packages must be replaced: {}", told(&held)),
                 Comparison::default().held_hint(desired.packages.manager),
             );
         }

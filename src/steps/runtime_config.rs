@@ -156,7 +156,7 @@ fn decide(
             match always {
                 true => format!("; a restart to enable CDI stops {containers}"),
                 false => format!(
-                    "; CDI needs a restart, which would stop {containers}: CDI is enabled at the \
+                    "; CDI needs a restart, which would stop {containers}: it is enabled at the \
                      next restart, or set `runtime.restart = \"always\"`"
                 ),
             }
@@ -547,7 +547,7 @@ mod tests {
         let (why, may_stop) = said(&state(&lacking, &["web", "job"]), &want).expect("a key");
         assert!(
             why.contains(
-                "would stop 2 running containers (web, job): CDI is enabled at the next restart"
+                "would stop 2 running containers (web, job): it is enabled at the next restart"
             ),
             "{why}"
         );
