@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn credential_is_a_file_of_the_unit_or_machine() {
+    fn credential_file_of_unit_or_machine_is_found() {
         let files = FakeFiles::new();
         let env = [(
             "CREDENTIALS_DIRECTORY".to_owned(),

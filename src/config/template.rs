@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn profile_can_set_a_flavor_for_a_kernel_series() {
+    fn profile_sets_flavor_for_a_kernel_series() {
         let profile = Profile::built_in("ubuntu").unwrap();
         let mut release = profile.release_for("24.04").unwrap().clone();
         let row = |series: Option<&str>, package: &str| crate::config::profile::KernelFlavour {

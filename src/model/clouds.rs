@@ -289,7 +289,7 @@ mod tests {
     use super::{all, folder};
 
     #[test]
-    fn each_cloud_has_a_marker_and_one_key_source() {
+    fn each_cloud_has_marker_and_key_source() {
         let mut names = BTreeSet::new();
         for row in all() {
             assert!(names.insert(&row.name), "{}", row.name);

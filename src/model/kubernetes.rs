@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn kubelet_may_set_own_labels_and_some_of_kubernetes() {
+    fn kubelet_may_set_some_kubernetes_labels() {
         for (key, may) in [
             ("nvidia.com/gpu.present", true),
             ("team", true),

@@ -98,7 +98,7 @@ mod tests {
     use crate::{change::Change, steps::fixtures::desired};
 
     #[test]
-    fn what_is_written_satisfies() {
+    fn written_file_satisfies() {
         let want = desired();
         let (_, changes) = decide(&AutoloadState::default(), &want).expect_needs();
         let [Change::WriteFile { content, .. }] = &changes[..] else {

@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn packages_of_other_branch_or_origin_block_or_are_replaced() {
+    fn other_branch_or_origin_follows_the_policy() {
         let mut want = desired();
         let old = state(
             &["nvidia-smi=470.256.02-1", "libnvidia-ml1=470.256.02-1"],
@@ -628,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_without_packages_blocks_or_is_kept_or_replaced() {
+    fn driver_without_packages_follows_the_policy() {
         let mut want = desired();
         let mut empty = state(&[], &[]);
         empty.found.origin = Some(Origin::Runfile);

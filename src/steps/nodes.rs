@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn node_without_symlink_is_reported_and_unit_is_added() {
+    fn node_without_symlink_adds_the_unit() {
         let (want, facts) = (desired(), facts());
         decide(&made(), &want, &facts).expect_satisfied();
         let state = NodesState {

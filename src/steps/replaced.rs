@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn own_packages_are_replaced_by_other_branch_or_source() {
+    fn own_packages_are_replaced() {
         let want = desired();
         let mut old = ours(&[
             "nvidia-smi=470.256.02-1",

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn administrator_entry_is_used_and_gets_only_a_priority() {
+    fn administrator_entry_gets_only_a_priority() {
         let mut want = desired();
         want.pins.clear();
         want.repositories[0].priority = Some(600);
