@@ -161,7 +161,9 @@ fn decide(state: &RuntimePackagesState, wish: &RuntimeWish, desired: &Desired) -
         {
             return Assessment::BlockedNow {
                 why: format!("`{name}` is {unit}: another program is starting or stopping it"),
-                hint: format!("check `systemctl status {name}`, then run the command again"),
+                hint: format!(
+                    "run `systemctl status {name}` to see its state, then run the command again"
+                ),
                 passes: Some(RESTART_TIME_LIMIT),
             };
         }

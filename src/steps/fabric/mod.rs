@@ -341,7 +341,10 @@ fn not_joined(state: &FabricState) -> Option<Assessment> {
                 "{} failed to join the fabric (NVML code {code}): programs cannot use them together",
                 words::indices(&failed)
             ),
-            format!("check `journalctl --unit {}`, then reboot", fabric::UNIT),
+            format!(
+                "run `journalctl --unit {}` to find the cause, then reboot",
+                fabric::UNIT
+            ),
         ));
     }
     let waiting = indices(&|gpu| !is_done(gpu));
@@ -361,7 +364,7 @@ fn not_joined(state: &FabricState) -> Option<Assessment> {
                 _ => format!("{} have", words::indices(&waiting)),
             }
         ),
-        hint: format!("check `journalctl --unit {}`", fabric::UNIT),
+        hint: format!("run `journalctl --unit {}` to find the cause", fabric::UNIT),
         passes: Some(JOINING),
     })
 }
