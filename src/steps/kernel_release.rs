@@ -370,14 +370,17 @@ mod tests {
         let mut refused = state(&[]);
         let (_, hint) = decide(&refused, &want()).expect_blocked();
         assert!(hint.contains("upgrade the kernel"), "{hint}");
-        let line = "`/etc/dnf/dnf.conf`, line 3, contains `excludepkgs=kernel*`";
+        let line = "`/etc/dnf/dnf.conf`, line 3: `excludepkgs=kernel*`";
         refused.asked.hidden = vec![line.to_owned()];
         let (why, hint) = decide(&refused, &want()).expect_blocked();
         assert!(
             why.starts_with(&format!("{line}, so no repository offers")),
             "{why}"
         );
-        assert!(hint.contains("take the packages out of it"), "{hint}");
+        assert!(
+            hint.contains("remove the packages from this line"),
+            "{hint}"
+        );
         assert!(!hint.contains("upgrade the kernel"), "{hint}");
     }
 
