@@ -1,4 +1,4 @@
-//! The cluster that the machine joins: what the settings ask for, checked as a whole.
+//! The cluster that the machine joins. Validates the settings as a whole.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -28,23 +28,23 @@ use crate::{
     tools::kubernetes::skew,
 };
 
-/// The name of their repository.
+/// The name of the Kubernetes package repository.
 pub(super) const REPOSITORY: &str = "kubernetes";
 
-/// Where an API server listens by default.
+/// The default port of an API server.
 const API_PORT: u16 = 6443;
 
-/// The taint of a GPU node that nobody has given others: pods that want no GPU stay away. Source: GKE, "About
-/// GPUs", which gives it to each GPU node.
+/// The default taint of a GPU node, which keeps pods without GPU requests away. GKE adds it to each GPU node. Source:
+/// GKE, "About GPUs".
 const GPU_TAINT: &str = "nvidia.com/gpu=present:NoSchedule";
 
-/// The startup taint. The prefix tells cluster-autoscaler, from 1.29 on, that the node is starting, not broken. Source:
-/// kubernetes/autoscaler, `cluster-autoscaler/utils/taints/taints.go`. A node may not change its own taints, so
-/// there is one only with `cluster.kubeconfig-file`: a taint that nobody removes costs more than none.
+/// The startup taint. Because of its prefix, cluster-autoscaler 1.29 and later knows that the node is starting, not
+/// broken. Source: kubernetes/autoscaler, `cluster-autoscaler/utils/taints/taints.go`. A node cannot change its own
+/// taints, so the taint is only set with `cluster.kubeconfig-file`: a taint that is never removed is worse than none.
 const STARTUP_TAINT: &str =
     "startup-taint.cluster-autoscaler.kubernetes.io/gpu-bootstrap=validating:NoSchedule";
 
-/// What the file of the community's packages says.
+/// The content of `kubernetes.toml`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct CommunityPackages {
@@ -66,11 +66,11 @@ struct PackagesRow {
 }
 
 static KUBERNETES: LazyLock<CommunityPackages> = LazyLock::new(|| {
-    #[expect(clippy::expect_used, reason = "a test reads the file that is built in")]
+    #[expect(clippy::expect_used, reason = "a test parses the built-in file")]
     built_in("kubernetes").expect("kubernetes.toml")
 });
 
-/// The repository with this version of Kubernetes, as a profile would have it.
+/// Returns the repository for this Kubernetes version, as a profile entry.
 pub(super) fn repository(
     config: &ClusterConfig,
     manager: Manager,
@@ -102,7 +102,7 @@ fn kubeadm_version(config: &ClusterConfig) -> Option<&KubernetesVersion> {
         .filter(|_| config.join == Some(JoinKind::Kubeadm))
 }
 
-/// The packages of a version of Kubernetes.
+/// Returns the packages of a Kubernetes version.
 fn packages(version: &KubernetesVersion) -> Vec<PackageWish> {
     let pattern = match version.patch {
         Some(_) => format!("{version}-*"),
@@ -115,27 +115,27 @@ fn packages(version: &KubernetesVersion) -> Vec<PackageWish> {
     KUBERNETES.packages.iter().map(wish).collect()
 }
 
-/// What the resolution of `[cluster]` depends on.
+/// The inputs of resolving `[cluster]`.
 pub(super) struct ClusterInputs<'a> {
     pub config: &'a ClusterConfig,
     pub layers: &'a Layers,
-    /// The container runtimes that are wanted.
+    /// The configured container runtimes.
     pub runtimes: &'a [RuntimeKind],
     /// Whether the machine has a GPU for containers.
     pub has_gpu: bool,
-    /// The kernel of the next boot, or the kernel series of the release if it is unknown.
+    /// The default boot kernel, or the kernel series of the release if it is unknown.
     pub kernel: Option<String>,
     /// The machine boots with cgroup v1.
     pub cgroup_v1: bool,
-    /// What is wrong, as far as it was found.
+    /// The errors found so far.
     pub wrong: RefCell<Vec<ResolveError>>,
 }
 
 impl ClusterInputs<'_> {
-    /// Resolves `[cluster]`; `None` if the machine joins none.
+    /// Resolves `[cluster]`. `None` if the machine joins no cluster.
     ///
     /// # Errors
-    /// Settings that are missing, or that do not fit each other: all of them.
+    /// All missing or contradictory settings.
     pub(super) fn resolve(&self) -> Result<Option<ClusterWish>, ResolveError> {
         let kind = self.config.join.unwrap_or_default();
         self.only_what_counts(kind);
@@ -150,7 +150,7 @@ impl ClusterInputs<'_> {
         Err(ResolveError::all(wrong))
     }
 
-    /// What is wanted; `None` if something is wrong.
+    /// Returns the cluster settings. `None` if there are errors.
     fn wish(&self, kind: JoinKind) -> Option<ClusterWish> {
         let config = self.config;
         let method = match kind {
@@ -188,7 +188,7 @@ impl ClusterInputs<'_> {
         })
     }
 
-    /// A setting of another method is a mistake, not a wish.
+    /// A setting of a different join method is reported as a mistake.
     fn only_what_counts(&self, kind: JoinKind) {
         use JoinKind::{Command, K3s, Kubeadm, Rke2};
         let config = self.config;
@@ -223,14 +223,14 @@ impl ClusterInputs<'_> {
             if strange {
                 self.wrong::<()>(
                     &format!("cluster.{key}"),
-                    "this way to join does not use it",
-                    "set `cluster.join` to the way that you want, or remove the key",
+                    "this join method does not use it",
+                    "set `cluster.join` to the intended method, or remove the key",
                 );
             }
         }
     }
 
-    /// Notes what is wrong with a key. There is no value then.
+    /// Records an error of a key, so it has no value.
     fn wrong<T>(&self, key: &str, why: &str, hint: &str) -> Option<T> {
         let error = (self.layers).wrong(key, why.to_owned(), Some(hint.to_owned()));
         self.wrong.borrow_mut().push(error.into());
@@ -240,10 +240,10 @@ impl ClusterInputs<'_> {
     fn needed<'v, T>(&self, key: &str, value: &'v Option<T>, hint: &str) -> Option<&'v T> {
         match value {
             Some(value) => Some(value),
-            // The key that is missing has no place.
+            // A missing key has no location.
             None => self.wrong(
                 "cluster.join",
-                &format!("`cluster.{key}` is needed, too"),
+                &format!("`cluster.{key}` is also required"),
                 hint,
             ),
         }
@@ -254,7 +254,7 @@ impl ClusterInputs<'_> {
         let version = self.needed(
             "version",
             &config.version,
-            "name the cluster's version of Kubernetes, such as \"1.36\"; `kubectl version` shows it",
+            "set it to the Kubernetes version of the cluster, such as \"1.36\" (see `kubectl version`)",
         );
         let oldest = KUBERNETES.oldest;
         if (config.version.as_ref()).is_some_and(|version| version.minor < oldest) {
@@ -297,8 +297,8 @@ impl ClusterInputs<'_> {
             return self.wrong(
                 "cluster.version",
                 &reasons.join("; "),
-                "use a release with a newer kernel, or set `cluster.ignore-preflight-errors = [\"SystemVerification\"]`: \
-                 kubeadm then joins a kernel that Kubernetes does not support",
+                "use a release with a newer kernel, or set `cluster.ignore-preflight-errors = [\"SystemVerification\"]` \
+                 to join with a kernel that Kubernetes does not support",
             );
         }
         Some(JoinMethod::Kubeadm {
@@ -314,9 +314,9 @@ impl ClusterInputs<'_> {
             if config.server.is_some() || config.ca_cert_hashes.is_some() {
                 return self.wrong(
                     "cluster.discovery-file",
-                    "the file says how to find the cluster, and so do `cluster.server` and \
+                    "the file contains the API server and its CA, and so do `cluster.server` and \
                      `cluster.ca-cert-hashes`",
-                    "keep one of the two ways",
+                    "use only one of them",
                 );
             }
             return Some(Discovery::File {
@@ -327,7 +327,7 @@ impl ClusterInputs<'_> {
         let server = self.needed(
             "server",
             &config.server,
-            "name the API server as `HOST:PORT`, or set `cluster.discovery-file`",
+            "set it to `HOST:PORT` of the API server, or set `cluster.discovery-file`",
         );
         let server = server.map(|server| server.as_str()).and_then(|server| {
             let has_port = (server.rsplit_once(':'))
@@ -335,8 +335,8 @@ impl ClusterInputs<'_> {
             if server.contains("://") || server.contains('/') || !has_port {
                 return self.wrong(
                     "cluster.server",
-                    "kubeadm wants the API server as `HOST:PORT`",
-                    "write it without `https://`, such as \"10.0.0.1:6443\"",
+                    "kubeadm requires `HOST:PORT` of the API server",
+                    "set it without `https://`, such as \"10.0.0.1:6443\"",
                 );
             }
             Some(server)
@@ -344,19 +344,20 @@ impl ClusterInputs<'_> {
         let token_source = self.needed(
             "token",
             &config.token,
-            "name the place of the token, such as \"file:/etc/gpu-bootstrap/join-token\"; `kubeadm token create` makes one",
+            "set it to the location of the token, such as \"file:/etc/gpu-bootstrap/join-token\" (create one with \
+                 `kubeadm token create`)",
         );
         let hashes = self.needed(
             "ca-cert-hashes",
             &config.ca_cert_hashes,
-            "without it any server could pretend to be the cluster; `kubeadm token create \
+            "without it, any server could impersonate the cluster; `kubeadm token create \
              --print-join-command` prints the digest",
         );
         if hashes.is_some_and(Vec::is_empty) {
             return self.wrong(
                 "cluster.ca-cert-hashes",
-                "without a digest any server could pretend to be the cluster",
-                "`kubeadm token create --print-join-command` prints the digest",
+                "without a digest, any server could impersonate the cluster",
+                "run `kubeadm token create --print-join-command` to print the digest",
             );
         }
         Some(Discovery::Token {
@@ -371,49 +372,51 @@ impl ClusterInputs<'_> {
         let source = self.needed(
             "token",
             &self.config.token,
-            "name the place of a token for agents, such as \"file:/etc/gpu-bootstrap/join-token\": of what `k3s token \
-             create --ttl 30m` prints, or of the file `agent-token` of a server that was started with `--agent-token`",
+            "set it to the location of an agent token, such as \"file:/etc/gpu-bootstrap/join-token\": the output of \
+                `k3s token create --ttl 30m`, or the file `agent-token` of a server started with `--agent-token`",
         );
         Some((server?, source?.clone()))
     }
 
-    /// The server of an agent.
+    /// Returns the server URL of an agent.
     fn server(&self, name: &str, port: u16) -> Option<String> {
-        let example = format!("name the server as \"https://HOST:{port}\"");
+        let example = format!("set it to \"https://HOST:{port}\"");
         let server = self.needed("server", &self.config.server, &example)?;
         if !server.as_str().starts_with("https://") {
-            let why = format!("{name} wants the whole address of the server");
+            let why = format!("{name} requires the full URL of the server");
             return self.wrong("cluster.server", &why, &example);
         }
-        // Source: RKE2, "Quick Start": a server registers nodes at 9345 and serves the API at 6443. k3s does both at 6443.
+        // Source: RKE2, "Quick Start": a server registers nodes at port 9345 and serves the API at 6443. k3s uses
+        // 6443 for both.
         if port != API_PORT
             && server
                 .as_str()
                 .trim_end_matches('/')
                 .ends_with(&format!(":{API_PORT}"))
         {
-            let why = format!("at {API_PORT} is the API server; {name} registers nodes at {port}");
+            let why =
+                format!("port {API_PORT} is the API server, but {name} registers nodes at {port}");
             return self.wrong("cluster.server", &why, &example);
         }
-        // The files of `cloud-init` mark what is to be filled in with `@`.
+        // The files for `cloud-init` use `@` for placeholders.
         if server.as_str().contains('@') {
             return self.wrong(
                 "cluster.server",
-                "no address of a server contains `@`",
+                "a server URL must not contain `@`",
                 &example,
             );
         }
         Some(server.to_string())
     }
 
-    /// nodeadm writes the whole configuration of containerd at each boot.
+    /// nodeadm rewrites the containerd configuration at each boot.
     fn eks(&self) -> Option<JoinMethod> {
         if self.runtimes.contains(&RuntimeKind::Containerd) {
             return self.wrong(
                 "cluster.join",
-                "EKS' nodeadm writes containerd's configuration itself, at each boot",
-                "set `runtime.use` to a list without \"containerd\", such as `[]`: with the container toolkit nodeadm \
-                 makes `nvidia` the default runtime",
+                "nodeadm (EKS) rewrites the containerd configuration at each boot",
+                "set `runtime.use` to a list without \"containerd\", such as `[]`. If the container toolkit is \
+                 installed, nodeadm makes `nvidia` the default runtime",
             );
         }
         Some(JoinMethod::Eks)
@@ -424,7 +427,7 @@ impl ClusterInputs<'_> {
         let command = self.needed(
             "command",
             &config.command,
-            "write program and arguments as a list",
+            "set it to a list of program and arguments",
         );
         for (key, command, example) in [
             ("cluster.command", command, "join"),
@@ -438,15 +441,15 @@ impl ClusterInputs<'_> {
             if program.is_some_and(|program| !program.is_some_and(|path| path.starts_with('/'))) {
                 self.wrong::<()>(
                     key,
-                    "it does not start with the path of a program",
-                    &format!("write program and arguments as a list, such as `[\"/usr/local/sbin/{example}\"]`"),
+                    "must start with an absolute path",
+                    &format!("set it to a list of program and arguments, such as `[\"/usr/local/sbin/{example}\"]`"),
                 );
             }
         }
         let joined = self.needed(
             "joined-file",
             &config.joined_file,
-            "name a file that exists once the machine has joined, such as the kubelet's kubeconfig",
+            "set it to a file that exists after the machine has joined, such as the kubeconfig of the kubelet",
         );
         Some(JoinMethod::Command {
             command: command?.clone(),
@@ -463,28 +466,28 @@ impl ClusterInputs<'_> {
         let name = name.transpose().unwrap_or_else(|_| {
             self.wrong(
                 "cluster.node-name",
-                "a node's name is a DNS name in small letters",
-                "write small letters, digits, `-` and `.`",
+                "a node name must be a lower-case DNS name",
+                "use lower-case letters, digits, `-` and `.`",
             )
         });
         if name.is_some() && matches!(kind, JoinKind::Eks | JoinKind::Managed) {
             self.wrong::<()>(
                 "cluster.node-name",
-                "the provider names this node",
+                "the provider sets the name of this node",
                 "remove the key",
             );
         }
         let labels = config.labels.as_deref().unwrap_or_default();
-        // A node that the provider joins has the taints that its pool names.
+        // The pool determines the taints of a node that the provider joins.
         let refused = match kind {
             JoinKind::Managed => Some((
-                "a node gets its taints when it joins, and this one has joined already",
-                "give the node pool these taints",
+                "a node registers with its taints, and this one has already joined",
+                "set these taints in the node pool",
             )),
             JoinKind::Eks => Some((
                 "they would replace the taints of Karpenter and of the node group, and Karpenter deletes a node without \
-                 its own",
-                "give them to the NodePool or the node group, or name them in the NodeConfig of the user data \
+                 its taints",
+                "set them in the NodePool or the node group, or in the NodeConfig of the user data \
                  (`spec.kubelet.config.registerWithTaints`)",
             )),
             _ => None,
@@ -492,7 +495,7 @@ impl ClusterInputs<'_> {
         if let (Some((why, hint)), Some(_)) = (refused, &config.taints) {
             self.wrong::<()>("cluster.taints", why, hint);
         }
-        // A command registers the node as it likes.
+        // A custom command may register the node in any way.
         let registers = !matches!(kind, JoinKind::Managed | JoinKind::Eks | JoinKind::Command);
         let has_access = config.kubeconfig_file.is_some();
         let startup = match &config.startup_taints {
@@ -503,15 +506,15 @@ impl ClusterInputs<'_> {
         if (startup.iter()).any(|taint| taint.key.starts_with(OF_READINESS)) {
             self.wrong::<()>(
                 "cluster.startup-taints",
-                "the node readiness controller removes those of `readiness.k8s.io`, and this program may not",
-                "name them in `cluster.taints`",
+                "only the node readiness controller may remove taints of `readiness.k8s.io`",
+                "set them in `cluster.taints`",
             );
         }
         if !startup.is_empty() && !has_access {
             self.wrong::<()>(
                 "cluster.startup-taints",
-                "nothing could remove them: a node may not change its own taints",
-                "set `cluster.kubeconfig-file` to a kubeconfig that may change nodes",
+                "a node cannot remove its own taints",
+                "set `cluster.kubeconfig-file` to a kubeconfig with permission to change nodes",
             );
         }
         Some(NodeWish {

@@ -322,7 +322,7 @@ mod tests {
         for (found, place) in [(by_kubelet, "command line"), (by_file, "/kernel/hostname")] {
             let error = found.expect_err("no name");
             assert!(
-                error.contains(place) && error.contains("no name of a node"),
+                error.contains(place) && error.contains("not a valid node name"),
                 "{error}"
             );
         }

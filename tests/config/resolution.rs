@@ -416,7 +416,7 @@ fn derived_distributions_use_a_related_profile_with_a_warning() {
         os.id_like = like.split_whitespace().map(str::to_owned).collect();
         let resolution = relative.resolution();
         assert_eq!(resolution.desired.profile, profile, "{id}");
-        let said = format!("there is no profile for `{id}`");
+        let said = format!("no profile for `{id}`");
         let warnings = &resolution.warnings;
         assert!(warnings[0].contains(&said), "{warnings:?}");
         let stream = (profile == "almalinux").then_some("nvidia-driver:580-open");
@@ -513,7 +513,7 @@ fn a_machine_with_nvswitches_needs_the_fabric_manager() {
     assert_eq!(fabric(&machine), Fabric::None);
     let resolution = machine.resolution();
     let driver = resolution.desired.driver.as_ref().unwrap();
-    let doubt = "the GPUs need the fabric manager if the machine has their NVSwitches";
+    let doubt = "the GPUs need the fabric manager if the machine has NVSwitches";
     assert!(
         driver.warnings.iter().any(|w| w.contains(doubt)),
         "{driver:?}"

@@ -44,7 +44,7 @@ fn healthy_gpus_compute() {
         "PCI            pass         2 GPUs",
         "CUDA           pass         CUDA 12.2 starts and lists the same devices as NVML",
         "compute        pass         2 GPUs copied data and computed correct results",
-        "instance type  skip         no instance type is known",
+        "instance type  skip         the instance type is unknown",
         "  GPU 1 (GPU-00000000-0000-4000-8000-000000001900): NVIDIA H100 80GB HBM3 computed in ",
     ] {
         assert!(ran.out.contains(words), "no `{words}` in:\n{}", ran.out);
@@ -271,7 +271,7 @@ fn what_is_wrong_below_cuda_stops_the_probe_there() {
     let ran = two("").probe_with(hung, &["--format", "json"]);
     let document = document(&ran);
     assert_eq!(document.failed_layer, Some(ProbeLayer::Nvml));
-    assert_eq!(document.why, "NVML did not answer within 30 s");
+    assert_eq!(document.why, "NVML timed out after 30 s");
     let reached =
         |layer: &&gpu_bootstrap::tools::probe::LayerResult| layer.status != LayerStatus::NotReached;
     assert_eq!(document.layers.iter().filter(reached).count(), 4);

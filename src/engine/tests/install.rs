@@ -181,7 +181,7 @@ async fn blocked_run_changes_nothing_and_reports_all_reasons() {
     let rig = Rig::new([
         file("a", "/a", "x"),
         fixed("b", blocked("no GPU")),
-        fixed("c", blocked("Secure Boot is on")).after(&["a"]),
+        fixed("c", blocked("Secure Boot is enabled")).after(&["a"]),
         file("d", "/d", "x").after(&["c"]),
         fixed("e", satisfied("fine")),
     ]);

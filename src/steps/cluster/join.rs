@@ -1,8 +1,8 @@
-//! `cluster.join`: the machine is a node of the cluster that the settings name. It comes after all that prepares and
-//! proves the machine: a GPU node that joins before it works costs a job.
+//! `cluster.join`: the machine is a node of the configured cluster. Runs after all preparation and validation,
+//! because a GPU node that joins before it works costs jobs.
 //!
-//! k3s, RKE2 and nodeadm are never installed: their images have them. A drop-in in the folder for such
-//! files names the server and the labels; it has no secret.
+//! k3s, RKE2 and nodeadm are never installed, because their images contain them. The server and the labels are
+//! configured in a drop-in file, which contains no secret.
 
 use async_trait::async_trait;
 use camino::Utf8Path;
@@ -41,39 +41,39 @@ use crate::{
     },
 };
 
-/// See the module.
+/// The `cluster.join` step.
 pub struct JoinCluster;
 
 #[derive(Debug, Clone, Default)]
 struct JoinState {
     membership: Option<Membership>,
-    /// Whether the file exists by which a command of the administrator's tells that it has joined.
+    /// Whether the joined-file of the administrator's command exists.
     has_joined_file: bool,
     node: Option<NodeName>,
     labels: Labels,
-    /// Why the labels of its GPUs are not known yet.
+    /// The reason that the GPU labels are not known yet.
     unknown: Option<String>,
-    /// What is wrong with the files that have secrets.
+    /// Problems with the secret files.
     unusable: Vec<String>,
-    /// The unit that joins, and its state.
+    /// The state of the unit that joins.
     unit: Option<UnitState>,
-    /// Whether nobody could be asked about the unit, as below `--root`.
+    /// Whether the unit state is unknown, e.g. with `--root`.
     is_unit_unknown: bool,
-    /// Whether the agent's unit refuses to start beside `nm-cloud-setup.service`, which is enabled.
+    /// Whether the agent unit refuses to start while `nm-cloud-setup.service` is enabled, and it is.
     is_kept_by_cloud_setup: bool,
-    /// Whether the program that joins is there.
+    /// Whether the program that joins is installed.
     has_program: bool,
-    /// Our part of the configuration of what joins.
+    /// Our part of its configuration.
     config: Option<String>,
-    /// The cluster of the kubeconfig that says how to find it.
+    /// The cluster in the discovery kubeconfig.
     wanted: Option<Cluster>,
-    /// The agent, if it has to start again.
+    /// The agent, if it must be restarted.
     outdated: Option<Outdated>,
-    /// What the kubelet has to go with.
+    /// Versions that the kubelet must support.
     versions: skew::Versions,
 }
 
-/// What a machine joins with, and our part of its configuration.
+/// Returns the unit and program that join, and the path of our configuration.
 fn tool(method: &JoinMethod) -> (Option<&'static str>, Option<&str>, Option<&'static str>) {
     match method {
         JoinMethod::Kubeadm { .. } => (Some(kubeadm::UNIT), None, None),
@@ -87,7 +87,7 @@ fn tool(method: &JoinMethod) -> (Option<&'static str>, Option<&str>, Option<&'st
 }
 
 impl JoinState {
-    /// Whether the machine has joined, as its kubelet or the administrator's command tells.
+    /// Returns whether the machine has joined, according to its kubelet or the administrator's command.
     const fn is_node(&self) -> bool {
         self.membership.is_some() || self.has_joined_file
     }
@@ -106,8 +106,8 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     if cx.desired.image {
         return Ok(state);
     }
-    // It may be used as long as the machine is a node. The DaemonSet takes it away at the end of its run, and writes it again
-    // before the next.
+    // It may be used as long as the machine is a node. The DaemonSet removes it at the end of its run, and writes it
+    // again before the next one.
     if let Some(access) = &wish.access
         && state.is_node()
         && files.exists(access)?
@@ -159,7 +159,7 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     {
         state.unusable.extend(unusable(files, path)?);
     }
-    // A form that was not filled in is found before the first change, not at the end.
+    // An incomplete template is found before the first change, not at the end.
     if let (Some(TokenSource::File(path)), true) =
         (wish.method.token_source(), state.unusable.is_empty())
         && let Some(text) = files.read_text(path)?
@@ -171,7 +171,7 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     }
     if let Some(TokenSource::Credential(name)) = wish.method.token_source() {
         state.unusable.push(format!(
-            "systemd has given no credential `{name}`, neither to this program nor to the machine"
+            "systemd credential `{name}` does not exist, neither for gpu-bootstrap nor for the machine"
         ));
     }
     state.has_program = match program {
@@ -193,12 +193,12 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
 fn unusable_files(state: &JoinState) -> Assessment {
     Assessment::blocked(
         state.unusable.join("; "),
-        "write each secret into a file of root's with mode 0600, in a folder of root's; cloud-init's `write_files` does \
-         that. A credential may be in `/etc/credstore`, too, also for the run after a reboot",
+        "write each secret to a file with mode 0600 that root owns, in a directory that root owns, e.g. with `write_files` of \
+             cloud-init. A credential may also be in `/etc/credstore`, where a run after a reboot finds it",
     )
 }
 
-/// Whether the unit of an agent does not start while NetworkManager's set-up for clouds is enabled, which it is.
+/// Returns whether the agent unit does not start while the enabled cloud setup of NetworkManager is enabled.
 async fn is_kept_by_cloud_setup(cx: &Cx<'_>, unit: &str) -> Result<bool, StepError> {
     let mut names_it = false;
     for folder in systemctl::FOLDERS {
@@ -218,7 +218,7 @@ async fn is_kept_by_cloud_setup(cx: &Cx<'_>, unit: &str) -> Result<bool, StepErr
     }
 }
 
-/// Why a file with a secret cannot be used.
+/// Returns the reason that a secret file cannot be used.
 fn unusable(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<String>, StepError> {
     let why = unusable_secret(files, path)?;
     Ok(why.map(|why| format!("`{path}` cannot be used: {why}")))
@@ -229,7 +229,7 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
         return no_cluster();
     };
     if desired.image {
-        return Assessment::awaits_boot("an image joins no cluster");
+        return Assessment::awaits_boot("an image does not join a cluster");
     }
     if state.is_node() && !state.unusable.is_empty() {
         return unusable_files(state);
@@ -238,15 +238,13 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
         return of_member(state, membership, wish);
     }
     if state.has_joined_file {
-        return Assessment::satisfied(
-            "the file exists that your command writes when it has joined",
-        );
+        return Assessment::satisfied("`cluster.joined-file` exists");
     }
     if matches!(wish.method, JoinMethod::Managed) {
         return Assessment::BlockedNow {
-            why: "the settings say that the provider has joined this machine, and its kubelet has no kubeconfig"
+            why: "`cluster.join` is \"managed\", but the kubelet has no kubeconfig"
                 .to_owned(),
-            hint: "see whether the provider's own agent has failed, or set `cluster.join` to a way to join".to_owned(),
+            hint: "check if the agent of the provider has failed, or set `cluster.join` to a join method".to_owned(),
             passes: Some(std::time::Duration::from_secs(wish.timeout_seconds)),
         };
     }
@@ -255,7 +253,7 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
     }
     let Some(node) = &state.node else {
         return Assessment::blocked(
-            "the machine has no host name, which would be the node's name",
+            "the machine has no host name, which is the default node name",
             "set a host name, or `cluster.node-name`",
         );
     };
@@ -267,16 +265,16 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
     }
     let changes = changes(state, wish, node);
     match &state.unknown {
-        None => Assessment::needs("the machine is a node of no cluster", changes),
+        None => Assessment::needs("the machine has not joined a cluster", changes),
         Some(unknown) => Assessment::After {
             upstream: VALIDATION_DEVICES,
-            why: format!("the machine is a node of no cluster; {unknown}"),
+            why: format!("the machine has not joined a cluster; {unknown}"),
             expected: changes,
         },
     }
 }
 
-/// A machine that is a node already.
+/// Assesses a machine that is already a node.
 fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> Assessment {
     let Membership {
         kubeconfig, server, ..
@@ -290,8 +288,8 @@ fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> 
     );
     if let Some(other) = other {
         return Assessment::blocked(
-            format!("{is}, which is another one: {other}"),
-            "take the machine out of that cluster first (drain and delete its node, then `kubeadm reset`), or \
+            format!("{is}, which is not the configured one: {other}"),
+            "remove the machine from that cluster first (drain and delete its node, then `kubeadm reset`), or \
              correct `cluster.server` and `cluster.ca-cert-hashes`",
         );
     }
@@ -299,7 +297,7 @@ fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> 
     let mut changes = Vec::new();
     let disabled = (state.unit.as_ref()).filter(|unit| unit.exists() && !unit.is_enabled());
     if let (Some(_), Some(unit)) = (disabled, tool(&wish.method).0) {
-        why = format!("{why}; `{unit}` does not start at the next boot");
+        why = format!("{why}, but `{unit}` does not start at the next boot");
         changes.push(enable(unit));
     }
     if let Some(outdated) = &state.outdated {
@@ -317,7 +315,7 @@ fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> 
     }
 }
 
-/// What joins must be there; the community's packages bring it for kubeadm.
+/// Blocks if the program that joins is missing. For kubeadm, its packages are installed.
 fn missing(state: &JoinState, wish: &ClusterWish) -> Option<Assessment> {
     let (unit, program, _) = tool(&wish.method);
     let blocked = |why: String, hint: &str| Some(Assessment::blocked(why, hint));
@@ -325,8 +323,8 @@ fn missing(state: &JoinState, wish: &ClusterWish) -> Option<Assessment> {
     match (&wish.method, unit, program) {
         (JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. }, Some(unit), _) if !has_unit => blocked(
             format!("`{unit}` does not exist"),
-            "install the agent first, without starting it: this program installs none, because its vendors offer it \
-             as a script or by packages of their own",
+            "install the agent first without starting it. gpu-bootstrap does not install it, because its vendors provide it \
+             as a script or in separate packages",
         ),
         (JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. }, Some(unit), _)
             if state.is_kept_by_cloud_setup =>
@@ -342,16 +340,16 @@ fn missing(state: &JoinState, wish: &ClusterWish) -> Option<Assessment> {
         }
         (JoinMethod::Eks, ..) if !state.has_program => blocked(
             format!(
-                "`{}` or its folder `{}` does not exist",
+                "`{}` or its directory `{}` does not exist",
                 nodeadm::PROGRAM,
                 nodeadm::DROP_INS
             ),
-            "use an image of EKS with nodeadm, from v20251023 on: older ones do not read the folder, and the node would \
-             have neither labels nor taints",
+            "use an EKS image with nodeadm, v20251023 or newer. Older ones ignore the directory, so the node would \
+             have no labels or taints",
         ),
         (JoinMethod::Command { .. }, _, Some(program)) if !state.has_program => blocked(
             format!("`{program}` does not exist"),
-            "put the program there, or correct `cluster.command`",
+            "install the program there, or correct `cluster.command`",
         ),
         _ => None,
     }
@@ -359,7 +357,7 @@ fn missing(state: &JoinState, wish: &ClusterWish) -> Option<Assessment> {
 
 fn changes(state: &JoinState, wish: &ClusterWish, node: &NodeName) -> Vec<Change> {
     let taints: Vec<_> = match &wish.method {
-        // Those of Karpenter and of the node group would be lost.
+        // The taints of Karpenter and of the node group would be lost.
         JoinMethod::Eks => Vec::new(),
         _ => (wish.node.taints.iter())
             .chain(&wish.node.startup_taints)
@@ -408,7 +406,7 @@ fn changes(state: &JoinState, wish: &ClusterWish, node: &NodeName) -> Vec<Change
             timeout_seconds: wish.timeout_seconds,
         },
     });
-    // Only a machine that has joined starts it at the next boot: an unproven one would join by itself then.
+    // Enabled only after the machine has joined. Otherwise an unvalidated machine would join at the next boot.
     let is_enabled = state.unit.as_ref().is_some_and(UnitState::is_enabled);
     if let (Some(unit), false) = (tool(&wish.method).0, is_enabled) {
         changes.push(enable(unit));
@@ -461,7 +459,7 @@ pub(in crate::steps) mod fixtures {
         steps::{fixtures::desired, wishes::fixtures::wishes},
     };
 
-    /// A digest of a certificate authority.
+    /// A CA digest.
     pub(in crate::steps) const PIN: &str =
         "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
