@@ -660,6 +660,32 @@ async fn a_build_waits_for_another_dkms() {
 }
 
 #[tokio::test]
+async fn the_reported_wait_for_another_dkms_gets_shorter() {
+    let machine = machine_with_dkms("nvidia/580.95.05: added\n");
+    let files = &machine.fakes.files;
+    files.put(UNFINISHED, "CC nv.o\n");
+    run_process(&machine, 41, "/bin/bash /usr/sbin/dkms autoinstall");
+    let clock = machine.fakes.clock.clone();
+    let change = build_nvidia();
+    let (ended, ()) = tokio::join!(machine.apply(&change), async {
+        while clock.slept().len() < 5 {
+            tokio::task::yield_now().await;
+        }
+        // The first process has ended, and a second one was started.
+        files.put("/proc/41/cmdline", "/bin/bash\0/usr/sbin/dkms\0status");
+        run_process(&machine, 42, "/bin/bash /usr/sbin/dkms autoinstall");
+    });
+    assert_eq!(ended.unwrap_err().reason(), "dkms-busy");
+    let text = machine.sink.text();
+    for (pid, left) in [(41, 60), (42, 50)] {
+        let wanted = format!(
+            "retry: process {pid}, `/bin/bash /usr/sbin/dkms autoinstall`, is running; waiting for at most {left} s more"
+        );
+        assert!(text.contains(&wanted), "{text}");
+    }
+}
+
+#[tokio::test]
 async fn a_build_waits_for_the_dkms_unit() {
     let machine = machine_with_dkms("nvidia/580.95.05: added\n");
     machine.fakes.files.put(UNFINISHED, "CC nv.o\n");
