@@ -1,5 +1,7 @@
 //! Units, kernel modules, initial RAM filesystems.
 
+use std::time::Duration;
+
 use serde_json::json;
 
 use super::kit::{TestMachine, configure};
@@ -156,6 +158,22 @@ async fn a_unit_that_was_started_too_often_is_started_all_the_same() {
         unit: "docker.service".into(),
     };
     machine.apply(&restart).await.expect("it runs");
+}
+
+#[tokio::test]
+async fn a_unit_that_is_still_starting_after_a_minute_is_an_error() {
+    let machine = TestMachine::new();
+    (machine.fakes.exec).on("systemctl", |cmd, _| match &*cmd.args[0] {
+        "show" => ok("LoadState=loaded\nActiveState=activating\nUnitFileState=enabled\nResult=success\n"),
+        _ => ok(""),
+    });
+    let restart = Change::RestartUnit {
+        unit: "docker.service".into(),
+    };
+    let error = machine.apply(&restart).await.unwrap_err();
+    assert_eq!(error.reason(), "unit-failed");
+    let slept: Duration = machine.fakes.clock.slept().iter().sum();
+    assert_eq!(slept, Duration::from_secs(60));
 }
 
 #[tokio::test]
