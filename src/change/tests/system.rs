@@ -164,7 +164,9 @@ async fn a_unit_that_was_started_too_often_is_started_all_the_same() {
 async fn a_unit_that_is_still_starting_after_a_minute_is_an_error() {
     let machine = TestMachine::new();
     (machine.fakes.exec).on("systemctl", |cmd, _| match &*cmd.args[0] {
-        "show" => ok("LoadState=loaded\nActiveState=activating\nUnitFileState=enabled\nResult=success\n"),
+        "show" => {
+            ok("LoadState=loaded\nActiveState=activating\nUnitFileState=enabled\nResult=success\n")
+        }
         _ => ok(""),
     });
     let restart = Change::RestartUnit {
