@@ -5,11 +5,11 @@
 //! To add a runtime (`podman.rs` is the smallest):
 //!
 //! 1. Here, add its `mod`, a variant of [`RuntimeKind`] with its name and its arm in `runtime()`, and, if it has a configurable
-//! daemon, a variant of [`Daemon`]. Its file contains a type that implements [`Runtime`]. `check` then reads its files.
+//!    daemon, a variant of [`Daemon`]. Its file contains a type that implements [`Runtime`]. `check` then reads its files.
 //! 2. Add a row for each step ID in `steps/mod.rs`, and the rows of its findings in `model/findings.toml` and
-//! `checks/causes.rs`.
+//!    `checks/causes.rs`.
 //! 3. Add `[[runtime]]` rows with its packages to the profiles. `runtime.use` rejects it with that message until a profile has
-//! one.
+//!    one.
 //! 4. Add its simulated program in `tests/machine/containers.rs`, and a scenario.
 
 pub mod cdi;

@@ -576,6 +576,7 @@ devices:
             (podman, old, "1.20.0-1", true),
             (podman, old, "1.19.0-1", true),
             (podman, old, "1.18.2-1", false),
+            (podman, "5.1.0+ds1-1", "1.20.0-1", false),
             (podman, "5.4.2+ds1-2+b1", "1.20.0-1", false),
             (RuntimeKind::Docker, old, "1.20.0-1", false),
         ] {

@@ -1,5 +1,7 @@
 //! Tests units, kernel modules and initramfs images.
 
+use std::time::Duration;
+
 use serde_json::json;
 
 use super::kit::{TestMachine, configure};
@@ -151,6 +153,24 @@ async fn unit_with_start_limit_hit_is_still_started() {
         unit: "docker.service".into(),
     };
     machine.apply(&restart).await.expect("the unit is running");
+}
+
+#[tokio::test]
+async fn a_unit_that_is_still_starting_after_a_minute_is_an_error() {
+    let machine = TestMachine::new();
+    (machine.fakes.exec).on("systemctl", |cmd, _| match &*cmd.args[0] {
+        "show" => {
+            ok("LoadState=loaded\nActiveState=activating\nUnitFileState=enabled\nResult=success\n")
+        }
+        _ => ok(""),
+    });
+    let restart = Change::RestartUnit {
+        unit: "docker.service".into(),
+    };
+    let error = machine.apply(&restart).await.unwrap_err();
+    assert_eq!(error.reason(), "unit-failed");
+    let slept: Duration = machine.fakes.clock.slept().iter().sum();
+    assert_eq!(slept, Duration::from_secs(60));
 }
 
 #[tokio::test]
@@ -652,6 +672,32 @@ async fn build_waits_for_another_dkms() {
     files.put_link("/proc/43/exe", "/usr/bin/mount");
     machine.apply(&build_nvidia()).await.unwrap();
     assert_eq!(files.text(BUILT), "ELF");
+}
+
+#[tokio::test]
+async fn the_reported_wait_for_another_dkms_gets_shorter() {
+    let machine = machine_with_dkms("nvidia/580.95.05: added\n");
+    let files = &machine.fakes.files;
+    files.put(UNFINISHED, "CC nv.o\n");
+    run_process(&machine, 41, "/bin/bash /usr/sbin/dkms autoinstall");
+    let clock = machine.fakes.clock.clone();
+    let change = build_nvidia();
+    let (ended, ()) = tokio::join!(machine.apply(&change), async {
+        while clock.slept().len() < 5 {
+            tokio::task::yield_now().await;
+        }
+        // The first process has ended, and a second one was started.
+        files.put("/proc/41/cmdline", "/bin/bash\0/usr/sbin/dkms\0status");
+        run_process(&machine, 42, "/bin/bash /usr/sbin/dkms autoinstall");
+    });
+    assert_eq!(ended.unwrap_err().reason(), "dkms-busy");
+    let text = machine.sink.text();
+    for (pid, left) in [(41, 60), (42, 50)] {
+        let wanted = format!(
+            "retry: process {pid}, `/bin/bash /usr/sbin/dkms autoinstall`, is running; waiting for at most {left} s more"
+        );
+        assert!(text.contains(&wanted), "{text}");
+    }
 }
 
 #[tokio::test]

@@ -256,6 +256,54 @@ async fn progress_and_death_of_a_run_are_visible() {
     assert!(!status(&host, None).unwrap().current.unwrap().alive);
 }
 
+/// A download reports its progress many times in a second.
+#[tokio::test]
+async fn the_progress_of_a_change_is_written_at_most_once_per_second() {
+    let (host, _) = fake::host();
+    let mut view = RunFile::new(host.files.clone(), "x".to_owned());
+    let mut see = |elapsed_ms, event| {
+        view.event(&Envelope {
+            schema: 1,
+            seq: elapsed_ms,
+            at: host.clock.now(),
+            elapsed_ms,
+            run: "r-1".to_owned(),
+            event,
+        })
+        .unwrap();
+        status(&host, None)
+            .unwrap()
+            .current
+            .unwrap()
+            .progress
+            .detail
+    };
+    let started = Event::RunStarted {
+        version: "1".to_owned(),
+        mode: "install".to_owned(),
+        steps: Vec::new(),
+    };
+    assert_eq!(see(0, started), None);
+    for (elapsed_ms, current, written) in [
+        (999, 1, None),
+        (1000, 2, Some("2 MB")),
+        (1999, 3, Some("2 MB")),
+        (2000, 4, Some("4 MB")),
+    ] {
+        let progress = Event::Progress {
+            steps: Vec::new(),
+            current,
+            total: None,
+            unit: "MB".to_owned(),
+        };
+        assert_eq!(
+            see(elapsed_ms, progress).as_deref(),
+            written,
+            "{elapsed_ms}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn progress_file_is_removed_with_the_run() {
     let (host, _) = fake::host();
