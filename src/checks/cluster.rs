@@ -74,6 +74,11 @@ struct RecordedData {
     registered_devices: Option<BTreeMap<String, Vec<String>>>,
 }
 
+/// The remedy for cgroup v1.
+const CGROUP_REMEDY: &str = "add `systemd.unified_cgroup_hierarchy=1` to the kernel command line (`grubby --update-kernel=ALL \
+                             --args=systemd.unified_cgroup_hierarchy=1`), and reboot; or set `failCgroupV1: false` in the \
+                             kubelet configuration";
+
 struct ClusterState {
     /// Only root may read the kubelet's credentials.
     is_denied: bool,
@@ -192,12 +197,12 @@ fn is_of_gpus(resource: &str) -> bool {
 
 /// What the record of the kubelet says, where the cluster does not, of a machine with so many GPUs.
 fn by_record(resources: &BTreeMap<String, usize>, gpus: Option<usize>) -> Finding {
-    let warn_with = |why: String, remedy: &str| Finding {
+    let with = |status, why: String, remedy: &str| Finding {
         remedy: Some(remedy.to_owned()),
         links: vec![LINK.to_owned()],
-        ..Finding::new(ALLOCATABLE, Verdict::Warn, why)
+        ..Finding::new(ALLOCATABLE, status, why)
     };
-    let warn = |why: String| warn_with(why, NO_PLUGIN);
+    let fail = |why: String| with(Verdict::Fail, why, NO_PLUGIN);
     let of_gpus: Vec<(&String, usize)> = (resources.iter())
         .filter(|(name, _)| is_of_gpus(name))
         .map(|(name, count)| (name, *count))
@@ -209,14 +214,16 @@ fn by_record(resources: &BTreeMap<String, usize>, gpus: Option<usize>) -> Findin
         all.join(", ")
     };
     match &of_gpus[..] {
-        [] => warn(format!(
-            "no device plugin has registered GPUs with the kubelet, by `{RECORD}`: pods that ask for {GPUS} stay pending"
+        [] => fail(format!(
+            "pods get no GPU: no device plugin has registered GPUs with the kubelet (`{RECORD}`)"
         )),
-        all if all.iter().all(|(_, count)| *count == 0) => warn(format!(
-            "the kubelet knows no healthy GPU ({}, by `{RECORD}`): the device plugin has stopped, or calls all of them unhealthy",
+        all if all.iter().all(|(_, count)| *count == 0) => fail(format!(
+            "pods get no GPU: the kubelet has no healthy one ({}, `{RECORD}`); the device plugin has stopped, or reports all \
+             of them unhealthy",
             list(all)
         )),
-        [(name, count)] if *name == GPUS && gpus.is_some_and(|gpus| *count < gpus) => warn_with(
+        [(name, count)] if *name == GPUS && gpus.is_some_and(|gpus| *count < gpus) => with(
+            Verdict::Warn,
             format!(
                 "the kubelet has {count} of {} GPUs, by `{RECORD}`",
                 gpus.unwrap_or_default()
@@ -352,7 +359,7 @@ fn taints(state: &ClusterState, wanted: &[Taint]) -> Finding {
     }
     Finding {
         remedy: Some(format!(
-            "`kubectl taint node {name} {}`; or name in `cluster.taints` those that the node is to have, if they were \
+            "run `kubectl taint node {name} {}`; or name in `cluster.taints` those that the node is to have, if they were \
              removed on purpose",
             missing.join(" ")
         )),
@@ -369,6 +376,18 @@ fn versions(state: &ClusterState) -> Finding {
     let say = |status, why: String| Finding::new(VERSIONS, status, why);
     let node = match known(state) {
         Ok((_, node)) => node,
+        // The kubelet of such a node may be the reason for the missing response.
+        Err(_) if state.cgroup_v1 => {
+            return Finding {
+                remedy: Some(CGROUP_REMEDY.to_owned()),
+                ..say(
+                    Verdict::Warn,
+                    "the machine has cgroup v1, with which a kubelet of 1.35 or newer does not start; the version of this \
+                     kubelet is unknown"
+                        .to_owned(),
+                )
+            };
+        }
         Err((status, why)) => return say(status, why),
     };
     let Some(kubelet) = &node.kubelet else {
@@ -403,10 +422,13 @@ fn versions(state: &ClusterState) -> Finding {
     }
     // The kubelet runs all the same: its configuration says so.
     if let (true, Some(why)) = (state.cgroup_v1, skew::with_cgroup_v1(kubelet)) {
-        return say(
-            Verdict::Warn,
-            format!("{why}, unless its configuration has `failCgroupV1: false`"),
-        );
+        return Finding {
+            remedy: Some(CGROUP_REMEDY.to_owned()),
+            ..say(
+                Verdict::Warn,
+                format!("{why}, unless its configuration has `failCgroupV1: false`"),
+            )
+        };
     }
     let untested = runtime.and_then(|(runtime, version)| {
         let (why, link) = runtime.untested_kubelet(kubelet, version)?;
@@ -461,8 +483,10 @@ fn decide(state: &ClusterState) -> Finding {
             format!("node `{name}` offers {}", instead.unwrap_or_default()),
         ),
         (None | Some(0), _) => with(
-            Verdict::Warn,
-            format!("node `{name}` offers no {GPUS}: no device plugin has registered"),
+            Verdict::Fail,
+            format!(
+                "pods get no GPU: node `{name}` offers no {GPUS}, because no device plugin has registered"
+            ),
             NO_PLUGIN,
         ),
         // With time-slicing or MPS a node offers more.
@@ -666,6 +690,10 @@ mod tests {
             with("v1.36.0", "containerd://1.7.28", false), Verdict::Warn, "at least 2.0";
             with("v1.37.0", "containerd://2.1.4", false), Verdict::Fail, "newer";
             with("v1.36.0", "cri-o://1.33.0", true), Verdict::Warn, "cgroup v1";
+            versions(&ClusterState {
+                cgroup_v1: true,
+                ..state(Registered::Silent("no answer".to_owned()), None)
+            }), Verdict::Warn, "is unknown";
         } {
             assert_eq!(found.status, status, "{}", found.why);
             assert!(found.why.contains(part), "{}", found.why);
@@ -686,8 +714,8 @@ mod tests {
             node(Some("80")), Some(8), Verdict::Pass, "offers 80";
             node(Some("8")), None, Verdict::Pass, "offers 8";
             node(Some("7")), Some(8), Verdict::Warn, "7 of its 8";
-            node(Some("0")), Some(8), Verdict::Warn, "no device plugin";
-            node(None), Some(8), Verdict::Warn, "no device plugin";
+            node(Some("0")), Some(8), Verdict::Fail, "no device plugin";
+            node(None), Some(8), Verdict::Fail, "no device plugin";
             node(None), Some(0), Verdict::Skip, "no GPU";
             Registered::Node(Box::new(Node {
                 other_resources: [("nvidia.com/gpu.shared".to_owned(), "32".to_owned())].into(),
@@ -703,18 +731,18 @@ mod tests {
         // The kubelet's own record tells, too, where the cluster does not.
         for (record, status, part) in rows! {
             r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#,
-                Verdict::Warn, "no device plugin";
+                Verdict::Fail, "no device plugin";
             r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":null},"Checksum":1}"#,
-                Verdict::Warn, "no device plugin";
+                Verdict::Fail, "no device plugin";
             r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":[],"example.com/nic":["a"]}}}"#,
-                Verdict::Warn, "0 nvidia.com/gpu";
+                Verdict::Fail, "0 nvidia.com/gpu";
             r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":["GPU-1","GPU-2"]}}}"#, Verdict::Pass,
                 "2 nvidia.com/gpu";
             r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":["GPU-1"]}}}"#, Verdict::Warn, "1 of 2 GPUs";
             r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":[],"nvidia.com/mig-1g.10gb":["a"]}}}"#,
                 Verdict::Pass, "1 nvidia.com/mig-1g.10gb";
             // The plugin for network cards.
-            r#"{"Data":{"RegisteredDevices":{"nvidia.com/hostdev":["a"]}}}"#, Verdict::Warn,
+            r#"{"Data":{"RegisteredDevices":{"nvidia.com/hostdev":["a"]}}}"#, Verdict::Fail,
                 "no device plugin";
             r#"{"Data":{"RegisteredDevices":{"volcano.sh/vgpu-number":["a"]}}}"#, Verdict::Pass,
                 "1 volcano.sh/vgpu-number";
@@ -726,7 +754,10 @@ mod tests {
             });
             assert_eq!(found.status, status, "{}", found.why);
             assert!(found.why.contains(part), "{}", found.why);
-            assert_eq!(found.remedy.is_some(), status == Verdict::Warn);
+            assert_eq!(
+                found.remedy.is_some(),
+                matches!(status, Verdict::Warn | Verdict::Fail)
+            );
         }
         for (is_denied, part) in [(false, "no cluster"), (true, "only root")] {
             let alone = decide(&ClusterState {

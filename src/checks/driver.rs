@@ -333,14 +333,23 @@ fn version(
 }
 
 /// Judges whether the version that was found lacks fixes of NVIDIA's security bulletins.
-fn secure(matrix: &Matrix, state: &DriverState) -> Finding {
+fn secure(matrix: &Matrix, state: &DriverState, best: Option<&Best>) -> Finding {
     let say = |status, why: String| Finding::new(SECURITY, status, why);
     let Some((version, how)) = state.version() else {
         return say(Verdict::Skip, NO_VERSION.to_owned());
     };
     let observed = Some(format!("{version} ({how})"));
     let branch = version.branch();
+    let is_ended = matrix.branch(branch).map(|row| row.support) == Some(Support::Ended);
     match security::of_driver(matrix, version) {
+        None if is_ended => Finding {
+            observed,
+            remedy: remedy(state, best),
+            ..say(
+                Verdict::Warn,
+                format!("branch {branch} is end-of-life, so it gets no security fixes"),
+            )
+        },
         None => Finding {
             observed,
             ..say(
@@ -353,6 +362,8 @@ fn secure(matrix: &Matrix, state: &DriverState) -> Finding {
             expected: Some(format!("{} or newer", lacking.first_fixed)),
             remedy: Some(match &state.owner {
                 Some(owner) => owned(owner, None),
+                // The findings about the version and about its security recommend the same driver.
+                None if is_ended && best.is_some() => remedy(state, best).unwrap_or_default(),
                 None => format!(
                     "install driver {} or a newer one of branch {branch}; if the package source has none, a newer \
                      branch or another source (`driver.branch`, `driver.source`)",
@@ -596,7 +607,7 @@ impl Check for DriverCheck {
         Ok(vec![
             supported(subject.matrix, state.none, best),
             version(subject.matrix, &boards, &state, best),
-            secure(subject.matrix, &state),
+            secure(subject.matrix, &state, best),
             modules(subject.matrix, &boards, &state, best),
             triangle(&state),
             options(
@@ -689,7 +700,7 @@ mod tests {
 
     #[test]
     fn a_driver_that_lacks_security_fixes_is_told_with_the_version_to_install() {
-        let finding = secure(&MATRIX, &loaded("535.261.03", None));
+        let finding = secure(&MATRIX, &loaded("535.261.03", None), None);
         assert_eq!(finding.status, Verdict::Warn, "{}", finding.why);
         assert!(finding.why.contains("bulletin 5821"), "{}", finding.why);
         let remedy = finding.remedy.unwrap_or_default();
@@ -702,9 +713,11 @@ mod tests {
         let old = version(&MATRIX, &boards, &loaded("580.126.09", None), Some(&best));
         assert_eq!(old.status, Verdict::Pass, "{}", old.why);
 
-        let fixed = secure(&MATRIX, &loaded("580.178.04", None));
+        let fixed = secure(&MATRIX, &loaded("580.178.04", None), None);
         assert_eq!(fixed.status, Verdict::Pass, "{}", fixed.why);
-        let none = secure(&MATRIX, &DriverState::default());
+        let ended = secure(&MATRIX, &loaded("550.163.01", None), None);
+        assert_eq!(ended.status, Verdict::Warn, "{}", ended.why);
+        let none = secure(&MATRIX, &DriverState::default(), None);
         assert_eq!(none.status, Verdict::Skip, "{}", none.why);
     }
 

@@ -69,7 +69,7 @@ pub use wait::wait;
 
 use crate::{
     change::{Problem, Verbs},
-    check::{Check, Finding},
+    check::{Check, FailOn, Finding},
     compat::matrix::Matrix,
     config::{
         desired::{Desired, DriverWish},
@@ -134,9 +134,9 @@ pub struct Options {
     pub skip: Vec<String>,
     /// `check`: these are shown as skipped.
     pub ignore: Vec<String>,
-    /// `check`: warnings fail it, too.
-    pub fail_on_warnings: bool,
-    /// `check`: what is unknown fails it, too.
+    /// `check`: the findings that fail it.
+    pub fail_on: Vec<FailOn>,
+    /// `check`: unknown findings also fail it.
     pub fail_on_unknown: bool,
 }
 
@@ -152,6 +152,8 @@ pub struct Audit {
     pub back: Option<GoingBack>,
     /// This program has prepared the machine before.
     pub prepared: bool,
+    /// Differences from the settings are evaluated, because gpu-bootstrap prepared the machine or settings are given.
+    pub compares: bool,
     /// What was proven just now, by `check --prove`. A finding replaces that of the step with its name.
     pub proven: Vec<Finding>,
 }
@@ -194,6 +196,7 @@ struct Examination {
     unresolvable: Option<Unresolvable>,
     back: Option<GoingBack>,
     prepared: bool,
+    compares: bool,
     proven: Vec<Finding>,
 }
 
@@ -345,6 +348,7 @@ impl Session {
             desired,
             back,
             prepared,
+            compares,
             proven,
         } = audit;
         let known = (steps.iter().map(|step| step.id()))
@@ -381,6 +385,7 @@ impl Session {
             unresolvable,
             back,
             prepared,
+            compares,
             proven,
         };
         let ordered = (steps, graph);

@@ -27,6 +27,16 @@ pub fn folder_of(kernel: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("{FOLDER}/{kernel}"))
 }
 
+/// Where packages, DKMS and the `.run` installer put NVIDIA's module, below the directory of a kernel.
+pub const MODULE_FOLDERS: [&str; 6] = [
+    "updates/dkms",
+    "updates",
+    "extra",
+    "extra/drivers/video/nvidia",
+    "weak-updates",
+    "kernel/drivers/video",
+];
+
 /// The list that `depmod` makes of them.
 #[must_use]
 pub fn list_of(kernel: &str) -> Utf8PathBuf {

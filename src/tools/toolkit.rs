@@ -20,6 +20,13 @@ pub const LEAVES_GROUPS_OUT: (u64, u64) = (1, 19);
 /// Its configuration. Sources: NVIDIA/nvidia-container-toolkit, `internal/config`, and its issues that are named below.
 pub const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
 
+/// The same of NVIDIA's GPU Operator, which its toolkit container generates (its `tools/container/toolkit`).
+pub const OPERATOR_CONFIG: &str =
+    "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml";
+
+/// The first version that takes the existing name of `ldconfig`, whichever is configured (release notes of 1.15.0).
+pub const TAKES_BOTH_NAMES: (u64, u64) = (1, 15);
+
 /// What this program reads of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ToolkitFile {

@@ -353,12 +353,8 @@ fn on_each(say: impl Fn(&Machine, &Utf8Path) -> String + Sync) -> BTreeMap<Strin
     said.into_inner().unwrap()
 }
 
-/// What the first line says of a failure: of the machine, of a wish, and of a system that is not supported.
-const HEADS: [&str; 3] = [
-    "not ready",
-    "not as wanted",
-    "no fault found, but not prepared",
-];
+/// The start of the first line, by kind.
+const HEADS: [&str; 3] = ["fault", "risk", "difference"];
 
 #[test]
 fn an_audit_speaks_on_every_machine_and_names_the_first_problem() {

@@ -118,6 +118,11 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
+    /// Returns the package name of the fabric manager before branch 580; `BRANCH` stands for the branch.
+    fn old_fabric_manager(&self) -> &'static str {
+        "nvidia-fabricmanager"
+    }
+
     /// The program that must be run to read the database; `None` if files are read.
     fn database_program(&self) -> Option<&'static str> {
         None

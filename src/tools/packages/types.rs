@@ -364,6 +364,8 @@ pub struct Commands {
     pub unhold: &'static str,
     /// Removes downloaded packages.
     pub clean: &'static str,
+    /// Downloads new package lists.
+    pub refresh: &'static str,
     /// Installs a package once more.
     pub reinstall: &'static str,
     /// Installs a package; `NAME` stands for it.
@@ -373,6 +375,10 @@ pub struct Commands {
     pub upgrade_kernel: &'static str,
     /// Installs one kernel; `KERNEL` stands for its release.
     pub install_kernel: &'static str,
+    /// Installs a version of a package; `NAME` and `VERSION` stand for them. The revision of the package is left open.
+    pub install_version: &'static str,
+    /// Installs the headers of a kernel; `KERNEL` stands for its release.
+    pub headers: &'static str,
     /// Where the login of a repository belongs.
     pub credentials: &'static str,
 }
@@ -508,6 +514,20 @@ impl SourceEntry {
             Some("repo") => "https://nvidia.github.io/libnvidia-container/stable/rpm/$basearch",
             _ => "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)",
         })
+    }
+
+    /// Returns the URL that replaces the one of a repository that was shut down; `None` if it was not.
+    ///
+    /// Source: <https://kubernetes.io/blog/2023/08/31/legacy-package-repository-deprecation/> (removed on 2024-03-04).
+    #[must_use]
+    pub fn shut_down(&self) -> Option<&'static str> {
+        const NOW: &str = "`https://pkgs.k8s.io/core:/stable:/v1.MINOR/`";
+        let uri = self.uri.trim_end_matches('/');
+        let is_old = uri.contains("://apt.kubernetes.io")
+            || uri.contains("://packages.cloud.google.com/yum/repos/kubernetes")
+            || uri.ends_with("://packages.cloud.google.com/apt")
+                && self.suite.starts_with("kubernetes-");
+        is_old.then_some(NOW)
     }
 
     /// Returns a URL in canonical form, to compare it with others. URLs of files and discs get the form that they
