@@ -291,7 +291,7 @@ mod tests {
         assert!(
             fallen
                 .remedy
-                .is_some_and(|text| text.contains("off and on"))
+                .is_some_and(|text| text.starts_with("run `systemctl poweroff`"))
         );
         for (one, other, verdict) in rows! {
             ConfigurationSpace::Alive, ConfigurationSpace::Alive, Verdict::Pass;

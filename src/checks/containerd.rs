@@ -158,9 +158,9 @@ mod tests {
             state(yes, yes, Some("systemd")), Verdict::Pass, "as the kubelet";
             state(no, no, Some("cgroupfs")), Verdict::Pass, "as the kubelet";
             state(no, no, Some("systemd")), Verdict::Fail,
-                "the kubelet uses systemd, and containerd cgroupfs";
+                "the kubelet uses the cgroup driver systemd, and containerd cgroupfs";
             state(yes, no, None), Verdict::Fail,
-                "runtime `runc` uses systemd, and `nvidia` uses cgroupfs";
+                "runtime `runc` uses the cgroup driver systemd, and `nvidia` cgroupfs";
             state(yes, yes, None), Verdict::Pass, "systemd";
             state(None, None, None), Verdict::Pass, "no kubelet";
         } {

@@ -140,7 +140,7 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
             .any(|gpu| subject.matrix.board(&gpu.identity()).fabric() == Fabric::Imex),
         driver: state.loaded_driver()?.cloned(),
         gpus: Ok(Vec::new()),
-        manager: words::manager(subject.host.files())?,
+        manager: words::manager(subject.host.files(), subject.facts.os.as_ref())?,
     };
     found.gpus = match &found.driver {
         None => Err("no driver is loaded".to_owned()),
@@ -478,8 +478,8 @@ fn cut_off(state: &FabricState) -> Finding {
             SUBNET,
             Verdict::Fail,
             format!(
-                "the fabric manager reaches the NVLink switches only through modules of the kernel that are not loaded \
-                 ({modules}): the GPUs stay outside the fabric (CUDA error 802)"
+                "the GPUs cannot join the fabric (CUDA error 802): the fabric manager needs the kernel modules {modules}, \
+                 which are not loaded"
             ),
         )
     }

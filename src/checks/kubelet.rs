@@ -56,8 +56,8 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
             return with(
                 Verdict::Fail,
                 format!(
-                    "{whose}, whose template `{template}` leaves the nvidia runtime out: {name} does not find it at a \
-                     restart either"
+                    "pods get no GPU: the template `{template}` omits the nvidia runtime, so a restart of {name} does not \
+                     add it"
                 ),
                 format!(
                     "begin `{template}` with `{{{{ template \"base\" . }}}}` in place of what it repeats, or remove it; then {}",
@@ -79,12 +79,14 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
             )),
             (_, true) => {
                 let since = match owner.detects {
-                    true => "it has not been started since the container toolkit came",
-                    false => "its configuration does not name it",
+                    true => "it was not restarted after the container toolkit was installed",
+                    false => "its configuration does not contain it",
                 };
                 with(
                     Verdict::Fail,
-                    format!("{whose}, which does not know the nvidia runtime: {since}"),
+                    format!(
+                        "pods get no GPU: the containerd of {name} has no nvidia runtime: {since}"
+                    ),
                     owner.remedy.to_owned(),
                 )
             }
@@ -144,7 +146,7 @@ fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool
             RUNTIME,
             Verdict::Fail,
             format!(
-                "no pod starts: the kubelet uses containerd (by {known_by}), and `{CONFIG}` disables its CRI plugin"
+                "no pod starts: `{CONFIG}` disables the CRI plugin of containerd, which the kubelet uses ({known_by})"
             ),
         )
     }
@@ -257,8 +259,7 @@ fn out_of_sight(
                     RUNTIME,
                     Verdict::Fail,
                     format!(
-                        "pods get no GPU: the containerd of {} has no nvidia runtime, because the container toolkit in \
-                         `{folder}` is not on the path of its agent",
+                        "pods get no GPU: {} has no nvidia runtime, because its agent does not search `{folder}`",
                         owner.name
                     ),
                 )

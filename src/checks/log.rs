@@ -618,8 +618,8 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
             return Some(Diagnosis {
                 observed,
                 why: format!(
-                    "the driver's message about {} contradicts the board, which runs with the loaded \
-                     modules: the driver could not read its registers",
+                    "the driver could not read the registers of {}: its message contradicts the board, which runs with the \
+                     loaded modules",
                     super::words::places(gpus)
                 ),
                 remedy: "switch the machine off and on, which resets the GPU; in a virtual machine look on its \
@@ -1142,7 +1142,7 @@ mod tests {
                 format!("{fault}{}", advice("0x2 (Node Reboot Required)")),
                 Verdict::Fail,
                 "the driver asks for a reboot of the machine (Xid 154 of the GPU at 0000:18:00.0); Xid 31",
-                "drain the node, then reboot",
+                "reboot after draining the node",
             ),
             (
                 format!("{fault}{}", advice("0x1 (GPU Reset Required)")),

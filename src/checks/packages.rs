@@ -526,10 +526,9 @@ async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepErro
                     CONSISTENCY,
                     Verdict::Fail,
                     format!(
-                        "packages of the driver are there and not configured, so each transaction of {} ends with an \
-                         error: {}",
+                        "driver packages are not configured, so each transaction of {} ends with an error: {}",
                         backend.name(),
-                        found.join(", ")
+                        list(&found.iter().map(String::as_str).collect::<Vec<_>>())
                     ),
                 )
             }));
@@ -626,7 +625,10 @@ mod tests {
                 "/etc/apt/sources.list.d/a.list",
                 format!("{line}\n").as_str(),
             );
-            files.put("/var/lib/dpkg/status", "");
+            files.put(
+                "/var/lib/dpkg/status",
+                "Package: a\nStatus: install ok installed\nVersion: 1\n",
+            );
             let finding = sources(&files, Some(&debian), false).unwrap();
             assert_eq!(finding.status, verdict, "{line}: {}", finding.why);
             assert!(finding.why.contains(words), "{line}: {}", finding.why);

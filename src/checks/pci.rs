@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    facts::{Facts, GpuFact, PciFact},
+    facts::{Facts, GpuFact, Os, PciFact},
     host::ReadFiles,
     model::{gpu::ArchitectureEvidence, id::Id, pci::PciAddress, version::Branch},
     state::{DriverPart, KernelLog, is_nova, is_reserved, nvidia_module, owner},
@@ -352,8 +352,8 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
     } else if let Some(other) = others.first() {
         let module = if is_nova(other) { "nova_core" } else { other };
         Some(format!(
-            "run `echo blacklist {module} >/etc/modprobe.d/deny-{module}.conf`, regenerate the initramfs, and reboot: then \
-             the NVIDIA driver can use the GPU{}",
+            "deny it (`echo blacklist {module} >/etc/modprobe.d/deny-{module}.conf`), regenerate the initramfs, and reboot, so \
+             that the NVIDIA driver can use the GPU{}",
             fits(found).map_or(String::new(), |fits| format!("; {fits}"))
         ))
     } else if is_vgpu {
@@ -411,7 +411,7 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
     if module(&running)? != Some(false) {
         return Ok(None);
     }
-    let why = format!("the running kernel {running} has no module of NVIDIA's driver");
+    let why = format!("the running kernel {running} has no NVIDIA module");
     let dkms = (subject.state.packages_like(&["dkms"]).await).unwrap_or_default();
     // Where its version is not known, the text says which it is about.
     let ends_at_it = dkms
@@ -424,7 +424,7 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
         if dkms::kernel_of_log(&text).is_some_and(|kernel| kernel != running) {
             continue;
         }
-        let why = format!("{why}, because DKMS did not build {version}");
+        let why = format!("DKMS did not build driver {version} for the running kernel {running}");
         let refusal = match dkms::failure(&text) {
             Some((cause, remedy)) => log::Diagnosis::new(
                 format!("{why}: {cause}"),
@@ -451,18 +451,18 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
         )));
     }
     let build = kmod::folder_of(&running).join("build");
-    let headers = headers_command(files, &running)?;
+    let headers = headers_command(files, subject.facts.os.as_ref(), &running)?;
     // A kernel without this link has its headers elsewhere.
     let lacks_headers = files.stat(&build)?.is_some() && !files.exists(&build)?;
     if let (Some(version), true) = (dkms::added(files)?, lacks_headers) {
         let others = files.list(Utf8Path::new("/usr/src/kernels"))?;
         let others = match &others[..] {
             [] => String::new(),
-            others => format!("; those of {} are", others.join(", ")),
+            others => format!("; headers of {} are installed", others.join(", ")),
         };
         return Ok(Some(log::Diagnosis::new(
             format!(
-                "{why}, because DKMS cannot build {version}: the headers of this kernel are not installed{others}"
+                "DKMS cannot build driver {version}: the headers of the running kernel {running} are not installed{others}"
             ),
             format!(
                 "{}; if the package is no longer available, upgrade the kernel, and reboot",
@@ -529,8 +529,12 @@ fn has_module_of(files: &dyn ReadFiles, kernel: &str) -> Result<Option<bool>, St
 }
 
 /// Returns the command that installs the headers of a kernel on this machine.
-fn headers_command(files: &dyn ReadFiles, kernel: &str) -> Result<Option<String>, StepError> {
-    let manager = words::manager(files)?;
+fn headers_command(
+    files: &dyn ReadFiles,
+    os: Option<&Os>,
+    kernel: &str,
+) -> Result<Option<String>, StepError> {
+    let manager = words::manager(files, os)?;
     Ok(manager.map(|one| one.backend().commands().headers.replace("KERNEL", kernel)))
 }
 
@@ -720,8 +724,8 @@ mod tests {
         };
         for (driver, words) in [
             (None, "gpu-bootstrap compat"),
-            (Some("nouveau"), "`blacklist nouveau`"),
-            (Some("NovaCore"), "`blacklist nova_core`"),
+            (Some("nouveau"), "echo blacklist nouveau"),
+            (Some("NovaCore"), "echo blacklist nova_core"),
         ] {
             let remedy = bound(&[(&facts.gpus[0], driver)], &nowhere).remedy;
             assert!(remedy.is_some_and(|text| text.contains(words)), "{words}");

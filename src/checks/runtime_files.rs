@@ -110,8 +110,8 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
             return Ok(Some(faulty(
                 Verdict::Fail,
                 format!(
-                    "no container gets a GPU: `{path}` has `root = \"{root}\"`, which contains no driver (`load library \
-                     failed: libnvidia-ml.so.1`)"
+                    "no container gets a GPU: no driver is in `{root}`, the `root` of `{path}`; the error is `load library failed: \
+                     libnvidia-ml.so.1`"
                 ),
                 match of_operator {
                     true => format!(
@@ -173,8 +173,8 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
         return Ok(Some(faulty(
             status,
             format!(
-                "containers of {} have no access to the GPUs, because `{path}` has `no-cgroups = true`, which is only for \
-                 rootless daemons (`Failed to initialize NVML: Unknown Error`)",
+                "containers of {} get no GPU: `{path}` has `no-cgroups = true`, which is only for rootless daemons; the error is \
+                 `Failed to initialize NVML: Unknown Error`",
                 daemon.name()
             ),
             format!(

@@ -1,7 +1,7 @@
 //! Text that several families share.
 
 use crate::{
-    facts::GpuFact,
+    facts::{GpuFact, Os},
     host::{FilesError, ReadFiles},
     tools::packages::Manager,
 };
@@ -21,13 +21,16 @@ pub(super) const RESET: &str = "run `nvidia-smi --gpu-reset`, after all programs
 pub const NO_GPU: &str = "no NVIDIA GPU is on the PCI bus";
 
 /// The package manager of a machine, also if it cannot be prepared.
-pub(super) fn manager(files: &dyn ReadFiles) -> Result<Option<Manager>, FilesError> {
+pub(super) fn manager(
+    files: &dyn ReadFiles,
+    os: Option<&Os>,
+) -> Result<Option<Manager>, FilesError> {
     for manager in Manager::ALL {
         if manager.backend().is_used_on(files)? {
             return Ok(Some(manager));
         }
     }
-    Ok(None)
+    Ok(os.and_then(|os| Manager::of_system(&os.id, &os.id_like)))
 }
 
 /// The name of a GPU, or its ID if it has no name.

@@ -77,11 +77,11 @@ impl Session {
             as_kind: (proof.status == Verdict::Fail).then_some(Kind::Fault),
             ..proof
         }));
-        if (self.audit.as_ref()).is_some_and(|audit| !audit.compares) {
-            set_differences_aside(&mut findings, &jobs);
-        }
         for finding in &mut findings {
             finding.derive_command();
+        }
+        if (self.audit.as_ref()).is_some_and(|audit| !audit.compares) {
+            set_differences_aside(&mut findings, &jobs);
         }
         findings.sort_by_key(|finding| (rank(finding), Layer::of(&finding.id)));
         without_blocked_install(&mut findings, &jobs, self.audit.as_deref());

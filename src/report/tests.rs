@@ -100,7 +100,7 @@ fn fault_has_its_command_next_to_it_and_at_the_end() {
          observed: 535.247.01\n  \
          expected: 535.261.03\n\
          \n\
-         1 fault, 1 pass, 1 skip (examined 2 of 3) (`-v` shows all)\n\
+         1 fault, 1 pass; 2 of 3 examined (`-v` shows all)\n\
          \n\
          Next:\n\
          \n    \
@@ -193,7 +193,7 @@ fn drift_is_a_list_with_one_command() {
          - A look (packages.hold)\n    \
          also affected: A look\n\
          \n\
-         1 difference, 1 unknown (examined 1 of 2) (`-v` shows all)\n\
+         1 difference, 1 unknown; 1 of 2 examined (`-v` shows all)\n\
          \n\
          Next:\n\
          \n    \
@@ -231,7 +231,7 @@ fn differences_are_one_line_on_a_machine_without_settings() {
          \n\
          `install` would change 2 things: `gpu-bootstrap plan`\n\
          \n\
-         1 pass, 2 skip (examined 1 of 3) (`-v` shows all)\n"
+         1 pass; 1 of 3 examined (`-v` shows all)\n"
     );
 }
 

@@ -361,7 +361,7 @@ fn an_audit_speaks_on_every_machine_and_names_the_first_problem() {
     let wrong = Mutex::new(String::new());
     let said = on_each(|machine, root| {
         // The disk that the tree is on is not the machine's.
-        let check = ["check", "--root", root.as_str(), "--skip", "preflight"];
+        let check = ["check", "--root", root.as_str(), "--ignore", "preflight"];
         let ran = run(&[&check[..], &["--format", "json"]].concat());
         let first = machine.judge(&ran).unwrap_or_else(|why| {
             writeln!(wrong.lock().unwrap(), "{}: {why}", machine.name).unwrap();

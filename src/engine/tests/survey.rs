@@ -196,14 +196,13 @@ async fn steps_and_checks_are_one_list() {
             "config.resolvable Pass",
             "ecc Unknown",
             "a Pass",
-            "c Fail",
-            "e Unknown",
-            // What `install` would change comes behind the faults.
             "b Fail",
-            "d Fail"
+            "c Fail",
+            "d Fail",
+            "e Unknown"
         ]
     );
-    assert_eq!(report.findings[5].because, Some(Id::new("d")));
+    assert_eq!(report.findings[7].because, Some(Id::new("d")));
     assert_eq!(
         report.findings[6].remedy.as_deref(),
         Some("run `gpu-bootstrap install`; it would write `/b`")

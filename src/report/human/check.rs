@@ -6,7 +6,7 @@ use super::{footer, next_step, notes};
 use crate::{
     check::{Finding, INSTALL, Verdict},
     checks::NO_GPU,
-    engine::RunReport,
+    engine::{RunReport, StepReport},
     event::Outcome,
     exit::Exit,
     model::findings::{self, Kind, Layer, Remedy},
@@ -30,6 +30,9 @@ const AFFECTED: &str = "also affected:";
 /// The finding about the desired state of the machine.
 const RESOLVABLE: &str = "config.resolvable";
 
+/// The families of findings about hardware and the running driver.
+const ACUTE: [&str; 5] = ["log.", "gpu.", "mem.", "nvl.", "pci."];
+
 /// The finding about the owner of the driver.
 const OWNER: &str = "os.managed";
 
@@ -39,12 +42,15 @@ fn is_resolvable(finding: &Finding) -> bool {
 
 /// Whether it is a warning about hardware or the running driver that needs an action.
 fn is_acute(finding: &Finding) -> bool {
-    let is_of_fault = findings::row(&finding.id).is_some_and(|row| row.kind == Kind::Fault);
+    let is_of_fault = findings::row(&finding.id).is_some_and(|row| row.kind == Kind::Fault)
+        && ACUTE
+            .iter()
+            .any(|family| finding.id.as_str().starts_with(family));
     // A program or a setting has to change, and not the machine.
     let is_minor = |class| {
         matches!(
             class,
-            Remedy::None | Remedy::RestartApp | Remedy::Reconfigure | Remedy::Update
+            Remedy::None | Remedy::RestartApp | Remedy::Reconfigure
         )
     };
     finding.status == Verdict::Warn && is_of_fault && !finding.class().is_some_and(is_minor)
@@ -120,7 +126,7 @@ impl<'r> Sorted<'r> {
     /// The root cause of the page: a fault, an acute risk, or a difference that blocks `install`.
     fn root(&self) -> Option<&'r Finding> {
         let risk = self.risks.first().copied();
-        let is_alone = self.differences.is_empty();
+        let is_alone = self.differences.is_empty() && self.aside.is_empty();
         let risk = risk.filter(|one| one.status == Verdict::Fail || !is_alone && is_acute(one));
         let blocked = self.differences.first().copied();
         let blocked = blocked
@@ -209,11 +215,15 @@ fn headline<'r>(
         let head = "no fault found, but not everything is known: ";
         return Headline::of(Ink::Doubt, head, finding, style);
     }
-    if report.exit != Exit::Ok && sorted.risks.is_empty() && sorted.differences.is_empty() {
+    let is_bad = |finding: &Finding| finding.status == Verdict::Fail;
+    if report.exit != Exit::Ok && found(&is_bad).is_none() && found(&unknown).is_some() {
         return match found(&unknown) {
             Some(finding) => Headline::of(Ink::Bad, "unknown: ", finding, style),
             None => Headline::plain(Ink::Bad, "unknown: not everything was examined"),
         };
+    }
+    if report.exit != Exit::Ok && found(&is_bad).is_none() && sorted.risks.is_empty() {
+        return Headline::plain(Ink::Bad, "unknown: not everything was examined");
     }
     if !sorted.at_boot.is_empty() {
         let text = format!(
@@ -333,7 +343,7 @@ pub fn check(
         problems(to, &sorted, &headline, style)?;
     }
     if examined.whole {
-        aside(to, &sorted, style)?;
+        aside(to, report, &sorted, style)?;
     }
     if !report.notes.is_empty() {
         writeln!(to)?;
@@ -356,18 +366,33 @@ pub fn check(
 fn examined_sentence(count: Verdicts) -> String {
     let all = count.pass + count.warn + count.fail + count.skip + count.unknown;
     let seen = all - count.skip - count.unknown;
-    format!("{} (examined {seen} of {all})", count.sentence())
+    let counts = Verdicts { skip: 0, ..count };
+    format!("{}; {seen} of {all} examined", counts.sentence())
 }
 
 /// One line about the differences that were not evaluated.
-fn aside(to: &mut dyn Write, sorted: &Sorted<'_>, style: Style) -> io::Result<()> {
+fn aside(
+    to: &mut dyn Write,
+    report: &RunReport,
+    sorted: &Sorted<'_>,
+    style: Style,
+) -> io::Result<()> {
     let unsupported = sorted.aside.iter().find(|finding| is_resolvable(finding));
-    let text = match (unsupported, sorted.changes) {
-        (Some(finding), _) => {
+    let is_aside = |step: &&StepReport| sorted.aside.iter().any(|finding| finding.id == step.id);
+    let blocked = (report.steps.iter())
+        .filter(|step| step.outcome == Outcome::Blocked)
+        .find(is_aside);
+    let text = match (unsupported, blocked, sorted.changes) {
+        (Some(finding), ..) => {
             format!("gpu-bootstrap cannot prepare this machine: {}", finding.why)
         }
-        (None, 0) => return Ok(()),
-        (None, changes) => format!(
+        (None, Some(step), _) => format!(
+            "`install` is blocked: {} (`gpu-bootstrap plan` shows the remedy)",
+            step.why
+        ),
+        _ if sorted.aside.is_empty() => return Ok(()),
+        (None, None, 0) => return Ok(()),
+        (None, None, changes) => format!(
             "`install` would change {}: `gpu-bootstrap plan`",
             things(changes)
         ),

@@ -408,7 +408,7 @@ fn old_table(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Con
         Some(ConfigFault {
             path: path.to_owned(),
             why: format!(
-                "containerd {version} ignores runtime `{name}` in `{path}`: in a file of version {format}, its table must be below \
+                "containerd {version} ignores runtime `{name}` in `{path}`; in a file of version {format}, its table must be below \
                  `plugins.\"{new}\"` instead of `{old}`"
             ),
             remedy: format!(
