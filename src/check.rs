@@ -1,4 +1,4 @@
-//! Checks find problems that no change of this program can repair. They only read.
+//! Findings, and the checks that produce them. Checks only read.
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -9,31 +9,31 @@ use crate::{
     facts::Facts,
     host::Reader,
     model::{
-        findings::{self, Remedy},
+        findings::{self, Kind, Remedy},
         id::Id,
     },
     state::State,
     step::StepError,
 };
 
-/// What a check examines. A machine can be examined without anything being wanted there.
+/// The input of a check. A machine can be examined without a desired state.
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {
     /// The machine, read-only.
     pub host: Reader<'a>,
-    /// What cannot change.
+    /// Data that cannot change during a run.
     pub facts: &'a Facts,
-    /// What can, as of this epoch.
+    /// Data that can change, as of this epoch.
     pub state: &'a State,
     /// The compatibility matrix.
     pub matrix: &'a Matrix,
-    /// What is wanted; `None` if nothing can be wanted on this machine.
+    /// The desired state; `None` if this machine cannot have one.
     pub desired: Option<&'a Desired>,
-    /// This program has prepared the machine before, so it must have GPUs.
+    /// gpu-bootstrap prepared this machine before, so it must have GPUs.
     pub prepared: bool,
 }
 
-/// The verdict of a finding. A check that could not look returns an error, which never becomes
+/// The verdict of a finding. A check that failed to read the machine returns an error, which never becomes
 /// `Skip`, and `Unknown` never becomes `Pass`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -44,46 +44,52 @@ pub enum Verdict {
     Warn,
     /// A problem.
     Fail,
-    /// It does not concern this machine (no GPU, no driver loaded, a feature that is not configured, an
-    /// image without a running kernel), or nobody may be asked, as with `--root`.
+    /// Not applicable to this machine (no GPU, no driver loaded, a feature that is not configured, an
+    /// image without a running kernel), not evaluated, or not available, as with `--root`.
     Skip,
-    /// It was looked at, and the machine does not tell: NVML of this driver has no such value, a running
-    /// kernel lacks the file. Alone it does not fail `check`. Never counted as a pass.
+    /// The data is not available: the driver does not report the value, or a file of the running kernel is missing. It does
+    /// not fail `check` by itself, and never counts as a pass.
     Unknown,
 }
 
-/// One line of `check`.
+/// One finding of `check`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     /// Stable name.
     pub id: Id,
-    /// Title for people.
+    /// The title in reports.
     pub title: String,
     /// The verdict.
     pub status: Verdict,
     /// The reason, with the compared values.
     pub why: String,
+    /// The cause in one or two lines, if `why` contains more than that.
+    #[serde(skip)]
+    pub brief: Option<String>,
     /// The observed value.
     pub observed: Option<String>,
     /// The expected value.
     pub expected: Option<String>,
-    /// What to do.
+    /// The remedy in words.
     pub remedy: Option<String>,
-    /// What kind of act the remedy is, where it is not that of the registry.
+    /// The command that fixes it, for the shell of this machine.
+    #[serde(default)]
+    pub command: Option<String>,
+    /// The remedy class, if it is not the one of the registry.
     #[serde(skip)]
     pub remedy_class: Option<Remedy>,
+    /// The kind, if it is not the one of the registry.
+    #[serde(skip)]
+    pub as_kind: Option<Kind>,
     /// Links to documentation.
     pub links: Vec<String>,
     /// The finding that is the root cause of this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub because: Option<Id>,
-    /// Whether `install` would change it: the machine may work without.
-    #[serde(skip)]
-    pub would_change: bool,
 }
 
 impl Finding {
-    /// A finding without values; who makes it sets those that it has. The registry has its title.
+    /// Creates a finding without values and remedy.
     #[must_use]
     pub fn new(id: Id, status: Verdict, why: impl Into<String>) -> Self {
         Self {
@@ -91,20 +97,92 @@ impl Finding {
             id,
             status,
             why: why.into(),
+            brief: None,
             observed: None,
             expected: None,
             remedy: None,
+            command: None,
             remedy_class: None,
+            as_kind: None,
             links: Vec::new(),
             because: None,
-            would_change: false,
         }
     }
 
-    /// What kind of act mends it: its own, else that of the registry.
+    /// The remedy class: its own, or the one of the registry.
     #[must_use]
     pub fn class(&self) -> Option<Remedy> {
         (self.remedy_class).or_else(|| findings::row(&self.id).map(|row| row.remedy))
+    }
+
+    /// The kind of a failure or a warning, and of a difference that was not evaluated.
+    #[must_use]
+    pub fn kind(&self) -> Option<Kind> {
+        let of_row = || findings::row(&self.id).map_or(Kind::Fault, |row| row.kind);
+        match self.status {
+            Verdict::Pass => None,
+            Verdict::Skip | Verdict::Unknown => self.as_kind,
+            Verdict::Fail => Some(self.as_kind.unwrap_or_else(of_row)),
+            Verdict::Warn => Some(self.as_kind.unwrap_or_else(|| match of_row() {
+                Kind::Fault => Kind::Risk,
+                other => other,
+            })),
+        }
+    }
+
+    /// Whether it is a failure or a warning of this kind.
+    #[must_use]
+    pub fn is(&self, kind: Kind) -> bool {
+        matches!(self.status, Verdict::Fail | Verdict::Warn) && self.kind() == Some(kind)
+    }
+
+    /// Marks a difference from the settings as not evaluated, because nobody configured this machine.
+    pub fn set_aside(&mut self) {
+        self.status = Verdict::Skip;
+        self.as_kind = Some(Kind::Difference);
+        self.because = None;
+        self.command = None;
+    }
+
+    /// Derives the command from the remedy, if a remedy starts with one (``run `…` ``) or with a reboot.
+    pub fn derive_command(&mut self) {
+        let Some(remedy) = self.remedy.as_ref().filter(|_| self.command.is_none()) else {
+            return;
+        };
+        self.command = match remedy.strip_prefix("run `") {
+            Some(rest) => rest.split_once('`').map(|(command, _)| command.to_owned()),
+            None if remedy.starts_with("reboot") => Some(REBOOT.to_owned()),
+            None => None,
+        };
+    }
+}
+
+/// The command that reboots a machine.
+pub const REBOOT: &str = "systemctl reboot";
+
+/// The command that prepares a machine.
+pub const INSTALL: &str = "gpu-bootstrap install";
+
+/// The findings for which `check` exits with 4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailOn {
+    /// Failures of each kind.
+    Fail,
+    /// Failures and warnings of each kind.
+    Warn,
+    /// Failures and warnings of one kind.
+    Kind(Kind),
+}
+
+impl FailOn {
+    /// Whether `check` fails for this finding.
+    #[must_use]
+    pub fn selects(self, finding: &Finding) -> bool {
+        match self {
+            Self::Fail => finding.status == Verdict::Fail,
+            Self::Warn => matches!(finding.status, Verdict::Fail | Verdict::Warn),
+            Self::Kind(kind) => finding.is(kind),
+        }
     }
 }
 
@@ -116,6 +194,57 @@ pub trait Check: Send + Sync {
     /// Examines the machine.
     ///
     /// # Errors
-    /// If it could not examine the machine; this becomes an `unknown` finding.
+    /// If it failed to examine the machine. The error becomes an `unknown` finding.
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FailOn, Finding, Verdict};
+    use crate::model::{findings::Kind, id::Id};
+
+    #[test]
+    fn kind_follows_the_row_and_the_verdict() {
+        let kind = |id, status| Finding::new(Id::new(id), status, "x").kind();
+        for (id, status, expected) in rows! {
+            "pci.driver-bound", Verdict::Fail, Some(Kind::Fault);
+            "pci.driver-bound", Verdict::Warn, Some(Kind::Risk);
+            "pci.driver-bound", Verdict::Unknown, None;
+            "os.pkg.pins", Verdict::Fail, Some(Kind::Risk);
+            "packages.hold", Verdict::Fail, Some(Kind::Difference);
+            "k8s.taints", Verdict::Warn, Some(Kind::Difference);
+            "packages.hold", Verdict::Pass, None;
+        } {
+            assert_eq!(kind(id, status), expected, "{id}");
+        }
+        let mut difference = Finding::new(Id::new("packages.hold"), Verdict::Fail, "x");
+        assert!(FailOn::Fail.selects(&difference));
+        assert!(FailOn::Kind(Kind::Difference).selects(&difference));
+        assert!(!FailOn::Kind(Kind::Fault).selects(&difference));
+        difference.set_aside();
+        assert_eq!(difference.kind(), Some(Kind::Difference));
+        assert!(
+            ![FailOn::Fail, FailOn::Warn, FailOn::Kind(Kind::Difference)]
+                .iter()
+                .any(|one| one.selects(&difference))
+        );
+    }
+
+    #[test]
+    fn command_comes_from_the_remedy() {
+        let command = |remedy: &str| {
+            let mut finding = Finding {
+                remedy: Some(remedy.to_owned()),
+                ..Finding::new(Id::new("a"), Verdict::Fail, "x")
+            };
+            finding.derive_command();
+            finding.command
+        };
+        assert_eq!(command("run `a --b`, then look").as_deref(), Some("a --b"));
+        assert_eq!(
+            command("reboot: it helps").as_deref(),
+            Some("systemctl reboot")
+        );
+        assert_eq!(command("replace the GPU, then run `a`"), None);
+    }
 }

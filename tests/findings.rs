@@ -8,13 +8,14 @@ use toml::{Table, Value};
 /// The page.
 fn page() -> String {
     let mut page = String::from(
-        "<!-- Made from src/model/findings.toml by `make update`. -->\n\n# The findings of `check`\n\nBy layer, from the bottom of a \
-         node to its top. `gpu-bootstrap explain ID` prints the same for one of them, and a command that shows more.\n",
+        "<!-- Generated from src/model/findings.toml by `make update`. -->\n\n# The findings of `check`\n\nBy layer, from the \
+         hardware to the cluster. A failure has the kind of its row; a warning of a `fault` row is a risk. `gpu-bootstrap \
+         explain ID` prints one row, and a command that shows details.\n",
     );
     for layer in Layer::ALL {
         write!(
             page,
-            "\n## {}\n\n| finding | looks at | fails | warns | remedy |\n|---|---|---|---|---|\n",
+            "\n## {}\n\n| finding | kind | data | fails if | warns if | remedy |\n|---|---|---|---|---|---|\n",
             layer.name()
         )
         .expect("memory takes it");
@@ -26,9 +27,10 @@ fn page() -> String {
             };
             writeln!(
                 page,
-                "| `{}`<br>{} | {looks} | {} | {} | {} |",
+                "| `{}`<br>{} | {} | {looks} | {} | {} | {} |",
                 row.id,
                 row.title,
+                row.kind.name(),
                 text(&row.fails),
                 text(&row.warns),
                 row.remedy.name()

@@ -103,14 +103,19 @@ fn files(area: &str) -> Vec<std::path::PathBuf> {
     while let Some(directory) = open.pop() {
         for entry in fs::read_dir(&directory).expect("a readable directory") {
             let path = entry.expect("an entry").path();
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let name = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .unwrap_or_default();
             if path.is_dir() {
                 let is_data = ["snapshots", "corpus", "man", "fixtures", "reports"].contains(&name);
                 if directory != root && !is_data {
                     open.push(path);
                 }
             } else if name != "language.toml"
-                && path.extension().is_some_and(|kind| kinds.iter().any(|one| kind == *one))
+                && path
+                    .extension()
+                    .is_some_and(|kind| kinds.iter().any(|one| kind == *one))
             {
                 found.push(path);
             }
@@ -122,7 +127,12 @@ fn files(area: &str) -> Vec<std::path::PathBuf> {
 /// `TEXT … PHRASE`, for the message of a failed test.
 fn hits(language: &Language, texts: &[String]) -> Vec<(String, String)> {
     let phrases: Vec<_> = (language.phrase.iter())
-        .map(|phrase| (Regex::new(&phrase.pattern).expect("a valid pattern"), &phrase.write))
+        .map(|phrase| {
+            (
+                Regex::new(&phrase.pattern).expect("a valid pattern"),
+                &phrase.write,
+            )
+        })
         .collect();
     let mut found = Vec::new();
     for text in texts {
@@ -146,7 +156,10 @@ fn hard_phrases_stay_below_their_limits() {
         for path in files(area) {
             let source = fs::read_to_string(&path).expect("a text file");
             let texts = prose(&path, &source);
-            words += texts.iter().map(|text| text.split(' ').count()).sum::<usize>();
+            words += texts
+                .iter()
+                .map(|text| text.split(' ').count())
+                .sum::<usize>();
             for (text, write) in hits(&language, &texts) {
                 shown.push(format!("{}: …{text}… write: {write}", path.display()));
             }
@@ -165,7 +178,10 @@ fn hard_phrases_stay_below_their_limits() {
 fn phrases_are_found_in_comments_messages_and_documents() {
     let language = language();
     for (name, source) in [
-        ("a.rs", "// A file that nobody\n// needs any more.\nlet x = 1;"),
+        (
+            "a.rs",
+            "// A file that nobody\n// needs any more.\nlet x = 1;",
+        ),
         ("a.rs", "print(\"the file is not wanted any more\");"),
         ("a.toml", "why = \"what is not there is what is wanted\""),
         ("a.md", "- Nobody says it, too.\n"),

@@ -90,10 +90,11 @@ fn decide(found: &[(&GpuFact, ConfigurationSpace)], virtualization: Option<&str>
     if !gone.is_empty() {
         let remedy = match virtualization {
             Some("none") => {
-                "switch the machine off and on: a reboot does not cut the power of the GPU"
+                "run `systemctl poweroff`, then switch the machine on again: a reboot does not cut the power of the GPU"
             }
             Some(_) => {
-                "stop the instance and start it again, which moves it to another host and empties its local disks"
+                "run `systemctl poweroff`, then start the instance again, which moves it to another host and erases its \
+                 local disks"
             }
             None => POWER,
         };
@@ -290,7 +291,7 @@ mod tests {
         assert!(
             fallen
                 .remedy
-                .is_some_and(|text| text.contains("off and on"))
+                .is_some_and(|text| text.starts_with("run `systemctl poweroff`"))
         );
         for (one, other, verdict) in rows! {
             ConfigurationSpace::Alive, ConfigurationSpace::Alive, Verdict::Pass;

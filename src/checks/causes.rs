@@ -69,7 +69,12 @@ const NEEDS: &[(&str, &[&str])] = &[
     // The step says the same about a machine for which a state can be wanted, and what would help.
     ("os.pkg.pins", &["packages.hold"]),
     ("repositories", &["os.pkg.sources"]),
-    ("drv.module.kernels", &["driver.packages"]),
+    (
+        "drv.module.kernels",
+        &["pci.driver-bound", "driver.packages"],
+    ),
+    // A GPU that is bound to another driver is a reason, and its remedy includes the reboot.
+    ("driver.module", &["pci.driver-bound"]),
     ("nvl", &["driver.fabric"]),
     (
         "nvl.fabric.state",

@@ -196,12 +196,12 @@ fn is_of_gpus(resource: &str) -> bool {
 
 /// What the record of the kubelet says, where the cluster does not, of a machine with so many GPUs.
 fn by_record(resources: &BTreeMap<String, usize>, gpus: Option<usize>) -> Finding {
-    let warn_with = |why: String, remedy: &str| Finding {
+    let with = |status, why: String, remedy: &str| Finding {
         remedy: Some(remedy.to_owned()),
         links: vec![LINK.to_owned()],
-        ..Finding::new(ALLOCATABLE, Verdict::Warn, why)
+        ..Finding::new(ALLOCATABLE, status, why)
     };
-    let warn = |why: String| warn_with(why, NO_PLUGIN);
+    let fail = |why: String| with(Verdict::Fail, why, NO_PLUGIN);
     let of_gpus: Vec<(&String, usize)> = (resources.iter())
         .filter(|(name, _)| is_of_gpus(name))
         .map(|(name, count)| (name, *count))
@@ -213,14 +213,16 @@ fn by_record(resources: &BTreeMap<String, usize>, gpus: Option<usize>) -> Findin
         all.join(", ")
     };
     match &of_gpus[..] {
-        [] => warn(format!(
-            "no device plugin has registered GPUs with the kubelet, by `{RECORD}`: pods that ask for {GPUS} stay pending"
+        [] => fail(format!(
+            "pods get no GPU: no device plugin has registered GPUs with the kubelet (`{RECORD}`)"
         )),
-        all if all.iter().all(|(_, count)| *count == 0) => warn(format!(
-            "the kubelet knows no healthy GPU ({}, by `{RECORD}`): the device plugin has stopped, or calls all of them unhealthy",
+        all if all.iter().all(|(_, count)| *count == 0) => fail(format!(
+            "pods get no GPU: the kubelet has no healthy one ({}, `{RECORD}`); the device plugin has stopped, or reports all \
+             of them unhealthy",
             list(all)
         )),
-        [(name, count)] if *name == GPUS && gpus.is_some_and(|gpus| *count < gpus) => warn_with(
+        [(name, count)] if *name == GPUS && gpus.is_some_and(|gpus| *count < gpus) => with(
+            Verdict::Warn,
             format!(
                 "the kubelet has {count} of {} GPUs, by `{RECORD}`",
                 gpus.unwrap_or_default()
@@ -356,7 +358,7 @@ fn taints(state: &ClusterState, wanted: &[Taint]) -> Finding {
     }
     Finding {
         remedy: Some(format!(
-            "`kubectl taint node {name} {}`; or name in `cluster.taints` those that the node is to have, if they were \
+            "run `kubectl taint node {name} {}`; or name in `cluster.taints` those that the node is to have, if they were \
              removed on purpose",
             missing.join(" ")
         )),
@@ -480,8 +482,10 @@ fn decide(state: &ClusterState) -> Finding {
             format!("node `{name}` offers {}", instead.unwrap_or_default()),
         ),
         (None | Some(0), _) => with(
-            Verdict::Warn,
-            format!("node `{name}` offers no {GPUS}: no device plugin has registered"),
+            Verdict::Fail,
+            format!(
+                "pods get no GPU: node `{name}` offers no {GPUS}, because no device plugin has registered"
+            ),
             NO_PLUGIN,
         ),
         // With time-slicing or MPS a node offers more.
@@ -714,8 +718,8 @@ mod tests {
             node(Some("80")), Some(8), Verdict::Pass, "offers 80";
             node(Some("8")), None, Verdict::Pass, "offers 8";
             node(Some("7")), Some(8), Verdict::Warn, "7 of its 8";
-            node(Some("0")), Some(8), Verdict::Warn, "no device plugin";
-            node(None), Some(8), Verdict::Warn, "no device plugin";
+            node(Some("0")), Some(8), Verdict::Fail, "no device plugin";
+            node(None), Some(8), Verdict::Fail, "no device plugin";
             node(None), Some(0), Verdict::Skip, "no GPU";
             Registered::Node(Box::new(Node {
                 other_resources: [("nvidia.com/gpu.shared".to_owned(), "32".to_owned())].into(),
@@ -731,18 +735,18 @@ mod tests {
         // The kubelet's own record tells, too, where the cluster does not.
         for (record, status, part) in rows! {
             r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#,
-                Verdict::Warn, "no device plugin";
+                Verdict::Fail, "no device plugin";
             r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":null},"Checksum":1}"#,
-                Verdict::Warn, "no device plugin";
+                Verdict::Fail, "no device plugin";
             r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":[],"example.com/nic":["a"]}}}"#,
-                Verdict::Warn, "0 nvidia.com/gpu";
+                Verdict::Fail, "0 nvidia.com/gpu";
             r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":["GPU-1","GPU-2"]}}}"#, Verdict::Pass,
                 "2 nvidia.com/gpu";
             r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":["GPU-1"]}}}"#, Verdict::Warn, "1 of 2 GPUs";
             r#"{"Data":{"RegisteredDevices":{"nvidia.com/gpu":[],"nvidia.com/mig-1g.10gb":["a"]}}}"#,
                 Verdict::Pass, "1 nvidia.com/mig-1g.10gb";
             // The plugin for network cards.
-            r#"{"Data":{"RegisteredDevices":{"nvidia.com/hostdev":["a"]}}}"#, Verdict::Warn,
+            r#"{"Data":{"RegisteredDevices":{"nvidia.com/hostdev":["a"]}}}"#, Verdict::Fail,
                 "no device plugin";
             r#"{"Data":{"RegisteredDevices":{"volcano.sh/vgpu-number":["a"]}}}"#, Verdict::Pass,
                 "1 volcano.sh/vgpu-number";
@@ -754,7 +758,10 @@ mod tests {
             });
             assert_eq!(found.status, status, "{}", found.why);
             assert!(found.why.contains(part), "{}", found.why);
-            assert_eq!(found.remedy.is_some(), status == Verdict::Warn);
+            assert_eq!(
+                found.remedy.is_some(),
+                matches!(status, Verdict::Warn | Verdict::Fail)
+            );
         }
         for (is_denied, part) in [(false, "no cluster"), (true, "only root")] {
             let alone = decide(&ClusterState {

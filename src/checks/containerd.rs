@@ -1,11 +1,11 @@
-//! The family of containerd checks: kubelet and runtimes let the same program make control groups.
+//! The family of containerd checks: the kubelet and all runtimes use the same cgroup driver.
 
 use async_trait::async_trait;
 
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     model::id::Id,
-    runtimes::{BUILT_IN, Config, RuntimeKind, Said},
+    runtimes::{BUILT_IN, Config, RuntimeKind, Said, containerd::CONFIG},
     step::StepError,
     tools::kubelet,
 };
@@ -21,17 +21,18 @@ pub struct ContainerdCheck;
 struct CgroupState {
     /// `None` if containerd is not installed.
     cri: Option<Config>,
-    /// What makes the kubelet's control groups, if it is configured: `systemd` or `cgroupfs`.
+    /// The cgroup driver of the kubelet, if it is configured: `systemd` or `cgroupfs`.
     kubelet: Option<String>,
 }
 
 async fn detect(subject: &Subject<'_>) -> Result<CgroupState, StepError> {
     let files = subject.host.files();
-    let kubelet = match files.read_text(kubelet::CONFIG.into())? {
+    let path = subject.state.kubelet_config()?;
+    let kubelet = match files.read_text(path.as_str().into())? {
         None => None,
         Some(text) => {
             let config = kubelet::parse(&text).map_err(|why| StepError::Unexpected {
-                what: format!("`{}`", kubelet::CONFIG),
+                what: format!("`{path}`"),
                 why,
             })?;
             config.cgroup_driver
@@ -82,8 +83,8 @@ fn decide(state: &CgroupState) -> Finding {
     };
     let set = |runtime: &str, value: bool| {
         format!(
-            "set `SystemdCgroup = {value}` in the options of runtime `{runtime}` in containerd's \
-             configuration, then run `systemctl restart containerd`"
+            "set `SystemdCgroup = {value}` in the options of runtime `{runtime}` in `{CONFIG}` (on an image that \
+             generates this file at boot, also in its source), then run `systemctl restart containerd`"
         )
     };
     // Two runtimes of one node that differ: pods of one of them do not stay up.
@@ -93,7 +94,7 @@ fn decide(state: &CgroupState) -> Finding {
         return with(
             Verdict::Fail,
             format!(
-                "runtime `{default}` uses {}, and `{other}` uses {}",
+                "containerd's runtime `{default}` uses the cgroup driver {}, and `{other}` {}: pods do not stay up",
                 said(systemd),
                 said(of(other))
             ),
@@ -105,7 +106,7 @@ fn decide(state: &CgroupState) -> Finding {
         Some(kubelet) if kubelet != said(systemd) => with(
             Verdict::Fail,
             format!(
-                "the kubelet uses {kubelet}, and containerd {}: pods do not stay up",
+                "the kubelet uses the cgroup driver {kubelet}, and containerd {}: pods do not stay up",
                 said(systemd)
             ),
             kubelet,
@@ -157,9 +158,9 @@ mod tests {
             state(yes, yes, Some("systemd")), Verdict::Pass, "as the kubelet";
             state(no, no, Some("cgroupfs")), Verdict::Pass, "as the kubelet";
             state(no, no, Some("systemd")), Verdict::Fail,
-                "the kubelet uses systemd, and containerd cgroupfs";
+                "the kubelet uses the cgroup driver systemd, and containerd cgroupfs";
             state(yes, no, None), Verdict::Fail,
-                "runtime `runc` uses systemd, and `nvidia` uses cgroupfs";
+                "runtime `runc` uses the cgroup driver systemd, and `nvidia` cgroupfs";
             state(yes, yes, None), Verdict::Pass, "systemd";
             state(None, None, None), Verdict::Pass, "no kubelet";
         } {

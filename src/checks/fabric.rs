@@ -4,6 +4,7 @@
 use async_trait::async_trait;
 use camino::Utf8Path;
 
+use super::words;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::matrix::{Fabric, Matrix},
@@ -12,10 +13,13 @@ use crate::{
         switches::{Evidence, switches},
     },
     host::{FabricHealth, FabricProgress, FilesError, GpuFabric, Nvml, ReadFiles},
-    model::{id::Id, version::DriverVersion},
+    model::{
+        id::Id,
+        version::{Branch, DriverVersion},
+    },
     state::owner,
     step::StepError,
-    tools::{fabric, kmod, systemctl::UnitState},
+    tools::{fabric, kmod, packages::Manager, systemctl::UnitState},
 };
 
 const UNIT: Id = Id::new("nvl.fm.unit");
@@ -71,6 +75,8 @@ struct FabricState {
     /// What NVML says about the fabric of each GPU that has one, by index; `None` for a GPU that fails. `Err` has
     /// why nothing is known.
     gpus: Result<Vec<(u32, Option<GpuFabric>)>, String>,
+    /// The package manager of the machine.
+    manager: Option<Manager>,
 }
 
 fn switches_of(matrix: &Matrix, facts: &Facts) -> Switches {
@@ -134,6 +140,7 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
             .any(|gpu| subject.matrix.board(&gpu.identity()).fabric() == Fabric::Imex),
         driver: state.loaded_driver()?.cloned(),
         gpus: Ok(Vec::new()),
+        manager: words::manager(subject.host.files(), subject.facts.os.as_ref())?,
     };
     found.gpus = match &found.driver {
         None => Err("no driver is loaded".to_owned()),
@@ -281,7 +288,7 @@ fn unit(state: &FabricState) -> Finding {
         remedy: Some(remedy),
         ..say(
             Verdict::Fail,
-            format!("{needed}, which is {observed}: no program reaches the GPUs (CUDA error 802)"),
+            format!("{needed}, which is {observed}: no program can use the GPUs (CUDA error 802)"),
         )
     };
     // If the packages are unknown, the files decide. If they tell nothing, either, it counts as installed.
@@ -309,11 +316,16 @@ fn unit(state: &FabricState) -> Finding {
              run `systemctl enable --now {}`",
             fabric::UNIT
         ),
-        Some(driver) => format!(
-            "install the package `nvidia-fabricmanager` at version {driver}, then run `systemctl \
-             enable --now {}`",
-            fabric::UNIT
-        ),
+        Some(driver) => {
+            let manager = state.manager;
+            let name = package_of(driver, manager);
+            at_version(
+                manager,
+                &name,
+                driver,
+                &format!("systemctl enable --now {}", fabric::UNIT),
+            )
+        }
         None => {
             "install the driver, and the package `nvidia-fabricmanager` at its version".to_owned()
         }
@@ -345,6 +357,36 @@ fn unit(state: &FabricState) -> Finding {
             Verdict::Skip,
             format!("{needed}; whether it runs is not known: {why}"),
         ),
+    }
+}
+
+/// The first branch whose packages have the same name in all repositories (`profiles`, `[[fabric]]`).
+const ONE_NAME: Branch = Branch(580);
+
+/// Returns the package of the fabric manager. Before branch 580, its name depends on the package manager
+/// (AWS ParallelCluster cookbook; NVIDIA's repositories for Ubuntu and RHEL).
+fn package_of(driver: &DriverVersion, manager: Option<Manager>) -> String {
+    let branch = driver.branch();
+    match manager {
+        Some(manager) if branch < ONE_NAME => manager
+            .backend()
+            .old_fabric_manager()
+            .replace("BRANCH", &branch.to_string()),
+        _ => "nvidia-fabricmanager".to_owned(),
+    }
+}
+
+/// Returns the remedy that installs a package at the version of the driver, and then runs a command.
+fn at_version(manager: Option<Manager>, name: &str, driver: &DriverVersion, then: &str) -> String {
+    match manager {
+        Some(manager) => {
+            let install = manager.backend().commands().install_version;
+            let install = install
+                .replace("NAME", name)
+                .replace("VERSION", &driver.to_string());
+            format!("run `{install} && {then}`")
+        }
+        None => format!("install the package `{name}` at version {driver}, then run `{then}`"),
     }
 }
 
@@ -389,12 +431,17 @@ fn version(state: &FabricState) -> Finding {
     Finding {
         observed: Some(version.to_string()),
         expected: Some(driver.to_string()),
-        remedy: Some(format!("install the package `{name}` at version {driver}")),
+        remedy: Some(at_version(
+            state.manager,
+            name,
+            driver,
+            &format!("systemctl restart {}", fabric::UNIT),
+        )),
         ..say(
             Verdict::Fail,
             format!(
                 "the fabric manager is {version} and the loaded driver {driver}: it works only \
-                 with its own version"
+                 with the driver of its own version"
             ),
         )
     }
@@ -431,8 +478,8 @@ fn cut_off(state: &FabricState) -> Finding {
             SUBNET,
             Verdict::Fail,
             format!(
-                "the fabric manager reaches the NVLink switches only through modules of the kernel that are not loaded \
-                 ({modules}): the GPUs stay outside the fabric (CUDA error 802)"
+                "the GPUs cannot join the fabric (CUDA error 802): the fabric manager needs the kernel modules {modules}, \
+                 which are not loaded"
             ),
         )
     }
@@ -461,7 +508,17 @@ fn subnet(state: &FabricState) -> Finding {
         (Switches::Managed(_), Ok(_)) => Finding {
             observed: Some("not installed".to_owned()),
             expected: Some("the package `nvlsm`".to_owned()),
-            remedy: Some("install the package `nvlsm` from NVIDIA's repository".to_owned()),
+            remedy: Some(match state.manager {
+                Some(manager) => format!(
+                    "run `{}`; the package is in NVIDIA's repository",
+                    manager
+                        .backend()
+                        .commands()
+                        .install
+                        .replace("NAME", "nvlsm")
+                ),
+                None => "install the package `nvlsm` from NVIDIA's repository".to_owned(),
+            }),
             ..say(
                 Verdict::Fail,
                 "the NVLink switches need the subnet manager, which is not installed",
@@ -526,14 +583,21 @@ fn joined(state: &FabricState) -> Finding {
     Finding {
         observed: Some(outside.join(", ")),
         expected: Some("completed".to_owned()),
-        remedy: Some(format!(
-            "look at {} to see why; a restart of it lets the GPUs join again",
-            log_of(state)
-        )),
+        remedy: Some(match state.owner {
+            None => format!(
+                "run `systemctl restart {}`, after which the GPUs join again; {} contains the reason",
+                fabric::UNIT,
+                log_of(state)
+            ),
+            Some(_) => format!(
+                "read {}; the GPUs join again when it restarts",
+                log_of(state)
+            ),
+        }),
         ..say(
             Verdict::Fail,
             format!(
-                "{} of {} GPUs are not in the fabric: no program reaches them (CUDA error 802)",
+                "{} of {} GPUs are not in the fabric, so no program can use them (CUDA error 802)",
                 outside.len(),
                 gpus.len()
             ),
@@ -588,7 +652,9 @@ impl Check for FabricCheck {
 
 #[cfg(test)]
 mod tests {
-    use super::{Evidence, FabricState, InFiles, Switches, joined, subnet, unit, version, wait};
+    use super::{
+        Evidence, FabricState, InFiles, Manager, Switches, joined, subnet, unit, version, wait,
+    };
     use crate::{
         check::Verdict,
         host::FabricProgress,
@@ -616,6 +682,7 @@ mod tests {
             gpus: Ok((0..8)
                 .map(|index| (index, Some(in_fabric(FabricProgress::Completed, 0))))
                 .collect()),
+            manager: None,
         }
     }
 
@@ -737,6 +804,36 @@ mod tests {
             ..state()
         };
         assert_eq!(version(&none).status, Verdict::Skip);
+    }
+
+    #[test]
+    fn install_command_fits_the_package_manager() {
+        let mut state = state();
+        state.packages = Ok(Vec::new());
+        state.unit = Ok(None);
+        state.driver = Some("545.23.08".parse().unwrap());
+        for (manager, command) in [
+            (
+                Manager::Dnf,
+                "yum install 'nvidia-fabric-manager-545.23.08*'",
+            ),
+            (
+                Manager::Apt,
+                "apt-get install 'nvidia-fabricmanager-545=545.23.08*'",
+            ),
+        ] {
+            state.manager = Some(manager);
+            let remedy = unit(&state).remedy.unwrap();
+            let whole =
+                format!("run `{command} && systemctl enable --now nvidia-fabricmanager.service`");
+            assert_eq!(remedy, whole);
+        }
+        state.driver = Some("580.95.05".parse().unwrap());
+        let remedy = unit(&state).remedy.unwrap();
+        assert!(
+            remedy.contains("'nvidia-fabricmanager=580.95.05*'"),
+            "{remedy}"
+        );
     }
 
     #[test]

@@ -68,7 +68,7 @@ fn fail(told: impl Into<String>, class: Remedy, remedy: &'static str) -> Option<
 
 const REPLACE: &str = "drain the node and have the GPU replaced";
 const SUPPORT: &str = "drain the node, run `nvidia-bug-report.sh`, and ask the vendor of the hardware for a field diagnosis";
-const REBOOT: &str = "drain the node, then reboot it";
+const REBOOT: &str = "reboot after draining the node, which stops all its workloads";
 const AIRFLOW: &str = "check fans, filters and the temperature of the room";
 const SEAT: &str =
     "check the seat of the GPU and its riser, then reboot: the link is agreed at the start";

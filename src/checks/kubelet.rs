@@ -56,8 +56,8 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
             return with(
                 Verdict::Fail,
                 format!(
-                    "{whose}, whose template `{template}` leaves the nvidia runtime out: {name} does not find it at a \
-                     restart either"
+                    "pods get no GPU: the template `{template}` omits the nvidia runtime, so a restart of {name} does not \
+                     add it"
                 ),
                 format!(
                     "begin `{template}` with `{{{{ template \"base\" . }}}}` in place of what it repeats, or remove it; then {}",
@@ -79,12 +79,14 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
             )),
             (_, true) => {
                 let since = match owner.detects {
-                    true => "it has not been started since the container toolkit came",
-                    false => "its configuration does not name it",
+                    true => "it was not restarted after the container toolkit was installed",
+                    false => "its configuration does not contain it",
                 };
                 with(
                     Verdict::Fail,
-                    format!("{whose}, which does not know the nvidia runtime: {since}"),
+                    format!(
+                        "pods get no GPU: the containerd of {name} has no nvidia runtime: {since}"
+                    ),
                     owner.remedy.to_owned(),
                 )
             }
@@ -137,14 +139,14 @@ fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool
     Finding {
         observed: Some("`cri` in `disabled_plugins`".to_owned()),
         remedy: Some(format!(
-            "take `cri` out of `disabled_plugins` in `{CONFIG}`, then run `systemctl restart containerd`"
+            "run `sed -i 's/^ *disabled_plugins/#&/' {CONFIG} && systemctl restart containerd`: it disables the line \
+             `disabled_plugins`"
         )),
         ..Finding::new(
             RUNTIME,
             Verdict::Fail,
             format!(
-                "the kubelet uses containerd (by {known_by}), and its CRI plugin is disabled in \
-                 `{CONFIG}`: no pod starts"
+                "no pod starts: `{CONFIG}` disables the CRI plugin of containerd, which the kubelet uses ({known_by})"
             ),
         )
     }
@@ -162,15 +164,15 @@ fn lacks_runtime(subject: &Subject<'_>, cri: &Config) -> Result<Option<Finding>,
     }
     Ok(Some(Finding {
         remedy: Some(
-            "run `nvidia-ctk runtime configure --runtime=containerd`, then `systemctl restart containerd`; pods ask for it by a \
-             RuntimeClass, and get it without one where the command has `--set-as-default`"
+            "run `nvidia-ctk runtime configure --runtime=containerd && systemctl restart containerd`; pods request it with a \
+             RuntimeClass, or get it by default with `--set-as-default`; if nodeadm generates the file at boot (EKS), set it \
+             in the NodeConfig (`spec.containerd.config`) instead"
                 .to_owned(),
         ),
         ..Finding::new(
             RUNTIME,
-            Verdict::Warn,
-            "the kubelet uses containerd, which has no nvidia runtime (Docker's runtime does not serve pods), and no CDI specification \
-             is there: pods get no GPU",
+            Verdict::Fail,
+            "pods get no GPU: the kubelet uses containerd, which has no nvidia runtime and no CDI specification",
         )
     }))
 }
@@ -230,6 +232,43 @@ fn of_distribution(
     Ok(None)
 }
 
+/// Returns the fault of a toolkit that is installed, but not on the path of a Kubernetes distribution, which searches it only
+/// there and in `/usr/local/nvidia/toolkit`. An image with a read-only `/usr` has it in `/opt`: k3s-io/k3s issue 10761.
+fn out_of_sight(
+    subject: &Subject<'_>,
+    owner: &KubernetesDistribution,
+) -> Result<Option<Finding>, StepError> {
+    let files = subject.host.files();
+    for name in files.list("/opt".into())? {
+        for below in ["usr/bin", "bin"] {
+            let folder = format!("/opt/{name}/{below}");
+            if !files.exists(
+                format!("{folder}/{}", toolkit::RUNTIME_NAME)
+                    .as_str()
+                    .into(),
+            )? {
+                continue;
+            }
+            let unit = format!("{}-agent", owner.name);
+            return Ok(Some(Finding {
+                remedy: Some(format!(
+                    "run `echo PATH={folder}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin >>/etc/default/{unit} \
+                     && systemctl restart {unit}` (on a server: its unit instead of `{unit}`); a restart alone does not help"
+                )),
+                ..Finding::new(
+                    RUNTIME,
+                    Verdict::Fail,
+                    format!(
+                        "pods get no GPU: {} has no nvidia runtime, because its agent does not search `{folder}`",
+                        owner.name
+                    ),
+                )
+            }));
+        }
+    }
+    Ok(None)
+}
+
 #[async_trait]
 impl Check for KubeletCheck {
     fn ids(&self) -> &[Id] {
@@ -245,6 +284,13 @@ impl Check for KubeletCheck {
             .as_ref()
             .and_then(|found| OWNERS.iter().find(|owner| owner.name == found.name));
         if let Some(owner) = owner {
+            let lost = match &found {
+                Some(found) if owner.detects && !toolkit && found.nvidia != Some(true) => {
+                    out_of_sight(subject, owner)?
+                }
+                _ => None,
+            };
+            let finding = lost.unwrap_or(finding);
             return Ok(vec![of_distribution(subject, owner)?.unwrap_or(finding)]);
         }
         Ok(vec![match found {
@@ -339,7 +385,7 @@ mod tests {
         let named = "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\n\
                      runtime_type = 'io.containerd.runc.v2'\n";
         for (path, text, status) in rows! {
-            "/etc/containerd/config.toml", "version = 2\n", Verdict::Warn;
+            "/etc/containerd/config.toml", "version = 2\n", Verdict::Fail;
             "/etc/containerd/config.toml", named, Verdict::Pass;
             "/var/run/cdi/nvidia.yaml", "", Verdict::Pass;
         } {
@@ -355,6 +401,26 @@ mod tests {
             .await;
             assert_eq!(finding.status, status, "{}", finding.why);
         }
+    }
+
+    #[tokio::test]
+    async fn toolkit_in_opt_is_reported_for_rke2() {
+        let folder = "/opt/nvidia-container-toolkit/usr/bin";
+        let config = "/var/lib/rancher/rke2/agent/etc/containerd/config.toml";
+        let finding = examined(&[
+            (config, "version = 2\n"),
+            (&format!("{folder}/nvidia-container-runtime"), ""),
+        ])
+        .await;
+        assert_eq!(finding.status, Verdict::Fail, "{}", finding.why);
+        assert!(finding.why.contains(folder), "{}", finding.why);
+        let remedy = finding.remedy.unwrap();
+        assert!(
+            remedy.starts_with(&format!("run `echo PATH={folder}:")),
+            "{remedy}"
+        );
+        let none = examined(&[(config, "version = 2\n")]).await;
+        assert_eq!(none.status, Verdict::Skip, "{}", none.why);
     }
 
     fn runtime(name: &str, runs: bool, nvidia: Option<bool>) -> KubeletRuntime {

@@ -44,6 +44,8 @@ struct LibrariesState {
     found: Vec<(&'static str, Option<Utf8PathBuf>)>,
     /// Files of the same names in later folders of the distribution.
     all: Vec<Utf8PathBuf>,
+    /// A container: the module belongs to its host.
+    contained: bool,
 }
 
 async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
@@ -81,6 +83,7 @@ async fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
         owner: owner(files, subject.facts)?,
         found,
         all,
+        contained: subject.facts.container().is_some(),
     })
 }
 
@@ -144,6 +147,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
         );
     }
     let mut others = Vec::new();
+    let mut libraries = "their version";
     for (name, at) in &state.found {
         let version = at.as_deref().and_then(version_of);
         // A file named only `.so.1` does not show a version; NVML reports it then.
@@ -151,6 +155,7 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
             && version.contains('.')
             && version != loaded
         {
+            libraries = version;
             others.push(format!("`{name}` has version {version}"));
         }
     }
@@ -220,9 +225,23 @@ fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
                 ),
             },
         ),
+        _ if state.contained => (
+            Remedy::Reconfigure,
+            format!(
+                "install the libraries of {loaded} in the container, because the module belongs to its host \
+                 (`NVIDIA-Linux-x86_64-{loaded}.run --no-kernel-modules`, or the packages of that version)"
+            ),
+        ),
+        (None, _) => (
+            Remedy::Reconfigure,
+            format!(
+                "the version of the module on disk is unknown: if `modinfo --field version nvidia` prints {libraries}, \
+                 reboot, which stops all workloads; otherwise install libraries and module of one version"
+            ),
+        ),
         _ => (
             Remedy::Reboot,
-            "reboot: the libraries were upgraded while the old module was loaded".to_owned(),
+            "reboot: the libraries were upgraded while the old module was loaded; it stops all workloads".to_owned(),
         ),
     };
     Finding {
@@ -267,6 +286,7 @@ mod tests {
                 ("libcuda.so.1", cuda.map(Into::into)),
             ],
             all: Vec::new(),
+            contained: false,
         }
     }
 
@@ -324,11 +344,25 @@ mod tests {
             let finding = decide(&state, None);
             (finding.remedy_class.unwrap(), finding.remedy.unwrap())
         };
-        for next in [Some("525.85.12"), None] {
-            let (class, remedy) = old(next);
-            assert_eq!(class, Remedy::Reboot);
-            assert!(remedy.starts_with("reboot:"), "{remedy}");
-        }
+        let (class, remedy) = old(Some("525.85.12"));
+        assert_eq!(class, Remedy::Reboot);
+        assert!(remedy.starts_with("reboot:"), "{remedy}");
+        let (class, remedy) = old(None);
+        assert_eq!(class, Remedy::Reconfigure);
+        assert!(remedy.contains("is unknown"), "{remedy}");
+        // The module of a container belongs to its host.
+        let ml = Some("/usr/lib/libnvidia-ml.so.570.148.08");
+        let mut guest = state(
+            Some("570.148.06"),
+            ml,
+            Some("/usr/lib/libcuda.so.570.148.08"),
+        );
+        guest.contained = true;
+        let remedy = decide(&guest, None).remedy.unwrap();
+        assert!(
+            remedy.starts_with("install the libraries of 570.148.06"),
+            "{remedy}"
+        );
         let (class, remedy) = old(Some("520.56.06"));
         assert_eq!(class, Remedy::Reconfigure);
         assert!(remedy.starts_with("bring all packages"), "{remedy}");
@@ -390,6 +424,7 @@ mod tests {
             "{remedy}"
         );
         state.packaged = false;
+        state.next = Some("580.159.03".to_owned());
         let remedy = decide(&state, None).remedy.unwrap();
         assert!(remedy.starts_with("reboot:"), "{remedy}");
     }

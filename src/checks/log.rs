@@ -78,7 +78,10 @@ fn decide(log: &KernelLog, context: &LogContext<'_>) -> Vec<Finding> {
             cut,
         } => {
             let mut findings = vec![
-                xids(messages, source, context),
+                Finding {
+                    because: follows_sxid(messages).then_some(SXID),
+                    ..xids(messages, source, context)
+                },
                 sxids(messages, source),
                 fallen(messages, source, context),
                 init(messages, source, context),
@@ -191,8 +194,12 @@ fn errors(messages: &[Message], recovered: &[PciAddress]) -> Vec<Error> {
 const RECOVERY: u32 = 154;
 /// The Xid of a row of memory that could not be replaced by a spare one.
 const NO_SPARE_ROW: u32 = 64;
-const ROW_NOT_REPLACED: &str = "drain the node and reset the GPU; if `nvidia-smi -q -d ROW_REMAPPER` then says that a remapping \
-                                failed, have the GPU replaced";
+const ROW_NOT_REPLACED: &str = "drain the node and reset the GPU; if `nvidia-smi -q -d ROW_REMAPPER` then reports a remapping \
+                                failure, have the GPU replaced";
+/// The same for GPUs before Ampere, which retire pages instead of remapping rows.
+const PAGE_NOT_RETIRED: &str = "drain the node and reset the GPU; if `nvidia-smi -q -d PAGE_RETIREMENT` then reports 63 or more \
+                                retired pages, have the GPU replaced";
+const BEFORE_AMPERE: [&str; 5] = ["kepler", "maxwell", "pascal", "volta", "turing"];
 
 /// Returns in words what the driver asks for.
 fn asks(action: XidAction) -> &'static str {
@@ -304,10 +311,9 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         told.insert(0, demanded.to_owned());
     }
     let (status, remedy) = match worst {
-        XidAction::None if any_unknown => (
-            Verdict::Warn,
-            "look up the number in NVIDIA's catalogue of Xid errors",
-        ),
+        XidAction::None if any_unknown => {
+            (Verdict::Warn, "look up the number in NVIDIA's Xid catalog")
+        }
         XidAction::None if over => (
             Verdict::Warn,
             "nothing now: the driver asks for nothing more (`gpu.recovery-action`); if the error comes again, ask the \
@@ -317,17 +323,20 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         XidAction::RestartApp => (Verdict::Warn, "start the application again"),
         // Only Xid 78 asks for an update: the guest driver of a vGPU does not fit its host.
         XidAction::Update => (Verdict::Warn, virt::GRID_DRIVER),
-        XidAction::ContactSupport => (Verdict::Warn, "run `nvidia-bug-report.sh` and ask NVIDIA"),
+        XidAction::ContactSupport => (
+            Verdict::Warn,
+            "run `nvidia-bug-report.sh`, and send its output to NVIDIA",
+        ),
         XidAction::ResetGpu => (Verdict::Fail, words::RESET),
         XidAction::ResetFabric => (
             Verdict::Fail,
-            "drain the node, then reboot it, or reset all its GPUs at once with `nvidia-smi \
-             --gpu-reset`; if the error comes again, ask the vendor of the hardware",
+            "reboot after draining the node, which stops all its workloads (or reset all its GPUs at once with `nvidia-smi \
+             --gpu-reset`); if the error returns, ask the hardware vendor",
         ),
         XidAction::Reboot => (
             Verdict::Fail,
-            "drain the node, then reboot it; if the error comes again, ask the vendor of the \
-             hardware",
+            "reboot after draining the node, which stops all its workloads; if the error returns, ask the hardware \
+             vendor",
         ),
         XidAction::CheckMechanics => (
             Verdict::Fail,
@@ -346,7 +355,21 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             (Remedy::Update, shows.remedy.as_str())
         }
         None if worst == XidAction::ResetGpu && is_worst(NO_SPARE_ROW) => {
-            (class(worst), ROW_NOT_REPLACED)
+            let at =
+                (errors.iter()).find_map(|error| (error.code == NO_SPARE_ROW).then_some(error.gpu));
+            let is_old = |gpu: &GpuFact| {
+                (gpu.architecture.as_ref())
+                    .is_some_and(|name| BEFORE_AMPERE.contains(&name.as_str()))
+            };
+            let old = (context.gpus.iter())
+                .filter(|gpu| at.flatten().is_none_or(|at| gpu.pci_address == at))
+                .any(is_old);
+            let remedy = if old {
+                PAGE_NOT_RETIRED
+            } else {
+                ROW_NOT_REPLACED
+            };
+            (class(worst), remedy)
         }
         None => (class(worst), remedy),
     };
@@ -360,6 +383,14 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         remedy: Some(remedy.to_owned()),
         ..say(status, told.join("; "))
     }
+}
+
+/// Whether a fatal error of an NVSwitch came before the first Xid, and so is its cause.
+fn follows_sxid(messages: &[Message]) -> bool {
+    let first = |is: &dyn Fn(&Message) -> bool| messages.iter().position(is);
+    let switch = first(&|message| matches!(message, Message::SXid { fatal: true, .. }));
+    let gpu = first(&|message| matches!(message, Message::Xid { .. }));
+    matches!((switch, gpu), (Some(switch), Some(gpu)) if switch < gpu)
 }
 
 /// Returns the remedy class of an action.
@@ -413,8 +444,8 @@ fn sxids(messages: &[Message], source: &str) -> Finding {
     } else {
         (
             Verdict::Fail,
-            "drain the node, then reboot it: GPUs and NVSwitches must be reset together; if the error comes \
-             again, ask the vendor of the hardware",
+            "reboot after draining the node, which stops all its workloads: GPUs and NVSwitches must be reset together; if \
+             the error returns, ask the hardware vendor",
         )
     };
     Finding {
@@ -587,8 +618,8 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
             return Some(Diagnosis {
                 observed,
                 why: format!(
-                    "the driver's message about {} contradicts the board, which runs with the loaded \
-                     modules: the driver could not read its registers",
+                    "the driver could not read the registers of {}: its message contradicts the board, which runs with the \
+                     loaded modules",
                     super::words::places(gpus)
                 ),
                 remedy: "switch the machine off and on, which resets the GPU; in a virtual machine look on its \
@@ -816,7 +847,8 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             format!(
                 "the driver crashed in the kernel (module `{module}`): what it had locked stays locked until a reboot"
             ),
-            "drain the node, then reboot it; if it comes again, install another version of the driver",
+            "reboot after draining the node, which stops all its workloads; if the crash returns, install another driver \
+             version",
         );
     }
     let mut mismatches = messages.iter().filter_map(|message| match message {
@@ -1110,7 +1142,7 @@ mod tests {
                 format!("{fault}{}", advice("0x2 (Node Reboot Required)")),
                 Verdict::Fail,
                 "the driver asks for a reboot of the machine (Xid 154 of the GPU at 0000:18:00.0); Xid 31",
-                "drain the node, then reboot",
+                "reboot after draining the node",
             ),
             (
                 format!("{fault}{}", advice("0x1 (GPU Reset Required)")),
@@ -1337,7 +1369,7 @@ mod tests {
         let finding = said(line).remove(0);
         assert_eq!(finding.status, Verdict::Fail);
         assert!(finding.why.starts_with("CUDA starts on no GPU"));
-        assert!(finding.remedy.unwrap().contains("reboot it"));
+        assert!(finding.remedy.unwrap().starts_with("reboot after draining"));
         // An error that asks for less only stands beside it.
         let fault = format!("{line}NVRM: Xid (PCI:0000:18:00): 31, pid=1\n");
         assert!(
@@ -1361,7 +1393,7 @@ mod tests {
             "{}",
             finding.why
         );
-        assert!(finding.remedy.unwrap().contains("reboot it"));
+        assert!(finding.remedy.unwrap().starts_with("reboot after draining"));
     }
 
     #[test]

@@ -89,10 +89,10 @@ fn decide(state: &PackagesState) -> Finding {
                     .join(", "),
             ),
             expected: newest.map(|version| format!("{version} alone")),
-            remedy: Some(
-                "upgrade or remove the packages of the other version, in one transaction"
-                    .to_owned(),
-            ),
+            remedy: Some(format!(
+                "upgrade all packages of the driver to {} in one transaction, or remove those of the other version",
+                newest.map_or_else(|| "one version".to_owned(), ToString::to_string)
+            )),
             ..say(
                 Verdict::Fail,
                 format!(
@@ -124,7 +124,11 @@ fn decide(state: &PackagesState) -> Finding {
         return Finding {
             observed: Some("nvidia-uninstall".to_owned()),
             expected: Some("packages alone".to_owned()),
-            remedy: Some("run `nvidia-uninstall`, then `gpu-bootstrap install`".to_owned()),
+            remedy: Some(
+                "plan a maintenance: `nvidia-uninstall` removes the driver, and `gpu-bootstrap install` then installs it as \
+                 packages"
+                    .to_owned(),
+            ),
             ..say(Verdict::Warn, why)
         };
     }
@@ -230,12 +234,20 @@ fn nowhere(entries: &[SourceEntry]) -> Option<(String, String)> {
 }
 
 /// The first source of another release than the machine's: its packages do not fit.
-fn foreign(entries: &[SourceEntry], os: &Os) -> Option<(String, String)> {
+fn foreign(entries: &[SourceEntry], os: &Os, refresh: &str) -> Option<(String, String)> {
     let name = os.pretty_name.as_deref().unwrap_or(&os.id);
     (entries.iter().filter(|entry| entry.enabled)).find_map(|entry| {
         let SourceEntry {
             file, uri, suite, ..
         } = entry;
+        if os.id == "debian" && UBUNTU.iter().any(|part| uri.contains(part)) {
+            return Some((
+                format!(
+                    "`{file}` has Ubuntu packages (`{suite}`), which cannot be installed on this machine: {name}"
+                ),
+                format!("run `rm {file} && {refresh}`"),
+            ));
+        }
         if let Some((_, rest)) = uri.split_once(CUDA_REPOSITORIES) {
             let (found, wanted) = (rest.split('/').next()?, folder_of(os)?);
             // Those with their own name are no release: `wsl-ubuntu`, `cross-linux-sbsa`.
@@ -276,20 +288,61 @@ fn retired(entries: &[SourceEntry]) -> Option<(String, String)> {
     ))
 }
 
-/// The first source of the container toolkit that has another address now.
+/// The sources of the container toolkit that have another address now.
 fn moved(entries: &[SourceEntry]) -> Option<(String, String)> {
-    (entries.iter().filter(|entry| entry.enabled)).find_map(|entry| {
-        let SourceEntry { file, written, .. } = entry;
-        let now = entry.moved_to()?;
-        Some((
-            format!(
-                "`{file}` names {written}: NVIDIA has no packages of the container toolkit for single distributions \
-                 any more"
+    let old: Vec<(&SourceEntry, &str)> = (entries.iter().filter(|entry| entry.enabled))
+        .filter_map(|entry| Some((entry, entry.moved_to()?)))
+        .collect();
+    let (_, now) = old.first()?;
+    let places: Vec<String> = (old.iter())
+        .map(|(entry, _)| format!("`{}` has {}", entry.file, entry.written))
+        .collect();
+    let mut files: Vec<String> = (old.iter())
+        .map(|(entry, _)| format!("`{}`", entry.file))
+        .collect();
+    files.dedup();
+    Some((
+        format!(
+            "{}: NVIDIA no longer has container toolkit packages for single distributions, so updates can fail",
+            places.join("; ")
+        ),
+        match &files[..] {
+            [only] => format!("replace the URL in {only} by `{now}`"),
+            [first, others @ ..] => format!(
+                "replace the URL in {first} by `{now}`, and remove {}",
+                others.join(", ")
             ),
-            format!("name `{now}` in `{file}`"),
-        ))
-    })
+            [] => return None,
+        },
+    ))
 }
+
+/// The sources of repositories that were shut down.
+fn shut_down(entries: &[SourceEntry]) -> Option<(String, String)> {
+    let found: Vec<(&SourceEntry, &str)> = (entries.iter().filter(|entry| entry.enabled))
+        .filter_map(|entry| Some((entry, entry.shut_down()?)))
+        .collect();
+    let (_, instead) = found.first()?;
+    let mut files: Vec<String> = (found.iter())
+        .map(|(entry, _)| format!("`{}`", entry.file))
+        .collect();
+    files.dedup();
+    Some((
+        format!(
+            "each update ends with an error: {} uses a repository that was shut down",
+            files.join(", ")
+        ),
+        format!("replace the URL in {} by {instead}", files.join(", ")),
+    ))
+}
+
+/// Archives of Ubuntu, which do not fit Debian.
+const UBUNTU: [&str; 4] = [
+    "archive.ubuntu.com/",
+    "security.ubuntu.com/",
+    "ppa.launchpadcontent.net/",
+    "ppa.launchpad.net/",
+];
 
 /// What keeps the package manager from reading its sources, and which of them are those of another release, or have
 /// another address now.
@@ -344,7 +397,7 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
                 )
             });
         }
-        if let Some((why, remedy)) = retired(&entries) {
+        if let Some((why, remedy)) = retired(&entries).or_else(|| shut_down(&entries)) {
             return Ok(Finding {
                 remedy: Some(remedy),
                 ..say(Verdict::Fail, why)
@@ -356,7 +409,10 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
                 ..say(Verdict::Warn, why)
             });
         }
-        if let Some((why, remedy)) = os.and_then(|os| foreign(&entries, os)).or(moved) {
+        if let Some((why, remedy)) = os
+            .and_then(|os| foreign(&entries, os, backend.commands().refresh))
+            .or(moved)
+        {
             return Ok(Finding {
                 remedy: Some(remedy),
                 ..say(Verdict::Warn, why)
@@ -364,7 +420,7 @@ fn sources(files: &dyn ReadFiles, os: Option<&Os>, live: bool) -> Result<Finding
         }
     }
     Ok(match told {
-        true => say(Verdict::Pass, "nothing in them contradicts".to_owned()),
+        true => say(Verdict::Pass, "no contradiction in them".to_owned()),
         false => say(
             Verdict::Skip,
             "no package manager that is known here is used".to_owned(),
@@ -470,10 +526,9 @@ async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepErro
                     CONSISTENCY,
                     Verdict::Fail,
                     format!(
-                        "packages of the driver are there and not configured, so each transaction of {} ends with an \
-                         error: {}",
+                        "driver packages are not configured, so each transaction of {} ends with an error: {}",
                         backend.name(),
-                        found.join(", ")
+                        list(&found.iter().map(String::as_str).collect::<Vec<_>>())
                     ),
                 )
             }));
@@ -543,6 +598,40 @@ mod tests {
             "mirrorlist=http://mirrorlist.centos.org/?repo=os\nenabled=0",
         ] {
             assert_eq!(with(address).status, Verdict::Pass, "{address}");
+        }
+    }
+
+    #[test]
+    fn repositories_without_packages_for_this_machine_are_reported() {
+        let debian = Os {
+            id: "debian".to_owned(),
+            version_id: Some("11".to_owned()),
+            id_like: Vec::new(),
+            version_codename: Some("bullseye".to_owned()),
+            pretty_name: None,
+        };
+        for (line, verdict, words) in rows! {
+            "deb https://apt.kubernetes.io/ kubernetes-xenial main", Verdict::Fail, "was shut down";
+            "deb https://packages.cloud.google.com/apt kubernetes-xenial main", Verdict::Fail, "was shut down";
+            "deb https://packages.cloud.google.com/apt google-compute-engine-bullseye-stable main",
+                Verdict::Pass, "";
+            "deb https://ppa.launchpadcontent.net/graphics-drivers/ppa/ubuntu mantic main", Verdict::Warn,
+                "has Ubuntu packages";
+            "deb http://archive.ubuntu.com/ubuntu jammy main", Verdict::Warn, "has Ubuntu packages";
+            "deb http://deb.debian.org/debian bullseye main", Verdict::Pass, "";
+        } {
+            let files = FakeFiles::new();
+            files.put(
+                "/etc/apt/sources.list.d/a.list",
+                format!("{line}\n").as_str(),
+            );
+            files.put(
+                "/var/lib/dpkg/status",
+                "Package: a\nStatus: install ok installed\nVersion: 1\n",
+            );
+            let finding = sources(&files, Some(&debian), false).unwrap();
+            assert_eq!(finding.status, verdict, "{line}: {}", finding.why);
+            assert!(finding.why.contains(words), "{line}: {}", finding.why);
         }
     }
 

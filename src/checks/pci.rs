@@ -10,7 +10,8 @@ use super::{
 };
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    facts::{Facts, GpuFact, PciFact},
+    facts::{Facts, GpuFact, Os, PciFact},
+    host::ReadFiles,
     model::{gpu::ArchitectureEvidence, id::Id, pci::PciAddress, version::Branch},
     state::{DriverPart, KernelLog, is_nova, is_reserved, nvidia_module, owner},
     step::StepError,
@@ -29,6 +30,9 @@ const HOLLOW: Branch = Branch(615);
 
 /// The driver that containers need.
 const DRIVER: &str = "nvidia";
+
+/// The driver of the GPU in a Jetson (Tegra), which JetPack ships.
+const TEGRA: &str = "nvgpu";
 
 /// Other vendors of GPUs and accelerators. A device of any other vendor is shown without a name of the vendor.
 const VENDORS: [(u16, &str); 3] = [(0x1002, "AMD"), (0x8086, "Intel"), (0x1da3, "Habana")];
@@ -265,7 +269,7 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
     let none = with(&|driver| driver.is_none());
     let mut others: Vec<&str> = (found.iter())
         .filter_map(|(_, driver)| *driver)
-        .filter(|driver| *driver != DRIVER && !is_reserved(driver))
+        .filter(|driver| ![DRIVER, TEGRA].contains(driver) && !is_reserved(driver))
         .collect();
     others.sort_unstable();
     others.dedup();
@@ -288,6 +292,7 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
     }
     whys.extend(refusal.map(|refusal| refusal.why.clone()));
     let in_tree = |driver: &&str| *driver == "nouveau" || is_nova(driver);
+    let cause = evidence.refusal.as_ref().or(evidence.absent.as_ref());
     let absent = (evidence.absent.as_ref())
         .filter(|_| none.is_empty() && !others.is_empty() && others.iter().all(in_tree));
     for other in &others {
@@ -334,22 +339,21 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
         )
     } else if let Some(other) = other {
         Some(format!(
-            "run `rmmod {other}`, then `gpu-bootstrap install`: NVIDIA's driver takes no GPU that \
-             another driver has"
+            "run `rmmod {other}`, then install the NVIDIA driver (`gpu-bootstrap install`), which cannot use a GPU that \
+             is bound to another driver"
         ))
     } else if let Some(absent) = absent {
         Some(format!(
-            "{}; then deny the driver of the kernel in `/etc/modprobe.d` if it is not denied yet, make the initramfs anew, \
-             and reboot",
+            "{}; then deny the kernel's own driver in `/etc/modprobe.d`, regenerate the initramfs, and reboot",
             absent.remedy
         ))
     } else if !others.is_empty() && evidence.installs {
-        Some(format!("{INSTALL}: it denies the drivers of the kernel"))
+        Some(format!("{INSTALL}, which denies the kernel's own drivers"))
     } else if let Some(other) = others.first() {
         let module = if is_nova(other) { "nova_core" } else { other };
         Some(format!(
-            "deny the driver of the kernel (`blacklist {module}` in a file of `/etc/modprobe.d`), make the initramfs \
-             anew, and reboot: then NVIDIA's driver can have the GPU{}",
+            "deny it (`echo blacklist {module} >/etc/modprobe.d/deny-{module}.conf`), regenerate the initramfs, and reboot, so \
+             that the NVIDIA driver can use the GPU{}",
             fits(found).map_or(String::new(), |fits| format!("; {fits}"))
         ))
     } else if is_vgpu {
@@ -364,8 +368,8 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
         Some(INSTALL.to_owned())
     } else if evidence.on_disk {
         Some(
-            "run `modprobe nvidia`: NVIDIA's module is on disk for this kernel; where it cannot be loaded, \
-             `dmesg | grep -i nvidia` has the reason"
+            "run `modprobe nvidia`: the module is on disk for this kernel; if it cannot be loaded, \
+             `dmesg | grep -i nvidia` contains the reason"
                 .to_owned(),
         )
     } else if evidence.sliced {
@@ -380,6 +384,7 @@ fn bound(found: &[Bound<'_>], evidence: &DriverEvidence) -> Finding {
         observed,
         remedy,
         because,
+        brief: (cause.filter(|_| whys.len() > 1)).map(|cause| cause.why.clone()),
         ..say(status, whys.join("; "))
     }
 }
@@ -401,15 +406,12 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
         return Ok(None);
     };
     let running = running.to_string();
-    let module = |kernel: &str| -> Result<Option<bool>, StepError> {
-        let list = files.read_text(&kmod::list_of(kernel))?;
-        Ok(list.map(|list| nvidia_module(&list).is_some()))
-    };
-    // An absent list tells nothing.
+    let module = |kernel: &str| has_module_of(files, kernel);
+    // Without modules of the kernel, nothing is known.
     if module(&running)? != Some(false) {
         return Ok(None);
     }
-    let why = format!("the running kernel {running} has no module of NVIDIA's driver");
+    let why = format!("the running kernel {running} has no NVIDIA module");
     let dkms = (subject.state.packages_like(&["dkms"]).await).unwrap_or_default();
     // Where its version is not known, the text says which it is about.
     let ends_at_it = dkms
@@ -422,11 +424,11 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
         if dkms::kernel_of_log(&text).is_some_and(|kernel| kernel != running) {
             continue;
         }
-        let why = format!("{why}, because DKMS did not build {version}");
+        let why = format!("DKMS did not build driver {version} for the running kernel {running}");
         let refusal = match dkms::failure(&text) {
             Some((cause, remedy)) => log::Diagnosis::new(
                 format!("{why}: {cause}"),
-                format!("{remedy}, then run `dkms autoinstall`; `{log}` has the lines"),
+                format!("{remedy}, then run `dkms autoinstall`; `{log}` contains the errors"),
             ),
             None => log::Diagnosis::new(
                 why,
@@ -448,14 +450,51 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
             ),
         )));
     }
+    let build = kmod::folder_of(&running).join("build");
+    let headers = headers_command(files, subject.facts.os.as_ref(), &running)?;
+    // A kernel without this link has its headers elsewhere.
+    let lacks_headers = files.stat(&build)?.is_some() && !files.exists(&build)?;
+    if let (Some(version), true) = (dkms::added(files)?, lacks_headers) {
+        let others = files.list(Utf8Path::new("/usr/src/kernels"))?;
+        let others = match &others[..] {
+            [] => String::new(),
+            others => format!("; headers of {} are installed", others.join(", ")),
+        };
+        return Ok(Some(log::Diagnosis::new(
+            format!(
+                "DKMS cannot build driver {version}: the headers of the running kernel {running} are not installed{others}"
+            ),
+            format!(
+                "{}; if the package is no longer available, upgrade the kernel, and reboot",
+                match headers {
+                    Some(headers) =>
+                        format!("run `{headers} && dkms autoinstall && modprobe nvidia`"),
+                    None =>
+                        "install the headers of this kernel, then run `dkms autoinstall`".to_owned(),
+                }
+            ),
+        )));
+    }
     for kernel in files.list(Utf8Path::new(kmod::FOLDER))? {
         if kernel != running && module(&kernel)? == Some(true) {
-            return Ok(Some(log::Diagnosis::new(
-                format!("{why}; {kernel} has one"),
-                format!(
-                    "install the driver's module for {running} (with DKMS `dkms autoinstall`, which needs the \
-                     headers of this kernel), or boot {kernel}"
+            let is_bootable = files.exists(format!("/boot/vmlinuz-{kernel}").as_str().into())?
+                || files.exists(&kmod::folder_of(&kernel).join("vmlinuz"))?;
+            let boot = match is_bootable {
+                true => format!(", or boot {kernel}"),
+                false => String::new(),
+            };
+            let build = match headers {
+                Some(headers) if dkms::added(files)?.is_some() => {
+                    format!("run `{headers} && dkms autoinstall && modprobe nvidia`")
+                }
+                _ => format!(
+                    "install the driver's module for {running} (its package for this kernel, or DKMS and the headers of \
+                     this kernel)"
                 ),
+            };
+            return Ok(Some(log::Diagnosis::new(
+                format!("{why}; only {kernel} has one"),
+                format!("{build}{boot}"),
             )));
         }
     }
@@ -468,6 +507,35 @@ async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>,
             ),
         )
     }))
+}
+
+/// Whether a kernel has NVIDIA's module on disk: in the list of `depmod`, or as a file where packages, DKMS and the `.run` installer
+/// put it. `None` if the kernel has no modules at all.
+fn has_module_of(files: &dyn ReadFiles, kernel: &str) -> Result<Option<bool>, StepError> {
+    if let Some(list) = files.read_text(&kmod::list_of(kernel))? {
+        return Ok(Some(nvidia_module(&list).is_some()));
+    }
+    let folder = kmod::folder_of(kernel);
+    if files.list(&folder)?.is_empty() {
+        return Ok(None);
+    }
+    for below in kmod::MODULE_FOLDERS {
+        let names = files.list(&folder.join(below))?;
+        if names.iter().any(|name| kmod::is_nvidia_module(name)) {
+            return Ok(Some(true));
+        }
+    }
+    Ok(Some(false))
+}
+
+/// Returns the command that installs the headers of a kernel on this machine.
+fn headers_command(
+    files: &dyn ReadFiles,
+    os: Option<&Os>,
+    kernel: &str,
+) -> Result<Option<String>, StepError> {
+    let manager = words::manager(files, os)?;
+    Ok(manager.map(|one| one.backend().commands().headers.replace("KERNEL", kernel)))
 }
 
 /// Returns what is wrong if `cuda-drivers` is all that is installed of the driver. Up to branch 610 it brought the others;
@@ -509,11 +577,8 @@ fn has_module(subject: &Subject<'_>) -> Result<bool, StepError> {
     let Some(running) = &subject.facts.kernel.running else {
         return Ok(false);
     };
-    let list = subject
-        .host
-        .files()
-        .read_text(&kmod::list_of(&running.to_string()))?;
-    Ok(list.is_some_and(|list| nvidia_module(&list).is_some()))
+    let found = has_module_of(subject.host.files(), &running.to_string())?;
+    Ok(found == Some(true))
 }
 
 #[async_trait]
@@ -597,8 +662,8 @@ impl Check for PciCheck {
 #[cfg(test)]
 mod tests {
     use super::{
-        Bound, CONSISTENCY, DriverEvidence, FELL, Wanted, bound, hollow, identity, incomplete,
-        present,
+        Bound, CONSISTENCY, DriverEvidence, FELL, Wanted, bound, has_module_of, hollow, identity,
+        incomplete, present,
     };
     use crate::{
         check::Verdict,
@@ -622,6 +687,35 @@ mod tests {
     }
 
     #[test]
+    fn module_is_found_without_the_list_of_depmod() {
+        let files = crate::host::fake::FakeFiles::new();
+        files.put("/lib/modules/6.1.0-a/extra/nvidia.ko.xz", "");
+        files.put("/lib/modules/6.1.0-b/updates/dkms/nvidia-current.ko", "");
+        files.put("/lib/modules/6.1.0-c/kernel/drivers/gpu/drm.ko", "");
+        files.put("/lib/modules/6.1.0-d/extra/nvidia.ko", "");
+        files.put(
+            "/lib/modules/6.1.0-d/modules.dep",
+            "kernel/drivers/gpu/drm.ko:\n",
+        );
+        for (kernel, found) in rows! {
+            "6.1.0-a", Some(true);
+            "6.1.0-b", Some(true);
+            "6.1.0-c", Some(false);
+            "6.1.0-d", Some(false);
+            "6.1.0-e", None;
+        } {
+            assert_eq!(has_module_of(&files, kernel).unwrap(), found, "{kernel}");
+        }
+    }
+
+    #[test]
+    fn driver_of_a_jetson_is_right() {
+        let facts = facts();
+        let found = bound(&[(&facts.gpus[0], Some("nvgpu"))], &evidence(true));
+        assert_eq!(found.status, Verdict::Pass, "{}", found.why);
+    }
+
+    #[test]
     fn where_nothing_can_be_installed_the_remedy_is_another() {
         let facts = facts();
         let nowhere = DriverEvidence {
@@ -630,8 +724,8 @@ mod tests {
         };
         for (driver, words) in [
             (None, "gpu-bootstrap compat"),
-            (Some("nouveau"), "`blacklist nouveau`"),
-            (Some("NovaCore"), "`blacklist nova_core`"),
+            (Some("nouveau"), "echo blacklist nouveau"),
+            (Some("NovaCore"), "echo blacklist nova_core"),
         ] {
             let remedy = bound(&[(&facts.gpus[0], driver)], &nowhere).remedy;
             assert!(remedy.is_some_and(|text| text.contains(words)), "{words}");

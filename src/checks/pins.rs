@@ -7,7 +7,7 @@ use crate::{
     check::{Check, Finding, Subject, Verdict},
     config::desired::{Desired, Purpose},
     host::ExecError,
-    model::{id::Id, pattern},
+    model::{findings::Kind, id::Id, pattern},
     state::{Origin, State},
     step::StepError,
     tools::packages::Action,
@@ -34,6 +34,8 @@ struct PinsState {
     /// Kernels without the module among those that run now or at the next boot; `Err` has why this is
     /// not asked.
     without: Result<Vec<String>, String>,
+    /// A driver is loaded.
+    is_loaded: bool,
 }
 
 async fn detect(subject: &Subject<'_>) -> Result<PinsState, StepError> {
@@ -42,11 +44,13 @@ async fn detect(subject: &Subject<'_>) -> Result<PinsState, StepError> {
         return Ok(PinsState {
             moves: Moves::Unasked(why.clone()),
             without: Err(why),
+            is_loaded: false,
         });
     };
     Ok(PinsState {
         moves: moves(subject, desired).await?,
         without: without(subject, desired).await?,
+        is_loaded: !matches!(subject.state.loaded_driver(), Ok(None)),
     })
 }
 
@@ -176,6 +180,8 @@ fn kernels(state: &PinsState) -> Finding {
         Ok(without) => Finding {
             observed: Some(without.join(", ")),
             expected: Some("a module for each".to_owned()),
+            // A loaded driver works until the next boot.
+            as_kind: state.is_loaded.then_some(Kind::Risk),
             remedy: Some(
                 "run `gpu-bootstrap install`, which installs or builds the module".to_owned(),
             ),
@@ -208,6 +214,7 @@ mod tests {
         PinsState {
             moves,
             without: Ok(without.iter().map(ToString::to_string).collect()),
+            is_loaded: false,
         }
     }
 

@@ -8,6 +8,7 @@ use camino::Utf8Path;
 
 use crate::{
     check::{Check, Finding, Subject, Verdict},
+    host::{FileKind, ReadFiles},
     model::id::Id,
     runtimes::{Fault, Harm, Report, RuntimeKind, cdi},
     state::has_library,
@@ -17,7 +18,7 @@ use crate::{
 
 const TOOLKIT: Id = Id::new("rt.toolkit.files");
 
-/// Those with files of their own.
+/// The runtimes with configuration files.
 fn kinds() -> impl Iterator<Item = RuntimeKind> {
     (RuntimeKind::ALL.into_iter()).filter(|kind| kind.daemon().is_some())
 }
@@ -62,14 +63,30 @@ fn finding(id: &Id, report: &Report) -> Finding {
 /// reported what `no-cgroups` does (release notes of 1.18.0).
 const BY_CDI: (u64, u64) = (1, 18);
 
-/// What the toolkit's configuration says that is not so on this machine: then containers get no GPU, whatever their
-/// runtime.
+/// Returns the finding about the toolkit configurations of the host and of the GPU Operator: the first problem.
 async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
+    let mut found = say(&TOOLKIT, Verdict::Skip, "no configuration exists");
+    for path in [toolkit::CONFIG, toolkit::OPERATOR_CONFIG] {
+        let Some(one) = toolkit_file(subject, path).await? else {
+            continue;
+        };
+        let is_problem = one.status != Verdict::Pass;
+        found = one;
+        if is_problem {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the first contradiction between a toolkit configuration and this machine: containers get no GPU then, with any
+/// runtime. `None` if the file does not exist.
+async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Finding>, StepError> {
     let files = subject.host.files();
-    let path = toolkit::CONFIG;
     let Some(text) = files.read_text(Utf8Path::new(path))? else {
-        return Ok(say(&TOOLKIT, Verdict::Skip, "it has none"));
+        return Ok(None);
     };
+    let of_operator = path == toolkit::OPERATOR_CONFIG;
     let faulty = |status, why: String, remedy: String| Finding {
         remedy: Some(remedy),
         ..say(&TOOLKIT, status, why)
@@ -77,11 +94,11 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
     let config = match toolkit::parse_config(&text) {
         Ok(config) => config,
         Err(why) => {
-            return Ok(faulty(
+            return Ok(Some(faulty(
                 Verdict::Fail,
-                format!("`{path}` is no TOML ({why}), so no container gets a GPU"),
+                format!("no container gets a GPU: `{path}` is not valid TOML ({why})"),
                 format!("correct `{path}`"),
-            ));
+            )));
         }
     };
     // NVIDIA/nvidia-docker issue 1711, NVIDIA/nvidia-container-toolkit issue 154.
@@ -90,19 +107,34 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
         let driver = subject.state.driver().await;
         let is_elsewhere = driver.library_version.is_some() || driver.package_version.is_some();
         if !has_driver && is_elsewhere {
-            return Ok(faulty(
+            return Ok(Some(faulty(
                 Verdict::Fail,
                 format!(
-                    "`root = \"{root}\"` in `{path}`: the container toolkit looks for the driver there, where it is not, so no \
-                     container gets a GPU (`load library failed: libnvidia-ml.so.1`)"
+                    "no container gets a GPU: no driver is in `{root}`, the `root` of `{path}`; the error is `load library failed: \
+                     libnvidia-ml.so.1`"
                 ),
-                format!("comment out `root` in `{path}`: the driver is on the machine itself"),
-            ));
+                match of_operator {
+                    true => format!(
+                        "install the operator with `driver.enabled=false`, because the driver is on the host, and restart its \
+                         toolkit pods, which regenerate `{path}`"
+                    ),
+                    false => format!(
+                        "run `sed -i 's/^ *root = /#&/' {path}`, because the driver is on the host itself; then start the \
+                         containers again"
+                    ),
+                },
+            )));
         }
     }
     if let Some(ldconfig) = &config.ldconfig {
+        let version = subject.state.toolkit_version().await;
+        let is_exact = version.is_some_and(|version| version < toolkit::TAKES_BOTH_NAMES);
+        let names = match is_exact {
+            true => vec![ldconfig.clone()],
+            false => toolkit::both_names(ldconfig).to_vec(),
+        };
         let mut there = false;
-        for name in toolkit::both_names(ldconfig) {
+        for name in names {
             there |= files.stat(Utf8Path::new(&name))?.is_some();
         }
         let folder = Utf8Path::new(ldconfig)
@@ -110,13 +142,13 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
             .unwrap_or(Utf8Path::new("/"));
         // A tree without programs does not tell.
         if !there && !files.list(folder)?.is_empty() {
-            return Ok(faulty(
+            return Ok(Some(faulty(
                 Verdict::Fail,
                 format!(
-                    "`ldconfig = \"@{ldconfig}\"` in `{path}` names a program that is not there, so no container gets a GPU"
+                    "no container gets a GPU: `{path}` has `ldconfig = \"@{ldconfig}\"`, which does not exist"
                 ),
-                format!("set `ldconfig = \"@/sbin/ldconfig\"` in `{path}`"),
-            ));
+                format!("run `sed -i 's|@{ldconfig}|@/sbin/ldconfig|' {path}`"),
+            )));
         }
     }
     let mut daemon = None;
@@ -138,18 +170,18 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
             true => Verdict::Fail,
             false => Verdict::Warn,
         };
-        return Ok(faulty(
+        return Ok(Some(faulty(
             status,
             format!(
-                "`no-cgroups = true` in `{path}` is for daemons without root: containers of {} do not get access to the devices \
-                 (`Failed to initialize NVML: Unknown Error`)",
+                "containers of {} get no GPU: `{path}` has `no-cgroups = true`, which is only for rootless daemons; the error is \
+                 `Failed to initialize NVML: Unknown Error`",
                 daemon.name()
             ),
             format!(
-                "set `no-cgroups = false` in `{path}`, unless all containers are those of users; then start the \
-                 containers again"
+                "run `sed -i 's/no-cgroups *= *true/no-cgroups = false/' {path}`, then start the containers again; rootless \
+                 containers use CDI instead"
             ),
-        ));
+        )));
     }
     // NVIDIA/nvidia-container-toolkit issue 63.
     if config.mode.as_deref() == Some("cdi") {
@@ -163,7 +195,7 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
                 .any(|name| cdi::is_read(Utf8Path::new(name)));
         }
         if !any {
-            return Ok(faulty(
+            return Ok(Some(faulty(
                 match subject.state.is_of_this_machine() {
                     true => Verdict::Fail,
                     false => Verdict::Warn,
@@ -174,14 +206,40 @@ async fn toolkit_files(subject: &Subject<'_>) -> Result<Finding, StepError> {
                     folders.join(" or ")
                 ),
                 "run `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`".to_owned(),
-            ));
+            )));
         }
     }
-    Ok(say(
-        &TOOLKIT,
-        Verdict::Pass,
-        "they can be read, and name what is there",
-    ))
+    let why = format!("`{path}` is valid, and its programs and directories exist");
+    Ok(Some(say(&TOOLKIT, Verdict::Pass, why)))
+}
+
+/// Returns the warning about a CDI specification that only root can read: rootless Podman then finds no GPU
+/// (containers/podman issue 17539).
+fn only_for_root(files: &dyn ReadFiles) -> Result<Option<Finding>, StepError> {
+    for folder in cdi::FOLDERS.map(Utf8Path::new) {
+        let Some(of_folder) = files.stat(folder)? else {
+            continue;
+        };
+        for name in files.list(folder)? {
+            let path = folder.join(&name);
+            let Some(stat) = files.stat(&path)?.filter(|_| cdi::is_read(&path)) else {
+                continue;
+            };
+            let is_link = matches!(stat.kind, FileKind::Link(_));
+            let is_open = of_folder.mode & 0o005 == 0o005 && (is_link || stat.mode & 0o004 != 0);
+            if !is_open {
+                return Ok(Some(Finding {
+                    remedy: Some(format!("run `chmod a+rX {folder} {path}`")),
+                    ..say(
+                        &TOOLKIT,
+                        Verdict::Warn,
+                        format!("only root can read `{path}`, so rootless Podman finds no GPU"),
+                    )
+                }));
+            }
+        }
+    }
+    Ok(None)
 }
 
 #[async_trait]
@@ -203,6 +261,13 @@ impl Check for RuntimeFilesCheck {
                 && matches!(report, Report::Faulty(_))
             {
                 toolkit = finding(&TOOLKIT, &report);
+            }
+        }
+        // Runtimes without a daemon run as the user.
+        for kind in (RuntimeKind::ALL.into_iter()).filter(|kind| kind.daemon().is_none()) {
+            let is_fine = matches!(toolkit.status, Verdict::Pass | Verdict::Skip);
+            if is_fine && subject.state.has_runtime(kind).await {
+                toolkit = only_for_root(subject.host.files())?.unwrap_or(toolkit);
             }
         }
         found.push(toolkit);
@@ -239,6 +304,24 @@ mod tests {
             let found = finding(&TOOLKIT, &report);
             assert_eq!(found.status, verdict, "{report:?}");
             assert_eq!((&*found.why, found.remedy.as_deref()), (why, remedy));
+        }
+    }
+
+    #[test]
+    fn specification_only_for_root_is_reported() {
+        for (folder, file, is_told) in rows! {
+            0o755, 0o644, false;
+            0o700, 0o644, true;
+            0o755, 0o600, true;
+        } {
+            let files = crate::host::fake::FakeFiles::new();
+            files.put_folder("/etc/cdi", folder);
+            files.put_mode("/etc/cdi/nvidia.yaml", "", file);
+            let found = only_for_root(&files).unwrap();
+            assert_eq!(found.is_some(), is_told, "{folder:o} {file:o}");
+            let remedy = found.and_then(|found| found.remedy);
+            let wanted = "run `chmod a+rX /etc/cdi /etc/cdi/nvidia.yaml`";
+            assert!(remedy.is_none_or(|remedy| remedy == wanted));
         }
     }
 

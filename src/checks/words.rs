@@ -1,21 +1,39 @@
-//! What several families say in the same words.
+//! Text that several families share.
 
-use crate::facts::GpuFact;
+use crate::{
+    facts::{GpuFact, Os},
+    host::{FilesError, ReadFiles},
+    tools::packages::Manager,
+};
 
-/// The command that repairs what this program can repair.
+/// The remedy of everything that `install` can repair.
 pub(super) const INSTALL: &str = "run `gpu-bootstrap install`";
 
-/// What brings back a GPU that no reboot brings back.
-pub(super) const POWER: &str = "switch the machine off and on; a cloud's instance: stop and start it, which empties its \
-                     local disks";
+/// The remedy for a GPU that a reboot does not recover.
+pub(super) const POWER: &str = "run `systemctl poweroff`, then switch the machine on again, because a reboot does not cut the power \
+                     of the GPU; stop and start a cloud instance, which erases its local disks";
 
-/// How a GPU is reset.
-pub(super) const RESET: &str = "reboot, or run `nvidia-smi --gpu-reset` when nothing uses the GPU";
+/// The remedy that resets a GPU.
+pub(super) const RESET: &str = "run `nvidia-smi --gpu-reset`, after all programs that use the GPU have stopped; if it fails, reboot, which \
+                     stops all workloads";
 
-/// Why nothing is examined where there is no GPU.
+/// The reason on a machine without a GPU.
 pub const NO_GPU: &str = "no NVIDIA GPU is on the PCI bus";
 
-/// The name of a GPU, or its id where it has none.
+/// The package manager of a machine, also if it cannot be prepared.
+pub(super) fn manager(
+    files: &dyn ReadFiles,
+    os: Option<&Os>,
+) -> Result<Option<Manager>, FilesError> {
+    for manager in Manager::ALL {
+        if manager.backend().is_used_on(files)? {
+            return Ok(Some(manager));
+        }
+    }
+    Ok(os.and_then(|os| Manager::of_system(&os.id, &os.id_like)))
+}
+
+/// The name of a GPU, or its ID if it has no name.
 pub(super) fn name(gpu: &GpuFact) -> String {
     (gpu.name.clone()).unwrap_or_else(|| format!("GPU {}", gpu.pci_id))
 }

@@ -7,9 +7,11 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::{
+    check,
     compat::{self, asked::DriverOrBranch},
     config::values::{TimeLimit, ValueError},
     model::{
+        findings::Kind,
         gpu::Flavour,
         id::Id,
         pci::{NVIDIA, PciError, PciId},
@@ -113,14 +115,31 @@ pub enum CheckFormat {
     Html,
 }
 
-/// What `check` ends with 4 for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+/// The findings for which `check` exits with 4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FailOn {
-    /// Failures
-    #[default]
+    /// Failures of each kind
     Fail,
-    /// Warnings, too
+    /// Failures and warnings of each kind
     Warn,
+    /// The machine does not work
+    Fault,
+    /// It works, but may fail later
+    Risk,
+    /// It differs from the settings; also evaluated without settings
+    Difference,
+}
+
+impl From<FailOn> for check::FailOn {
+    fn from(on: FailOn) -> Self {
+        match on {
+            FailOn::Fail => Self::Fail,
+            FailOn::Warn => Self::Warn,
+            FailOn::Fault => Self::Kind(Kind::Fault),
+            FailOn::Risk => Self::Kind(Kind::Risk),
+            FailOn::Difference => Self::Kind(Kind::Difference),
+        }
+    }
 }
 
 /// The output options.
@@ -195,9 +214,15 @@ pub struct CheckArgs {
     /// Show these findings as skipped, so that they fail nothing
     #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
     pub ignore: Vec<Id>,
-    /// The least verdict with which `check` ends with 4
-    #[arg(long, value_enum, default_value_t, value_name = "VERDICT")]
-    pub fail_on: FailOn,
+    /// The findings for which `check` exits with 4
+    #[arg(
+        long,
+        value_enum,
+        default_value = "fail",
+        value_name = "WHAT",
+        value_delimiter = ','
+    )]
+    pub fail_on: Vec<FailOn>,
     /// Whatever is unknown fails, too
     #[arg(long)]
     pub strict: bool,

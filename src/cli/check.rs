@@ -9,14 +9,14 @@ use camino::Utf8Path;
 
 use super::{
     Failure,
-    args::{self, CheckFormat, FailOn},
+    args::{self, CheckFormat},
     condition::{self, Telling},
     machine, prepare, print, prove, viewers,
     world::{Console, Env},
 };
 use crate::{
     change::NoVerbs,
-    check::{Finding, Verdict},
+    check::{self, Finding, Verdict},
     checks,
     config::error::{ConfigError, ResolveError},
     engine::{self, Audit, Cancel, Options, Session, Tools, Unresolvable},
@@ -29,7 +29,7 @@ use crate::{
         trusted::refuse_foreign,
     },
     journal::Request,
-    model::{id::Id, text::without_controls},
+    model::{findings::Kind, id::Id, text::without_controls},
     report::{
         Style,
         document::{self, MachineSummary},
@@ -107,11 +107,13 @@ async fn look(
     let mut told = |error: &dyn std::error::Error| {
         warnings.push(format!("failed to {}", one_line(error)));
     };
+    let mut unread = false;
     let (asked, runs) = if text_only {
         (None, true)
     } else {
         let asked = engine::asked(&host).unwrap_or_else(|error| {
             told(&error);
+            unread = true;
             None
         });
         let runs = host.files.exists(Utf8Path::new(RUNNING_KERNEL));
@@ -122,6 +124,7 @@ async fn look(
         (asked, runs)
     };
     let built = asked.clone();
+    let built_before = built.is_some();
     // The request in the journal of an image, where no kernel runs.
     if args.root.is_some()
         && !runs
@@ -210,6 +213,10 @@ async fn look(
         _ => desired,
     };
     let (events, reporter) = prepare::events(&ground.host, &env.secrets, Vec::new())?;
+    let fail_on: Vec<check::FailOn> = args.fail_on.iter().map(|on| (*on).into()).collect();
+    // Without settings, the machine is evaluated, and not its difference from our defaults.
+    let compares =
+        set || unread || built_before || fail_on.contains(&check::FailOn::Kind(Kind::Difference));
     let names = |ids: &[Id]| ids.iter().map(ToString::to_string).collect();
     let wanted_node =
         (desired.as_ref().ok()).and_then(|desired| desired.cluster.as_ref()?.node.name.clone());
@@ -226,7 +233,7 @@ async fn look(
             only: names(&args.only),
             skip: names(&args.skip),
             ignore: names(&args.ignore),
-            fail_on_warnings: args.fail_on == FailOn::Warn,
+            fail_on: fail_on.clone(),
             fail_on_unknown: args.strict,
             ..prepare::options(env, &ground.facts, Request::default())
         },
@@ -244,6 +251,7 @@ async fn look(
         desired,
         back,
         prepared,
+        compares,
     };
     let session = Session::audit(tools, steps::all(), ground.state(), audit)?;
     let report = prove::unless_stopped(&cancel, session.check()).await?;
@@ -258,8 +266,8 @@ async fn look(
     let unsaid: Vec<String> = (warnings.iter().filter(|warning| !found(warning)))
         .cloned()
         .collect();
-    // The timer would write them into the journal of systemd each minute. A `check` by hand has them.
-    if !args.as_installed {
+    // The timer would write them to the systemd journal each minute. Without settings, they are about our defaults.
+    if !args.as_installed && compares {
         console.warn(&unsaid);
     }
     let style = match output {
@@ -305,7 +313,7 @@ async fn look(
         let said = Telling {
             wish: ground.node_condition(&question, here)?,
             node: wanted_node,
-            warnings_fail: args.fail_on == FailOn::Warn,
+            fail_on,
         };
         condition::tell(env, console, &ground.host, &session.state(), &said, &report).await?;
     }

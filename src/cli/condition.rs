@@ -5,6 +5,7 @@ use super::{
     world::{Console, Env},
 };
 use crate::{
+    check::FailOn,
     config::desired::ConditionWish,
     engine::RunReport,
     exit::Exit,
@@ -26,8 +27,8 @@ pub(super) struct Telling {
     pub(super) wish: ConditionWish,
     /// The name of the node, where the settings have one.
     pub(super) node: Option<NodeName>,
-    /// Whether a warning is a problem.
-    pub(super) warnings_fail: bool,
+    /// The findings that are a problem.
+    pub(super) fail_on: Vec<FailOn>,
 }
 
 /// Writes the condition, if the cluster does not know it yet. A machine that is no node yet has nobody to tell.
@@ -71,7 +72,7 @@ pub(super) async fn tell(
         ));
     };
     let gpus = state.facts().gpus.len();
-    let mut said = formats::condition(report, telling.wish.meaning, telling.warnings_fail, gpus);
+    let mut said = formats::condition(report, telling.wish.meaning, &telling.fail_on, gpus);
     said.message = formats::cut(&env.secrets.hide(&said.message));
     let unwritten = |error: ExecError| {
         let message = format!("failed to write the condition {kind} of node `{name}`");

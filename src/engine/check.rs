@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
+use camino::Utf8PathBuf;
 use tokio::task::JoinSet;
 
 use super::{
-    Session, Unresolvable,
+    Examination, Session, Unresolvable,
     job::Job,
     result::{Mode, RunReport},
     survey::hint_by_old_lists,
 };
 use crate::{
     change::Change,
-    check::{Finding, Subject, Verdict},
+    check::{Finding, INSTALL, Subject, Verdict},
     checks::{self, NO_GPU},
     config::desired::Desired,
     error::{causes, one_line},
@@ -20,22 +21,25 @@ use crate::{
     facts::Facts,
     journal::GoingBack,
     model::{
-        findings::{self, Layer, Remedy},
+        findings::{self, Kind, Layer, Remedy},
         id::{Id, stands_for},
     },
     step::{Assessment, StepError},
 };
 
-/// Whether a state can be wanted on this machine.
+/// The finding about the CDI specification.
+const CDI: &str = "cdi";
+
+/// The finding about the desired state of this machine.
 pub(super) const RESOLVABLE: Id = Id::new("config.resolvable");
 
 impl Session {
-    /// The findings of steps and of checks, in the order of layers; what only this program would like to be
-    /// otherwise comes behind all faults of the machine. The exit status is good only if
-    /// nothing fails and everything that was to be looked at could be: an unknown that a check gives
-    /// on purpose is its answer, but a look that ended with an error is no pass, nor is an audit in which
-    /// nothing passes and something is unknown. What nobody may ask
-    /// below `--root` is skipped.
+    /// Returns the findings of steps and of checks: faults first, then risks, then differences, each in the order of layers.
+    ///
+    /// If gpu-bootstrap did not prepare the machine and there are no settings, differences are not evaluated. The exit status is
+    /// good only if nothing fails and everything could be examined. An `unknown` finding of a check is a valid result, but an
+    /// error is not, and neither is a complete audit in which nothing passes and something is unknown. Findings that need
+    /// a command are skipped with `--root`.
     pub(super) async fn findings(&self, jobs: Vec<Job>) -> RunReport {
         let mut findings: Vec<Finding> = self.resolvable().await.into_iter().collect();
         let mut blind = jobs
@@ -58,17 +62,29 @@ impl Session {
                 }
             }
         }
-        // Within a layer, what is broken comes before what is only not as wanted.
         let proven = self.audit.iter().flat_map(|audit| &audit.proven);
         let proven: Vec<&Finding> = proven
             .filter(|finding| self.tools.options.wants(finding.id.as_str()))
             .collect();
-        let of_steps = jobs.iter().filter_map(of_step);
-        // A proof that failed just now says more than that there is none.
+        let refresh = self.refresh().await;
+        let of_steps = (jobs.iter())
+            .filter_map(|job| Some(self.with_tool(job, of_step(job, refresh.as_deref())?)));
+        // A validation that failed just now takes precedence over the record of an earlier one.
         findings
             .extend(of_steps.filter(|finding| proven.iter().all(|proof| proof.id != finding.id)));
-        findings.extend(proven.into_iter().cloned());
+        // It is about the GPUs, and not about a missing record.
+        findings.extend(proven.into_iter().cloned().map(|proof| Finding {
+            as_kind: (proof.status == Verdict::Fail).then_some(Kind::Fault),
+            ..proof
+        }));
+        for finding in &mut findings {
+            finding.derive_command();
+        }
+        if (self.audit.as_ref()).is_some_and(|audit| !audit.compares) {
+            set_differences_aside(&mut findings, &jobs);
+        }
         findings.sort_by_key(|finding| (rank(finding), Layer::of(&finding.id)));
+        without_blocked_install(&mut findings, &jobs, self.audit.as_deref());
         checks::causes::find(&mut findings);
         let options = &self.tools.options;
         for finding in &mut findings {
@@ -78,10 +94,9 @@ impl Session {
             }
         }
         let any = |verdict| findings.iter().any(|finding| finding.status == verdict);
-        let fails = any(Verdict::Fail)
-            || options.fail_on_warnings && any(Verdict::Warn)
+        let fails = (findings.iter()).any(|one| options.fail_on.iter().any(|on| on.selects(one)))
             || options.fail_on_unknown && any(Verdict::Unknown);
-        // Whoever asks for some findings alone gets their answers; a whole audit in which nothing passes has seen no machine.
+        // `--only` returns exactly the requested findings; a complete audit in which nothing passes has not seen the machine.
         let whole = options.only.is_empty() && options.skip.is_empty();
         blind |= whole && any(Verdict::Unknown) && !any(Verdict::Pass);
         let has_gpus = !self.inner.state().facts().gpus.is_empty();
@@ -105,7 +120,43 @@ impl Session {
         }
     }
 
-    /// Whether a state can be wanted on this machine.
+    /// Completes the finding about the CDI specification: its tool fixes an existing file, which is a fault. A specification that
+    /// was never generated is only a difference.
+    fn with_tool(&self, job: &Job, finding: Finding) -> Finding {
+        let Some(Ok(Assessment::Needs { changes, .. })) = &job.answer else {
+            return finding;
+        };
+        if finding.status != Verdict::Fail || job.id.as_str() != CDI {
+            return finding;
+        }
+        let mut tools = changes.iter().filter_map(|change| match change {
+            Change::RunTool {
+                command, writes, ..
+            } => Some((command, writes)),
+            _ => None,
+        });
+        let files = &self.inner.host.files;
+        let is_there = |path: &Utf8PathBuf| files.exists(path).unwrap_or(true);
+        match tools.find(|(_, writes)| writes.iter().any(is_there)) {
+            Some((command, _)) => Finding {
+                command: Some(command.join(" ")),
+                ..finding
+            },
+            None => Finding {
+                as_kind: Some(Kind::Difference),
+                ..finding
+            },
+        }
+    }
+
+    /// Returns the command that downloads new package lists on this machine.
+    async fn refresh(&self) -> Option<String> {
+        let desired = self.inner.wanted(&self.inner.state()).await?;
+        let manager = desired.packages.manager;
+        Some(manager.backend().commands().refresh.to_owned())
+    }
+
+    /// Returns the finding about the desired state of this machine.
     async fn resolvable(&self) -> Option<Finding> {
         let audit = self.audit.as_ref()?;
         let asked = self.tools.options.wants(RESOLVABLE.as_str());
@@ -157,7 +208,7 @@ impl Session {
                 answer
                     .unwrap_or_else(|| {
                         Err(StepError::Unexpected {
-                            what: "the check's own answer".to_owned(),
+                            what: "the result of the check".to_owned(),
                             why: "it panicked, which is a bug".to_owned(),
                         })
                     })
@@ -193,31 +244,24 @@ fn resolved(desired: &Desired, back: Option<&GoingBack>) -> Finding {
         return Finding::new(RESOLVABLE, Verdict::Pass, why);
     };
     let why = format!(
-        "driver {from} has failed validation ({failed}), and the rollback to {to} has not ended: until \
-         then that driver is wanted ({why})"
+        "driver {from} failed validation ({failed}), and the rollback to {to} is not finished ({why})"
     );
     Finding {
-        remedy: Some("run `gpu-bootstrap install`, which goes on with the rollback".to_owned()),
+        remedy: Some("run `gpu-bootstrap install`, which continues the rollback".to_owned()),
         ..Finding::new(RESOLVABLE, Verdict::Warn, why)
     }
 }
 
-/// Where nothing can be wanted. A machine without an NVIDIA GPU needs no preparation, unless this
-/// program has prepared it before; where the bus cannot be read, nobody knows.
+/// The finding of a machine without a desired state. A machine without an NVIDIA GPU needs no preparation, unless gpu-bootstrap
+/// prepared it before. If the bus cannot be read, the result is unknown.
 fn unresolvable(reason: &Unresolvable, facts: &Facts, prepared: bool) -> Finding {
     let unread = facts.unknown.iter().find(|unknown| unknown.fact == "gpus");
     let (status, why) = match (facts.gpus.len(), unread) {
         _ if reason.needless => (Verdict::Skip, reason.why.clone()),
-        (0, None) if !prepared => (
-            Verdict::Skip,
-            format!("nothing is to be prepared: {NO_GPU}"),
-        ),
+        (0, None) if !prepared => (Verdict::Skip, NO_GPU.to_owned()),
         (0, Some(unread)) if !prepared => (
             Verdict::Unknown,
-            format!(
-                "whether this machine has GPUs cannot be known: {}",
-                unread.why
-            ),
+            format!("the GPUs of this machine are unknown: {}", unread.why),
         ),
         _ if reason.unknown && !prepared => (Verdict::Unknown, reason.why.clone()),
         _ => (Verdict::Fail, reason.why.clone()),
@@ -249,15 +293,15 @@ fn seen(facts: &Facts) -> String {
     )
 }
 
-fn of_step(job: &Job) -> Option<Finding> {
+fn of_step(job: &Job, refresh: Option<&str>) -> Option<Finding> {
     let answer = match job.answer.as_ref()? {
         Ok(answer) => answer,
         Err(error) => return Some(not_seen(job.id.clone(), error)),
     };
     let because = match answer {
         Assessment::After { upstream, .. } => Some(upstream.clone()),
-        // A person must remove the obstacle, so no other finding explains it. Validation finds what
-        // others cause.
+        // The administrator must remove the obstacle, so no other finding explains it. A validation finds the effects
+        // of other findings.
         Assessment::Blocked { .. }
             if !stands_for("validation", job.id.as_str())
                 && !job.id.as_str().ends_with("-nvidia") =>
@@ -276,23 +320,23 @@ fn of_step(job: &Job) -> Option<Finding> {
         let undos: Vec<String> = job.undos().into_iter().map(|undo| undo.summary).collect();
         let remedy = format!("{WOULD}{}", undos.join("; "));
         return Some(Finding {
-            would_change: true,
+            command: Some(INSTALL.to_owned()),
             ..finding(Verdict::Fail, &why, None, Some(remedy))
         });
     }
     Some(match answer {
         Assessment::Satisfied { why } => finding(Verdict::Pass, why, None, None),
         Assessment::NotApplicable { why } => finding(Verdict::Skip, why, None, None),
-        // New lists alone change nothing about the machine: they let the step know.
+        // The result depends on new package lists. Downloading them does not change the machine otherwise.
         Assessment::Needs { why, changes } if changes[..] == [Change::RefreshRepositories] => {
             finding(
                 Verdict::Unknown,
                 why,
                 None,
-                Some("run `gpu-bootstrap install`, which refreshes the package lists".to_owned()),
+                refresh.map(|command| format!("run `{command}`, then check again")),
             )
         }
-        // Nothing is known to be wrong: `validation.devices` looks at the GPUs now.
+        // No problem is known: `validation.devices` examines the GPUs now.
         Assessment::Needs { why, changes } if changes.iter().all(Change::only_repeats_proof) => {
             finding(
                 Verdict::Warn,
@@ -307,7 +351,7 @@ fn of_step(job: &Job) -> Option<Finding> {
                 ..finding(Verdict::Fail, why, None, Some(format!("reboot: {reason}")))
             },
             changes => Finding {
-                would_change: true,
+                command: Some(INSTALL.to_owned()),
                 ..finding(
                     Verdict::Fail,
                     why,
@@ -322,7 +366,7 @@ fn of_step(job: &Job) -> Option<Finding> {
             expected,
         } => finding(
             Verdict::Unknown,
-            &format!("not before `{upstream}` is as wanted: {why}"),
+            &format!("depends on `{upstream}`: {why}"),
             (!expected.is_empty()).then(|| would(expected)),
             Some(format!("see `{upstream}`")),
         ),
@@ -344,17 +388,69 @@ fn of_step(job: &Job) -> Option<Finding> {
     })
 }
 
-/// The place of a finding: faults of the machine, then what `install` would change, then what keeps this program
-/// from doing so. What does not fail stays among the faults, in the order of layers.
+/// The position of a finding: faults and findings that do not fail, then risks, then differences that block `install`, then those
+/// that `install` removes.
 fn rank(finding: &Finding) -> u8 {
-    match finding.status {
-        Verdict::Fail if finding.would_change => 1,
-        Verdict::Fail if findings::is_wish(&finding.id) => 2,
+    match (finding.status, finding.kind()) {
+        (Verdict::Fail, Some(Kind::Risk)) => 1,
+        (Verdict::Fail, Some(Kind::Difference)) => match finding.command.as_deref() {
+            Some(INSTALL) => 3,
+            _ => 2,
+        },
         _ => 0,
     }
 }
 
-/// How the remedy of drift begins.
+/// Sets the differences aside on a machine that nobody configured, and the steps that depend on them.
+fn set_differences_aside(findings: &mut [Finding], jobs: &[Job]) {
+    let is_later = |finding: &Finding| {
+        let job = jobs.iter().find(|job| job.id == finding.id);
+        let answer = job.and_then(|job| job.answer.as_ref()?.as_ref().ok());
+        let later = matches!(answer, Some(Assessment::After { .. }));
+        let is_difference =
+            findings::row(&finding.id).is_some_and(|row| row.kind == Kind::Difference);
+        finding.status == Verdict::Unknown && answer.is_some() && (later || is_difference)
+    };
+    for finding in findings {
+        let unsupported = finding.id == RESOLVABLE && finding.status != Verdict::Unknown;
+        if finding.is(Kind::Difference)
+            || unsupported && finding.status == Verdict::Fail
+            || is_later(finding)
+        {
+            finding.set_aside();
+        }
+    }
+}
+
+/// Replaces the command `install` by the remedy of the step that blocks it, because `install` would be rejected.
+fn without_blocked_install(findings: &mut [Finding], jobs: &[Job], audit: Option<&Examination>) {
+    let unresolvable = audit.and_then(|audit| audit.unresolvable.as_ref());
+    let of_jobs = jobs.iter().find_map(|job| match job.answer.as_ref() {
+        Some(Ok(Assessment::Blocked { why, hint } | Assessment::BlockedNow { why, hint, .. })) => {
+            Some((why.as_str(), Some(hint.as_str())))
+        }
+        _ => None,
+    });
+    let of_machine = unresolvable.map(|reason| (reason.why.as_str(), reason.hint.as_deref()));
+    let Some((why, hint)) = of_machine.or(of_jobs) else {
+        return;
+    };
+    for finding in findings {
+        if finding.command.as_deref() != Some(INSTALL) {
+            continue;
+        }
+        finding.command = None;
+        // The remedy of a difference lists its changes.
+        if !finding.is(Kind::Difference) {
+            finding.remedy = Some(match hint {
+                Some(hint) => format!("{hint}; then run `{INSTALL}`, which is blocked: {why}"),
+                None => format!("`{INSTALL}` is blocked: {why}"),
+            });
+        }
+    }
+}
+
+/// The start of the remedy of a difference.
 const WOULD: &str = "run `gpu-bootstrap install`; it would ";
 
 fn would(changes: &[Change]) -> String {

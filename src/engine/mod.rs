@@ -69,7 +69,7 @@ pub use wait::wait;
 
 use crate::{
     change::{Problem, Verbs},
-    check::{Check, Finding},
+    check::{Check, FailOn, Finding},
     compat::matrix::Matrix,
     config::{
         desired::{Desired, DriverWish},
@@ -132,8 +132,8 @@ pub struct Options {
     pub skip: Vec<String>,
     /// `check`: show these findings as skipped.
     pub ignore: Vec<String>,
-    /// `check`: treat warnings as failures.
-    pub fail_on_warnings: bool,
+    /// `check`: the findings that fail it.
+    pub fail_on: Vec<FailOn>,
     /// `check`: treat unknown findings as failures.
     pub fail_on_unknown: bool,
 }
@@ -151,6 +151,8 @@ pub struct Audit {
     pub back: Option<GoingBack>,
     /// An earlier gpu-bootstrap run has prepared the machine.
     pub prepared: bool,
+    /// Differences from the settings are evaluated, because gpu-bootstrap prepared the machine or settings are given.
+    pub compares: bool,
     /// The results of `check --prove`. A finding replaces the finding of the step with the same ID.
     pub proven: Vec<Finding>,
 }
@@ -193,6 +195,7 @@ struct Examination {
     unresolvable: Option<Unresolvable>,
     back: Option<GoingBack>,
     prepared: bool,
+    compares: bool,
     proven: Vec<Finding>,
 }
 
@@ -343,6 +346,7 @@ impl Session {
             desired,
             back,
             prepared,
+            compares,
             proven,
         } = audit;
         let known = (steps.iter().map(|step| step.id()))
@@ -379,6 +383,7 @@ impl Session {
             unresolvable,
             back,
             prepared,
+            compares,
             proven,
         };
         let ordered = (steps, graph);

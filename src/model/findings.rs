@@ -1,4 +1,4 @@
-//! The registry of `check`'s findings: what each looks at, when it fails, and what mends it. The rows are in
+//! The registry of the findings of `check`: their inputs, their conditions, their kind and their remedy class. The rows are in
 //! `findings.toml`.
 
 use std::sync::LazyLock;
@@ -16,14 +16,13 @@ pub enum Layer {
     Machine,
     /// GPUs on the PCI bus.
     Bus,
-    /// The driver, its packages, and what it says of the GPUs.
+    /// The driver, its packages, and the GPU state that it reports.
     Driver,
     /// `NVSwitch` and `NVLink`.
     Fabric,
     /// Container runtimes and the toolkit.
     Runtime,
-    /// The whole node, and whether this program can prepare it: a fault of the machine is named before
-    /// that nobody here repairs it.
+    /// The node as a whole, and its cluster.
     Node,
 }
 
@@ -51,20 +50,44 @@ impl Layer {
         }
     }
 
-    /// The layer of a finding of this name.
+    /// The layer of a finding.
     #[must_use]
     pub fn of(id: &Id) -> Self {
         row(id).map_or(Self::Node, |row| row.layer)
     }
 }
 
-/// What kind of act mends a finding; a controller that repairs nodes chooses by it.
+/// The kind of a problem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// The machine does not work.
+    Fault,
+    /// It works, but may fail later.
+    Risk,
+    /// It differs from the settings.
+    Difference,
+}
+
+impl Kind {
+    /// Its name in documents.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fault => "fault",
+            Self::Risk => "risk",
+            Self::Difference => "difference",
+        }
+    }
+}
+
+/// The class of a remedy. A controller that repairs nodes selects an action by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Remedy {
-    /// Nothing is to be mended, or nobody can.
+    /// No action is needed or possible.
     None,
-    /// `gpu-bootstrap install`, or a person's change of files or packages.
+    /// `gpu-bootstrap install`, or the administrator changes files or packages.
     Reconfigure,
     RestartService,
     /// A restart of the programs that use the GPUs.
@@ -76,11 +99,11 @@ pub enum Remedy {
     PowerCycle,
     /// A newer driver or package.
     Update,
-    /// A look at seats, cables, fans and power.
+    /// Inspection of seats, cables, fans and power.
     CheckMechanics,
     /// A replacement of the GPU or the machine.
     Replace,
-    /// A question to the vendor.
+    /// A support request to the vendor.
     ContactSupport,
 }
 
@@ -104,34 +127,30 @@ impl Remedy {
     }
 }
 
-/// What is known of a finding.
+/// A row of the registry.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct FindingRow {
     /// The stable name.
     pub id: Id,
-    /// How deep it is.
+    /// The layer of its subject.
     pub layer: Layer,
-    /// The title for people.
+    /// The kind of a failure. A warning of a fault row is a risk.
+    pub kind: Kind,
+    /// The title in reports.
     pub title: String,
-    /// What is read.
+    /// The data that is read.
     pub looks: String,
-    /// When it fails.
+    /// The condition for a failure.
     pub fails: Option<String>,
-    /// When it warns.
+    /// The condition for a warning.
     pub warns: Option<String>,
-    /// What mends it.
+    /// The remedy class.
     pub remedy: Remedy,
-    /// A command that shows more, or mends it.
+    /// A command that shows details.
     pub next: Option<String>,
-    /// Where the rule comes from.
+    /// The source of the rule.
     pub source: Option<String>,
-    /// A failure keeps this program from doing what the settings want; the machine may work without.
-    #[serde(default)]
-    pub wish: bool,
-    /// A warning is about a GPU, a link or the driver at work, and not about a version, a source or a setting.
-    #[serde(default)]
-    pub health: bool,
 }
 
 #[derive(Deserialize)]
@@ -158,22 +177,10 @@ pub fn row(id: &Id) -> Option<&'static FindingRow> {
     ROWS.iter().find(|row| row.id == *id)
 }
 
-/// The title of a finding or a step; its name where it has none.
+/// The title of a finding or a step, or its ID if it has no title.
 #[must_use]
 pub fn title(id: &Id) -> &str {
     row(id).map_or(id.as_str(), |row| &row.title)
-}
-
-/// Whether a failure of this name is about what this program would like, and not about the machine's health.
-#[must_use]
-pub fn is_wish(id: &Id) -> bool {
-    row(id).is_some_and(|row| row.wish)
-}
-
-/// Whether a warning of this name is about the machine's health, and not about what this program would like.
-#[must_use]
-pub fn is_health(id: &Id) -> bool {
-    row(id).is_some_and(|row| row.health)
 }
 
 #[cfg(test)]
@@ -183,7 +190,7 @@ mod tests {
     use super::{Remedy, rows};
 
     #[test]
-    fn rows_are_in_the_order_of_layers_and_say_when_they_speak() {
+    fn rows_are_complete_and_in_layer_order() {
         assert!(rows().is_sorted_by_key(|row| row.layer));
         let names: BTreeSet<_> = rows().iter().map(|row| &row.id).collect();
         let titles: BTreeSet<_> = rows().iter().map(|row| &row.title).collect();
@@ -191,17 +198,16 @@ mod tests {
         assert_eq!(titles.len(), rows().len());
         for row in rows() {
             let id = row.id.as_str();
-            // That somebody else manages the driver is told, and is no fault.
-            let speaks = row.fails.is_some() || row.warns.is_some() || id == "os.managed";
-            assert!(speaks, "{id}");
+            // `os.managed` only contains the owner of the driver.
+            let is_problem = row.fails.is_some() || row.warns.is_some() || id == "os.managed";
+            assert!(is_problem, "{id}");
             let sentences = [Some(&row.looks), row.fails.as_ref(), row.warns.as_ref()];
             for sentence in sentences.into_iter().flatten() {
                 assert!(sentence.ends_with('.'), "{id}: {sentence}");
             }
             let source = row.source.as_deref().unwrap_or("https://");
             assert!(source.starts_with("https://"), "{id}");
-            assert!(!row.health || row.warns.is_some() && !row.wish, "{id}");
-            // Only an old GPU has no remedy.
+            // An unsupported GPU has no remedy.
             let has_remedy = row.remedy != Remedy::None || row.fails.is_none();
             assert!(has_remedy || id == "drv.gpu.supported", "{id}");
         }

@@ -9,7 +9,7 @@ use crate::{
     facts::{Cloud, Disk, Facts, GpuFact, Kernel, Os, PciFact, SecureBoot, Unknown},
     host::Nvml,
     model::{
-        findings::{Layer, Remedy},
+        findings::{Kind, Layer, Remedy},
         id::StepId,
     },
     state::{FoundDriver, FoundRuntime, KubeletRuntime, Snapshot},
@@ -83,6 +83,12 @@ pub struct Verdicts {
     pub skip: usize,
     /// See [`Verdict::Unknown`](crate::check::Verdict::Unknown).
     pub unknown: usize,
+    /// Failures of the kind [`Kind::Fault`].
+    pub faults: usize,
+    /// Failures and warnings of the kind [`Kind::Risk`].
+    pub risks: usize,
+    /// Failures and warnings of the kind [`Kind::Difference`].
+    pub differences: usize,
 }
 
 impl Verdicts {
@@ -95,13 +101,39 @@ impl Verdicts {
                 .filter(|finding| finding.status == verdict)
                 .count()
         };
+        let of = |kind| findings.iter().filter(|finding| finding.is(kind)).count();
         Self {
             pass: count(Verdict::Pass),
             warn: count(Verdict::Warn),
             fail: count(Verdict::Fail),
             skip: count(Verdict::Skip),
             unknown: count(Verdict::Unknown),
+            faults: of(Kind::Fault),
+            risks: of(Kind::Risk),
+            differences: of(Kind::Difference),
         }
+    }
+
+    /// Returns the counts as text.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        let plural = |count: usize, word: &str| match count {
+            1 => format!("1 {word}"),
+            count => format!("{count} {word}s"),
+        };
+        let parts = [
+            (self.faults, plural(self.faults, "fault")),
+            (self.risks, plural(self.risks, "risk")),
+            (self.differences, plural(self.differences, "difference")),
+            (self.unknown, format!("{} unknown", self.unknown)),
+            (self.pass, format!("{} pass", self.pass)),
+            (self.skip, format!("{} skip", self.skip)),
+        ];
+        let parts: Vec<String> = (parts.into_iter())
+            .filter(|(count, _)| *count > 0)
+            .map(|(_, text)| text)
+            .collect();
+        parts.join(", ")
     }
 }
 
@@ -203,14 +235,17 @@ pub struct CheckDocument<'r> {
     findings: Vec<FindingDocument<'r>>,
 }
 
-/// A finding in [`CheckDocument`], with what the registry knows of it.
+/// A finding in [`CheckDocument`], with its layer, kind and remedy class.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct FindingDocument<'r> {
     #[serde(flatten)]
     finding: &'r Finding,
     layer: Layer,
-    /// What kind of act mends it, where it fails or warns.
+    /// The kind, if it fails or warns, or is a difference that was not evaluated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kind: Option<Kind>,
+    /// The remedy class, if it fails or warns.
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy_class: Option<Remedy>,
 }
@@ -221,6 +256,7 @@ impl<'r> FindingDocument<'r> {
         Self {
             finding,
             layer: Layer::of(&finding.id),
+            kind: finding.kind(),
             remedy_class: finding.class().filter(|_| is_bad),
         }
     }

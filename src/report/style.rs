@@ -18,6 +18,9 @@ const READABLE: (usize, usize) = (40, 120);
 /// The longest code span that is kept on one line.
 const SPAN: usize = 40;
 
+/// The lines of a headline.
+const HEADLINE: usize = 2;
+
 /// A space at which a line is not broken.
 const GLUE: char = '\u{a0}';
 
@@ -162,16 +165,16 @@ impl Style {
         lines.join("\n")
     }
 
-    /// As much of a text as fits into one line after a head; the second part says whether that is all.
-    pub(super) fn clause(self, head: &str, text: &str) -> (String, bool) {
+    /// The beginning of a text that fits on one line after a head. It ends with `…` if it was shortened.
+    pub(super) fn clause(self, head: &str, text: &str) -> String {
         let first = text.lines().next().unwrap_or_default();
         let room = self.width.saturating_sub(display_width(head));
-        if first == text && display_width(text) <= room {
-            return (text.to_owned(), true);
+        if display_width(first) <= room {
+            return first.to_owned();
         }
         let clause = first.split("; ").next().unwrap_or_default();
         if display_width(clause) <= room {
-            return (clause.to_owned(), false);
+            return clause.to_owned();
         }
         let mut short = String::new();
         for word in clause.split(' ') {
@@ -181,7 +184,28 @@ impl Style {
             short.push_str(word);
             short.push(' ');
         }
-        (format!("{}…", short.trim_end()), false)
+        format!("{}…", short.trim_end())
+    }
+
+    /// Whether a text fits on the lines of a headline.
+    pub(super) fn fits(self, head: &str, text: &str) -> bool {
+        self.hanging("", &format!("{head}{text}")).lines().count() <= HEADLINE
+    }
+
+    /// The clauses of a text that fit on the lines of a headline, but at least the first one, which is never shortened. The
+    /// second part is true if the text is complete.
+    pub(super) fn clauses(self, head: &str, text: &str) -> (String, bool) {
+        if self.fits(head, text) {
+            return (text.to_owned(), true);
+        }
+        let first = text.lines().next().unwrap_or_default();
+        let mut end = first.find("; ").unwrap_or(first.len());
+        for (at, _) in first.match_indices("; ").skip(1) {
+            if self.fits(head, &first[..at]) {
+                end = at;
+            }
+        }
+        (first[..end].to_owned(), end == text.len())
     }
 }
 
@@ -260,10 +284,7 @@ mod tests {
         let log = Style::default().columns(UNWRAPPED);
         let long = "word ".repeat(400);
         assert_eq!(log.hanging("fail  ", &long).lines().count(), 1);
-        assert_eq!(
-            log.clause("no: ", long.trim_end()),
-            (long.trim_end().to_owned(), true)
-        );
+        assert_eq!(log.clause("no: ", long.trim_end()), long.trim_end());
     }
 
     #[test]
@@ -299,16 +320,32 @@ mod tests {
     }
 
     #[test]
-    fn a_long_reason_is_cut_after_a_whole_word() {
+    fn long_reason_ends_after_a_whole_word() {
         let narrow = Style::default().columns(40);
-        assert_eq!(narrow.clause("no: ", "short"), ("short".to_owned(), true));
+        assert_eq!(narrow.clause("no: ", "short"), "short");
         assert_eq!(
             narrow.clause("no: ", "one; and another reason that is much longer"),
-            ("one".to_owned(), false)
+            "one"
         );
         assert_eq!(
             narrow.clause("no: ", "a reason that is longer than the line has columns"),
-            ("a reason that is longer than the…".to_owned(), false)
+            "a reason that is longer than the…"
+        );
+    }
+
+    #[test]
+    fn headline_has_complete_clauses_on_two_lines() {
+        let narrow = Style::default().columns(40);
+        let long =
+            "the first clause; the second clause; and a third one that does not fit any more";
+        assert_eq!(
+            narrow.clauses("fault: ", long),
+            ("the first clause; the second clause".to_owned(), false)
+        );
+        let one = "word ".repeat(40);
+        assert_eq!(
+            narrow.clauses("fault: ", one.trim_end()),
+            (one.trim_end().to_owned(), true)
         );
     }
 }

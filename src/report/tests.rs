@@ -77,6 +77,7 @@ fn checked() -> RunReport {
         finding("preflight", Verdict::Pass, "Debian 12 on x86_64"),
         Finding {
             remedy: Some("run `gpu-bootstrap install`".to_owned()),
+            command: Some("gpu-bootstrap install".to_owned()),
             observed: Some("535.247.01".to_owned()),
             expected: Some("535.261.03".to_owned()),
             ..finding("driver.module", Verdict::Fail, "another one is loaded")
@@ -87,28 +88,72 @@ fn checked() -> RunReport {
 }
 
 #[test]
-fn a_check_tells_what_is_wrong_and_counts_the_rest() {
+fn fault_has_its_command_next_to_it_and_at_the_end() {
     let plain = text(|to| human::check(to, &checked(), HERE, Style::default()));
     assert_eq!(
         plain,
-        "not ready: another one is loaded\n\
-         \n\
-         fail     A look (driver.module)\n         \
-         observed: 535.247.01\n         \
-         expected: 535.261.03\n         \
-         remedy: run\n                   \
+        "fault: another one is loaded\n\
+         \n    \
          gpu-bootstrap install\n\
+         \n  \
+         A look (driver.module)\n  \
+         observed: 535.247.01\n  \
+         expected: 535.261.03\n\
          \n\
-         1 fail, 1 pass, 1 skip (`-v` shows all)\n"
+         1 fault, 1 pass; 2 of 3 examined (`-v` shows all)\n\
+         \n\
+         Next:\n\
+         \n    \
+         gpu-bootstrap install\n"
     );
     let coloured = text(|to| human::check(to, &checked(), HERE, Style::new(true)));
-    assert!(coloured.contains("\u{1b}[31;1mfail     \u{1b}[0m"));
+    assert!(coloured.starts_with("\u{1b}[31;1mfault: another one is loaded\u{1b}[0m"));
     assert_eq!(bare(&coloured), plain);
     let all = text(|to| human::check(to, &checked(), HERE, Style::default().verbose(true)));
-    for line in ["pass     A look (preflight)", "skip     A look (nvswitch)"] {
+    for line in [
+        "pass     A look (preflight)",
+        "skip     A look (nvswitch)",
+        "fault    A look (driver.module)",
+        "command: gpu-bootstrap install",
+    ] {
         assert!(all.contains(line), "{all}");
     }
-    assert!(all.ends_with("\n1 fail, 1 pass, 1 skip\n"), "{all}");
+    let elsewhere = human::Examined {
+        here: false,
+        ..HERE
+    };
+    let there = text(|to| human::check(to, &checked(), elsewhere, Style::default()));
+    assert!(there.ends_with("\n\nNext, on that machine:\n\n    gpu-bootstrap install\n"));
+    // Without a command, the page does not end with one.
+    let mut without = checked();
+    without.findings[1].command = None;
+    without.findings[1].remedy = Some("replace the GPU".to_owned());
+    let page = text(|to| human::check(to, &without, HERE, Style::default()));
+    assert!(page.contains("\n  remedy: replace the GPU\n"), "{page}");
+    assert!(page.ends_with("(`-v` shows all)\n"), "{page}");
+}
+
+#[test]
+fn risks_and_unknown_findings_have_one_line_each() {
+    let mut report = checked();
+    report.findings.extend([
+        finding("drv.version.security", Verdict::Warn, &"word ".repeat(40)),
+        finding(
+            "nvl.fabric.state",
+            Verdict::Unknown,
+            "NVML does not respond",
+        ),
+    ]);
+    let page = text(|to| human::check(to, &report, HERE, Style::default()));
+    let risk = page.lines().find(|line| line.starts_with("risk ")).unwrap();
+    assert!(risk.ends_with("… (drv.version.security)"), "{risk}");
+    assert!(risk.chars().count() <= 80, "{risk}");
+    let unknown = "unknown  NVML does not respond (nvl.fabric.state)";
+    assert!(page.lines().any(|line| line == unknown), "{page}");
+    assert!(
+        page.ends_with("Next:\n\n    gpu-bootstrap install\n"),
+        "{page}"
+    );
 }
 
 /// A machine with drift: one step needs changes, another one can be assessed only after it.
@@ -117,19 +162,23 @@ fn drifted() -> RunReport {
         Mode::Check,
         Exit::Drift,
         vec![
-            step("packages", Outcome::WouldChange, ""),
-            step("module", Outcome::WouldChange, ""),
+            step("packages.hold", Outcome::WouldChange, ""),
+            step("kernel.deny", Outcome::WouldChange, ""),
         ],
     );
     drifted.findings = vec![
         Finding {
             remedy: Some("run `gpu-bootstrap install`; it would install x".to_owned()),
-            would_change: true,
-            ..finding("packages", Verdict::Fail, "x is not installed")
+            command: Some("gpu-bootstrap install".to_owned()),
+            ..finding("packages.hold", Verdict::Fail, "x is not installed")
         },
         Finding {
-            because: Some(Id::new("packages")),
-            ..finding("module", Verdict::Unknown, "not before `packages`")
+            because: Some(Id::new("packages.hold")),
+            ..finding(
+                "kernel.deny",
+                Verdict::Unknown,
+                "depends on `packages.hold`",
+            )
         },
     ];
     drifted
@@ -141,26 +190,20 @@ fn drift_is_a_list_with_one_command() {
         text(|to| human::check(to, &drifted(), HERE, Style::default())),
         "2 things would change: x is not installed\n\
          \n  \
-         - A look (packages)\n    \
+         - A look (packages.hold)\n    \
          also affected: A look\n\
          \n\
-         To make these changes:\n\
-         \n    \
-         gpu-bootstrap install\n\
+         1 difference, 1 unknown; 1 of 2 examined (`-v` shows all)\n\
          \n\
-         1 fail, 1 unknown (`-v` shows all)\n"
+         Next:\n\
+         \n    \
+         gpu-bootstrap install\n"
     );
-    let elsewhere = human::Examined {
-        here: false,
-        ..HERE
-    };
-    let there = text(|to| human::check(to, &drifted(), elsewhere, Style::default()));
-    assert!(there.contains("\n\nTo make these changes, run on that machine:\n\n"));
-    // Of several none is the first: each has its reason in the list.
+    // Each of several has its reason in the list.
     let mut two = drifted();
     two.findings[1] = Finding {
-        would_change: true,
-        ..finding("module", Verdict::Fail, "y is not loaded")
+        command: Some("gpu-bootstrap install".to_owned()),
+        ..finding("kernel.deny", Verdict::Fail, "y is not loaded")
     };
     let several = text(|to| human::check(to, &two, HERE, Style::default()));
     assert!(
@@ -173,29 +216,39 @@ fn drift_is_a_list_with_one_command() {
 }
 
 #[test]
-fn a_warning_of_the_machine_s_health_stands_before_drift() {
+fn differences_are_one_line_on_a_machine_without_settings() {
+    let mut aside = drifted();
+    aside.exit = Exit::Ok;
+    for finding in &mut aside.findings {
+        finding.set_aside();
+    }
+    aside
+        .findings
+        .insert(0, finding("driver.libraries", Verdict::Pass, "fine"));
+    assert_eq!(
+        text(|to| human::check(to, &aside, HERE, Style::default())),
+        "healthy\n\
+         \n\
+         `install` would change 2 things: `gpu-bootstrap plan`\n\
+         \n\
+         1 pass; 1 of 3 examined (`-v` shows all)\n"
+    );
+}
+
+#[test]
+fn acute_risk_stands_before_drift() {
     let mut warned = drifted();
     warned
         .findings
         .push(finding("log.rm-init", Verdict::Warn, "the driver hung"));
-    assert_eq!(
-        text(|to| human::check(to, &warned, HERE, Style::default())),
-        "possible fault: the driver hung\n\
-         \n\
-         warn     A look (log.rm-init)\n\
-         \n\
-         2 things would change:\n\
-         \n  \
-         - A look (packages)\n    \
-         x is not installed\n    \
-         also affected: A look\n\
-         \n\
-         To make these changes:\n\
-         \n    \
-         gpu-bootstrap install\n\
-         \n\
-         1 fail, 1 warn, 1 unknown (`-v` shows all)\n"
+    let page = text(|to| human::check(to, &warned, HERE, Style::default()));
+    assert!(page.starts_with("risk: the driver hung\n\n"), "{page}");
+    assert!(
+        page.contains("\nDifferences from the settings:\n\n  - A look (packages.hold)\n"),
+        "{page}"
     );
+    // The remedy of the risk is unknown, and `install` does not fix it.
+    assert!(page.ends_with("(`-v` shows all)\n"), "{page}");
 }
 
 #[test]
@@ -219,7 +272,7 @@ fn a_part_of_the_findings_is_no_verdict_about_the_node() {
     assert_eq!(first(&report), "1 finding passes");
     report.findings.push(finding("b", Verdict::Pass, "fine"));
     report.findings.push(finding("c", Verdict::Warn, "odd"));
-    assert_eq!(first(&report), "2 findings pass, with 1 warning");
+    assert_eq!(first(&report), "2 findings pass, with 1 risk");
 }
 
 #[test]
@@ -230,35 +283,39 @@ fn the_first_line_is_the_verdict() {
         let text = text(|to| human::check(to, &report, HERE, Style::default()));
         text.lines().next().unwrap_or_default().to_owned()
     };
-    let pass = || finding("a", Verdict::Pass, "fine");
+    let pass = || finding("driver.libraries", Verdict::Pass, "fine");
     for (expected, exit, findings) in rows! {
         "ready", Exit::Ok, vec![pass()];
-        "ready, with 1 warning", Exit::Ok, vec![pass(), finding("b", Verdict::Warn, "odd")];
+        "ready, with 1 risk", Exit::Ok, vec![pass(), finding("b", Verdict::Warn, "odd")];
+        "healthy", Exit::Ok,
+            vec![pass(), finding("config.resolvable", Verdict::Skip, "not prepared")];
+        "no fault found, but the driver could not be examined", Exit::Ok,
+            vec![finding("pci.gpu.present", Verdict::Pass, "fine")];
         "unknown: NVML did not answer", Exit::Drift,
             vec![pass(), finding("b", Verdict::Unknown, "NVML did not answer")];
-        "not ready: no driver bound to 2 of 8 GPUs", Exit::Drift,
+        "fault: no driver bound to 2 of 8 GPUs", Exit::Drift,
             vec![
                 finding("b", Verdict::Fail, "no driver bound to 2 of 8 GPUs"),
                 finding("c", Verdict::Fail, "another"),
             ];
-        "possible fault: the driver hung", Exit::Drift,
+        "risk: the driver hung", Exit::Drift,
             vec![
                 finding("drv.version.security", Verdict::Warn, "it lacks fixes"),
                 finding("log.rm-init", Verdict::Warn, "the driver hung"),
                 finding("driver.packages", Verdict::Fail, "another driver is installed"),
             ];
-        "possible fault: the driver hung", Exit::Drift,
+        "risk: the driver hung", Exit::Drift,
             vec![
                 finding("log.rm-init", Verdict::Warn, "the driver hung"),
                 finding("config.resolvable", Verdict::Fail, "arch is not supported"),
             ];
-        "not ready: no driver bound to 2 of 8 GPUs", Exit::Drift,
+        "fault: no driver bound to 2 of 8 GPUs", Exit::Drift,
             vec![
                 finding("log.rm-init", Verdict::Warn, "the driver hung"),
                 finding("b", Verdict::Fail, "no driver bound to 2 of 8 GPUs"),
             ];
-        // A warning about a version, and one that asks for nothing, lead over nothing.
-        "not as wanted: another driver is installed", Exit::Drift,
+        // A warning about a version, and one without an action, are not the headline.
+        "difference: another driver is installed", Exit::Drift,
             vec![
                 finding("drv.version.security", Verdict::Warn, "it lacks fixes"),
                 Finding {
@@ -267,23 +324,23 @@ fn the_first_line_is_the_verdict() {
                 },
                 finding("driver.packages", Verdict::Fail, "another driver is installed"),
             ];
-        "ready, with 1 warning", Exit::Ok,
+        "ready, with 1 risk", Exit::Ok,
             vec![pass(), finding("log.rm-init", Verdict::Warn, "the driver hung")];
-        "nothing is to be prepared: no NVIDIA GPU is on the PCI bus", Exit::Ok,
+        "no NVIDIA GPU is on the PCI bus", Exit::Ok,
             vec![
-                pass(),
+                finding("pci.gpu.present", Verdict::Pass, "fine"),
                 finding(
                     "config.resolvable",
                     Verdict::Skip,
-                    "nothing is to be prepared: no NVIDIA GPU is on the PCI bus",
+                    "no NVIDIA GPU is on the PCI bus",
                 ),
             ];
-        "nothing could be judged: the bus is not there", Exit::Ok,
+        "nothing could be examined: the bus is not there", Exit::Ok,
             vec![
                 finding("b", Verdict::Warn, "odd"),
                 finding("c", Verdict::Unknown, "the bus is not there"),
             ];
-        "nothing to check: no finding concerns this machine", Exit::Ok,
+        "nothing to check on this machine", Exit::Ok,
             vec![finding("b", Verdict::Skip, "none")];
     } {
         assert_eq!(first(exit, findings), expected);
@@ -312,8 +369,13 @@ fn a_check_as_a_document() {
     assert_eq!(document["tool"]["name"], "gpu-bootstrap");
     assert_eq!(
         document["summary"],
-        serde_json::json!({"pass": 1, "warn": 0, "fail": 1, "skip": 1, "unknown": 0})
+        serde_json::json!({
+            "pass": 1, "warn": 0, "fail": 1, "skip": 1, "unknown": 0,
+            "faults": 1, "risks": 0, "differences": 0
+        })
     );
+    assert_eq!(document["findings"][1]["kind"], "fault");
+    assert_eq!(document["findings"][1]["command"], "gpu-bootstrap install");
     let keys: Vec<&String> = document["findings"][0]
         .as_object()
         .unwrap()
@@ -322,7 +384,8 @@ fn a_check_as_a_document() {
     assert_eq!(
         keys,
         [
-            "id", "title", "status", "why", "observed", "expected", "remedy", "links", "layer"
+            "id", "title", "status", "why", "observed", "expected", "remedy", "command", "links",
+            "layer"
         ]
     );
 }
@@ -607,7 +670,7 @@ fn no_text_of_others_is_in_a_colour_of_its_own() {
     let mut report = checked();
     report.findings[1].why = HOSTILE.to_owned();
     let shown = text(|to| human::check(to, &report, HERE, Style::new(true)));
-    let clean = "\u{1b}[31;1mnot ready: x\u{fffd}[0m\u{fffd}[32mready\u{fffd}[0m\u{1b}[0m\n";
+    let clean = "\u{1b}[31;1mfault: x\u{fffd}[0m\u{fffd}[32mready\u{fffd}[0m\u{1b}[0m\n";
     assert!(shown.starts_with(clean), "{shown:?}");
     let fake = Fake::default();
     let mut view = terminal::Terminal::on(screen::target(fake.clone()), Style::new(true));

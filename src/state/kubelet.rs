@@ -36,6 +36,20 @@ pub struct KubeletRuntime {
 }
 
 impl State {
+    /// The path of the kubelet's configuration: the one in the command line of the running kubelet (images of clouds and snaps
+    /// have their own), or the one of kubeadm.
+    ///
+    /// # Errors
+    /// When the processes cannot be read.
+    pub fn kubelet_config(&self) -> Result<String, StateError> {
+        let processes = self.processes_of(&[KUBELET])?;
+        let path = processes.iter().find_map(|(_, process)| {
+            let path = kubelet::option(process.command.as_deref()?, "--config")?;
+            path.starts_with('/').then(|| path.to_owned())
+        });
+        Ok(path.unwrap_or_else(|| kubelet::CONFIG.to_owned()))
+    }
+
     /// The container runtime of the kubelet, or `None` if no kubelet is running or configured.
     ///
     /// # Errors
@@ -70,19 +84,20 @@ impl State {
         if let Some(socket) = kubelet.and_then(said) {
             return found(&socket, "the kubelet's command line", true).map(Some);
         }
-        for path in [kubelet::CONFIG, kubelet::KUBEADM_FLAGS] {
+        let config = self.kubelet_config()?;
+        for path in [config.as_str(), kubelet::KUBEADM_FLAGS] {
             let Some(text) = files.read_text(Utf8Path::new(path))? else {
                 continue;
             };
             let socket = match path {
-                kubelet::CONFIG => kubelet::parse(&text)
+                kubelet::KUBEADM_FLAGS => kubelet::endpoint(&text.replace('"', " ")),
+                _ => kubelet::parse(&text)
                     .map_err(|why| StateError::Unexpected {
                         what: format!("`{path}`"),
                         why,
                     })?
                     .container_runtime_endpoint
                     .map(|text| kubelet::socket(&text)),
-                _ => kubelet::endpoint(&text.replace('"', " ")),
             };
             if let Some(socket) = socket {
                 return found(&socket, &format!("`{path}`"), kubelet.is_some()).map(Some);

@@ -344,6 +344,22 @@ pub fn failed(files: &dyn ReadFiles) -> Result<Vec<(String, Utf8PathBuf)>, Files
     Ok(found)
 }
 
+/// Returns the version of the driver that DKMS has to build: its source was added.
+///
+/// # Errors
+/// A directory cannot be read.
+pub fn added(files: &dyn ReadFiles) -> Result<Option<String>, FilesError> {
+    for module in DRIVERS {
+        for version in files.list(&Utf8Path::new(TREE).join(module))? {
+            let source = Utf8PathBuf::from(format!("{TREE}/{module}/{version}/source"));
+            if files.exists(&source)? {
+                return Ok(Some(version));
+            }
+        }
+    }
+    Ok(None)
+}
+
 /// Whether this DKMS version (before 3.1) aborts at a module in [`TREE`] without a source (dkms-project/dkms issue 352).
 #[must_use]
 pub fn ends_at_module_without_source(version: &str) -> bool {

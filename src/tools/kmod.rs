@@ -27,6 +27,16 @@ pub fn folder_of(kernel: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("{FOLDER}/{kernel}"))
 }
 
+/// The directories of NVIDIA modules from packages, DKMS and the `.run` installer, below the directory of a kernel.
+pub const MODULE_FOLDERS: [&str; 6] = [
+    "updates/dkms",
+    "updates",
+    "extra",
+    "extra/drivers/video/nvidia",
+    "weak-updates",
+    "kernel/drivers/video",
+];
+
 /// Returns the module list that `depmod` generates for a kernel.
 #[must_use]
 pub fn list_of(kernel: &str) -> Utf8PathBuf {

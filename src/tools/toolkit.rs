@@ -20,6 +20,13 @@ pub const LEAVES_GROUPS_OUT: (u64, u64) = (1, 19);
 /// Its configuration file. Sources: NVIDIA/nvidia-container-toolkit, `internal/config`, and the issues mentioned below.
 pub const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
 
+/// The configuration that the toolkit container of the GPU Operator generates (its `tools/container/toolkit`).
+pub const OPERATOR_CONFIG: &str =
+    "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml";
+
+/// The first version that uses the existing `ldconfig`, regardless of the configured name (release notes of 1.15.0).
+pub const TAKES_BOTH_NAMES: (u64, u64) = (1, 15);
+
 /// The settings that gpu-bootstrap uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ToolkitFile {

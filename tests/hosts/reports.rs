@@ -35,6 +35,10 @@ struct Case {
     #[serde(default)]
     remedy: BTreeMap<String, String>,
     #[serde(default)]
+    command: BTreeMap<String, String>,
+    #[serde(default)]
+    last: Option<String>,
+    #[serde(default)]
     finds: BTreeMap<String, String>,
 }
 
@@ -98,11 +102,19 @@ impl Case {
         if text.exit != self.exit {
             wrong.push(format!("exit {}", text.exit));
         }
-        let line = text.out.lines().next().unwrap_or_default();
+        // The headline has at most two lines.
+        let line = (text.out.lines().take(2))
+            .take_while(|line| !line.is_empty())
+            .collect::<Vec<_>>()
+            .join(" ");
         for words in &self.line {
             if !line.contains(words.as_str()) {
-                wrong.push(format!("`{line}` does not say `{words}`"));
+                wrong.push(format!("`{line}` does not contain `{words}`"));
             }
+        }
+        let last = text.out.lines().last().unwrap_or_default().trim();
+        if let Some(words) = self.last.as_ref().filter(|words| !last.contains(*words)) {
+            wrong.push(format!("the last line is `{last}`, without `{words}`"));
         }
         for words in &self.says {
             if !flat.contains(words.as_str()) {
@@ -133,6 +145,14 @@ impl Case {
                 .unwrap_or("-");
             if !remedy.contains(words.as_str()) {
                 wrong.push(format!("the remedy of {id} is `{remedy}`"));
+            }
+        }
+        for (id, words) in &self.command {
+            let command = of(id)
+                .and_then(|finding| finding["command"].as_str())
+                .unwrap_or("-");
+            if !command.contains(words.as_str()) {
+                wrong.push(format!("the command of {id} is `{command}`"));
             }
         }
         for (id, verdict) in &self.finds {
@@ -166,7 +186,7 @@ fn machines_of_public_reports_get_the_right_answer() {
         let is_check = words[0] == "check";
         if is_check {
             // The disk that the tree is on is not the machine's.
-            words.extend(["--skip", "preflight"]);
+            words.extend(["--ignore", "preflight"]);
         }
         let text = run(&words);
         let document = (is_check && text.exit != 2 && text.exit != 3).then(|| {

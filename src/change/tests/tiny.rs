@@ -159,6 +159,9 @@ impl Backend for Tiny {
         Commands {
             unhold: "tiny mark unhold NAME",
             clean: "tiny clean",
+            refresh: "tiny refresh",
+            install_version: "tiny install NAME VERSION",
+            headers: "tiny install headers-KERNEL",
             reinstall: "tiny perform keep-all install NAME",
             install_kernel: "tiny install kernel-KERNEL",
             install: "tiny perform keep-all install NAME",

@@ -44,6 +44,7 @@ async fn check_reads_each_part_of_the_state_once() {
         desired: Ok(desired),
         back: None,
         prepared: true,
+        compares: true,
     };
     let session = Session::audit(tools, steps::all(), state, audit).unwrap();
     let report = session.check().await;

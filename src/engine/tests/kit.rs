@@ -19,7 +19,7 @@ use crate::{
         Undo, Verbs,
         packages::{Effects, Withdrawn},
     },
-    check::Check,
+    check::{Check, FailOn},
     config::desired::Desired,
     engine::{
         Audit, Cancel, EngineError, Options, RunReport, Session, Tools, Unresolvable, events,
@@ -333,6 +333,7 @@ pub struct Rig {
     pub back: Option<GoingBack>,
     pub unresolvable: Option<Unresolvable>,
     pub prepared: bool,
+    pub compares: bool,
     pub facts: Facts,
     /// Packages in the desired state.
     pub wanted: Vec<&'static str>,
@@ -378,6 +379,7 @@ impl Rig {
                 exe: "/usr/local/bin/gpu-bootstrap".into(),
                 boot_id: Some("boot-1".to_owned()),
                 instance_id: Some("i-1".to_owned()),
+                fail_on: vec![FailOn::Fail],
                 ..Options::default()
             },
             image: false,
@@ -386,6 +388,7 @@ impl Rig {
             back: None,
             unresolvable: None,
             prepared: false,
+            compares: true,
             facts: fixtures::facts(),
             wanted: Vec::new(),
             steps: steps.into_iter().collect(),
@@ -469,6 +472,7 @@ impl Rig {
             },
             back: self.back.clone(),
             prepared: self.prepared,
+            compares: self.compares,
         };
         Session::audit(tools, steps, state, audit)
     }

@@ -7,14 +7,17 @@ use super::kit::{
 };
 use crate::{
     change::Change,
-    check::{Check, Finding, Subject, Verdict},
+    check::{Check, FailOn, Finding, Subject, Verdict},
     engine::{RunReport, Unresolvable},
     error::Report,
     event::Outcome,
     exit::Exit,
     facts::Unknown,
     host::ExecError,
-    model::{findings::Remedy, id::Id},
+    model::{
+        findings::{Kind, Remedy},
+        id::Id,
+    },
     step::{Assessment, StepError},
 };
 
@@ -193,14 +196,13 @@ async fn steps_and_checks_are_one_list() {
             "config.resolvable Pass",
             "ecc Unknown",
             "a Pass",
-            "c Fail",
-            "e Unknown",
-            // Differences from the configuration are listed after the faults.
             "b Fail",
-            "d Fail"
+            "c Fail",
+            "d Fail",
+            "e Unknown"
         ]
     );
-    assert_eq!(report.findings[5].because, Some(Id::new("d")));
+    assert_eq!(report.findings[7].because, Some(Id::new("d")));
     assert_eq!(
         report.findings[6].remedy.as_deref(),
         Some("run `gpu-bootstrap install`; it would write `/b`")
@@ -260,6 +262,63 @@ async fn reboot_only_step_has_reboot_as_remedy() {
         remedy.starts_with("run `gpu-bootstrap install`"),
         "{remedy}"
     );
+}
+
+#[tokio::test]
+async fn differences_do_not_fail_a_machine_without_settings() {
+    let mut rig = Rig::new([
+        fixed("packages.hold", needs(vec![write("/a", "x")])),
+        fixed("driver.module", needs(vec![write("/b", "x")])),
+    ]);
+    rig.compares = false;
+    let report = rig.check().await;
+    assert_eq!(
+        verdicts(&report),
+        [
+            "packages.hold Skip",
+            "driver.module Fail",
+            "config.resolvable Pass"
+        ]
+    );
+    assert_eq!(report.exit, Exit::Drift);
+    assert_eq!(
+        report.findings[1].command.as_deref(),
+        Some("gpu-bootstrap install")
+    );
+    let aside = &report.findings[0];
+    assert_eq!(
+        (aside.kind(), &aside.command),
+        (Some(Kind::Difference), &None)
+    );
+    rig.steps.truncate(1);
+    assert_eq!(rig.check().await.exit, Exit::Ok);
+    // With `--fail-on difference`, they are evaluated.
+    rig.compares = true;
+    rig.options.fail_on = vec![FailOn::Kind(Kind::Fault)];
+    assert_eq!(rig.check().await.exit, Exit::Ok);
+    rig.options.fail_on = vec![FailOn::Kind(Kind::Difference)];
+    assert_eq!(rig.check().await.exit, Exit::Drift);
+}
+
+#[tokio::test]
+async fn blocked_install_is_not_recommended() {
+    let rig = Rig::new([
+        fixed("driver.packages", blocked("another driver is installed")),
+        fixed("driver.module", needs(vec![write("/b", "x")])),
+    ]);
+    let report = rig.check().await;
+    let of = |id: &str| {
+        let found = report.findings.iter().find(|one| one.id.as_str() == id);
+        found.expect("the finding").clone()
+    };
+    let module = of("driver.module");
+    assert_eq!(module.command, None);
+    let remedy = module.remedy.unwrap_or_default();
+    assert!(
+        remedy.contains("which is blocked: another driver is installed"),
+        "{remedy}"
+    );
+    assert_eq!(of("driver.packages").command, None);
 }
 
 #[tokio::test]

@@ -1,10 +1,13 @@
 use super::line;
 use crate::{
-    check::{Finding, Verdict},
+    check::{FailOn, Finding, Verdict},
     config::desired::ConditionMeaning,
     engine::RunReport,
     exit::Exit,
-    model::{findings::Remedy, id::Id},
+    model::{
+        findings::{Kind, Remedy},
+        id::Id,
+    },
     tools::kubernetes::condition::Said,
 };
 
@@ -19,50 +22,51 @@ fn of_cluster(id: &Id) -> bool {
         .any(|layer| id.as_str().starts_with(layer))
 }
 
-/// What a condition of the node says: whether GPUs, driver and runtimes are as they should be. `warnings_fail` is that of
-/// `--fail-on warn`.
+/// Returns the node condition: whether GPUs, driver and runtimes work. `fail_on` selects the problems.
 #[must_use]
 pub fn condition(
     report: &RunReport,
     meaning: ConditionMeaning,
-    warnings_fail: bool,
+    fail_on: &[FailOn],
     gpus: usize,
 ) -> Said {
     let own: Vec<&Finding> = (report.findings.iter())
         .filter(|finding| !of_cluster(&finding.id))
         .collect();
-    let is_problem =
-        |verdict| verdict == Verdict::Fail || warnings_fail && verdict == Verdict::Warn;
-    let problems: Vec<&&Finding> = (own.iter())
-        .filter(|finding| is_problem(finding.status))
-        .collect();
+    let is_problem = |finding: &Finding| fail_on.iter().any(|on| on.selects(finding));
+    let problems: Vec<&&Finding> = (own.iter()).filter(|finding| is_problem(finding)).collect();
     let root = (problems.iter())
         .find(|finding| finding.because.is_none())
         .or(problems.first());
     // A failure of the cluster's part alone says nothing against the GPUs, and nothing of what could not be looked at.
     let of_cluster_alone = (report.findings.iter())
-        .any(|finding| of_cluster(&finding.id) && is_problem(finding.status))
+        .any(|finding| of_cluster(&finding.id) && is_problem(finding))
         && !own.iter().any(|finding| finding.status == Verdict::Unknown);
     let all_seen = report.exit == Exit::Ok || of_cluster_alone;
     let (ready, reason, message) = match root {
         Some(finding) => {
             let remedy = finding.class().map_or("none", Remedy::name);
-            let why = format!("{} (remedy: {remedy}): {}", finding.id, line(&finding.why));
+            let kind = finding.kind().map_or("fault", Kind::name);
+            let why = format!(
+                "{kind} {} (remedy: {remedy}): {}",
+                finding.id,
+                line(&finding.why)
+            );
             (Some(false), "CheckFailed", why)
         }
         None if all_seen => {
             let count = match gpus {
-                0 => "no GPU is here".to_owned(),
+                0 => "no GPU".to_owned(),
                 1 => "1 GPU".to_owned(),
                 more => format!("{more} GPUs"),
             };
-            let what = format!("{count}; driver and runtimes are as they should be");
+            let what = format!("{count}; no fault in driver and runtimes");
             (Some(true), "GPUsReady", what)
         }
         None => {
             let first = own.iter().find(|one| one.status == Verdict::Unknown);
             let why = first.map_or_else(
-                || "not everything could be looked at".to_owned(),
+                || "not everything could be examined".to_owned(),
                 |one| format!("{}: {}", one.id, line(&one.why)),
             );
             (None, "CheckIncomplete", why)
@@ -110,7 +114,12 @@ mod tests {
     }
 
     fn said(exit: Exit, findings: &[(&'static str, Verdict)]) -> (&'static str, &'static str) {
-        let said = condition(&report(exit, findings), ConditionMeaning::Ready, false, 8);
+        let said = condition(
+            &report(exit, findings),
+            ConditionMeaning::Ready,
+            &[FailOn::Fail],
+            8,
+        );
         (said.status, said.reason)
     }
 
@@ -133,17 +142,14 @@ mod tests {
             assert_eq!(said(exit, findings), expected, "{findings:?}");
         }
         let warned = report(Exit::Drift, &[pass, ("mem.remap.pending", Warn)]);
-        let strict = condition(&warned, ConditionMeaning::Ready, true, 8);
+        let strict = condition(&warned, ConditionMeaning::Ready, &[FailOn::Warn], 8);
         assert_eq!(strict.status, "False");
-        let theirs = condition(&warned, ConditionMeaning::Problem, true, 8);
+        let theirs = condition(&warned, ConditionMeaning::Problem, &[FailOn::Warn], 8);
         assert_eq!((theirs.status, theirs.reason), ("True", strict.reason));
         let fine = report(Exit::Ok, &[pass]);
-        let fine = condition(&fine, ConditionMeaning::Problem, false, 1);
+        let fine = condition(&fine, ConditionMeaning::Problem, &[FailOn::Fail], 1);
         assert_eq!(fine.status, "False");
-        assert_eq!(
-            fine.message,
-            "1 GPU; driver and runtimes are as they should be"
-        );
+        assert_eq!(fine.message, "1 GPU; no fault in driver and runtimes");
     }
 
     #[test]
@@ -156,15 +162,19 @@ mod tests {
             ],
         );
         broken.findings[0].because = Some(Id::new("pci.gpu.present"));
-        let said =
-            |broken: &RunReport| condition(broken, ConditionMeaning::Ready, false, 8).message;
+        let said = |broken: &RunReport| {
+            condition(broken, ConditionMeaning::Ready, &[FailOn::Fail], 8).message
+        };
         let first = said(&broken);
-        assert!(first.starts_with("pci.gpu.present (remedy: "), "{first}");
+        assert!(
+            first.starts_with("fault pci.gpu.present (remedy: "),
+            "{first}"
+        );
         assert!(first.ends_with("): it is [31moff"), "{first}");
         broken.findings[1].remedy_class = Some(Remedy::PowerCycle);
         let own = said(&broken);
         assert!(
-            own.starts_with("pci.gpu.present (remedy: power-cycle): "),
+            own.starts_with("fault pci.gpu.present (remedy: power-cycle): "),
             "{own}"
         );
         broken.findings[1].why = "é".repeat(400);

@@ -1,11 +1,14 @@
 use std::io::{self, Write};
 
-use super::{Alarm, by_layer, entities, line, values};
+use super::{Alarm, by_layer, entities, line, values, verdict_of};
 use crate::{
     check::{Finding, Verdict},
     engine::RunReport,
     facts::{Facts, PciFact},
-    model::{findings::Layer, pci::PciAddress},
+    model::{
+        findings::{Kind, Layer},
+        pci::PciAddress,
+    },
     report::{
         document::{MachineSummary, TOOL, Verdicts},
         style::word,
@@ -23,10 +26,10 @@ pub fn html(to: &mut dyn Write, report: &RunReport, facts: &Facts) -> io::Result
     let machine = MachineSummary::of(facts);
     let alarm = Alarm::of(report);
     let (class, verdict) = match alarm {
-        Alarm::Fine => ("pass", "No fault found"),
-        Alarm::Warning => ("warn", "No fault found, with warnings"),
-        Alarm::Critical => ("fail", "Not as it should be"),
-        Alarm::Unknown => ("unknown", "Not everything could be looked at"),
+        Alarm::Fine => ("pass", "no fault found"),
+        Alarm::Warning => ("warn", "no fault found, with warnings"),
+        Alarm::Critical => ("fail", verdict_of(report)),
+        Alarm::Unknown => ("unknown", "not everything could be examined"),
     };
     write!(
         to,
@@ -65,8 +68,10 @@ pub fn html(to: &mut dyn Write, report: &RunReport, facts: &Facts) -> io::Result
     let count = Verdicts::of(&report.findings);
     writeln!(
         to,
-        "<footer>{} fail, {} warn, {} unknown, {} pass, {} skip · {} {}</footer>\n</body>\n</html>",
-        count.fail, count.warn, count.unknown, count.pass, count.skip, TOOL.name, TOOL.version
+        "<footer>{} · {} {}</footer>\n</body>\n</html>",
+        count.sentence(),
+        TOOL.name,
+        TOOL.version
     )?;
     to.flush()
 }
@@ -150,7 +155,7 @@ fn layers(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
                 .count()
         };
         let counts = match count(|verdict| verdict != Verdict::Skip) {
-            0 => "nothing to look at".to_owned(),
+            0 => "nothing to examine".to_owned(),
             looked_at => format!(
                 "{} of {looked_at} pass",
                 count(|verdict| verdict == Verdict::Pass)
@@ -184,6 +189,7 @@ fn findings(to: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
 /// A finding. Those that a person should read are open.
 fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
     let class = word(finding.status);
+    let kind = finding.kind().map_or(class, Kind::name);
     let open = match finding.status {
         Verdict::Fail => finding.because.is_none(),
         Verdict::Warn | Verdict::Unknown => true,
@@ -191,7 +197,7 @@ fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
     };
     writeln!(
         to,
-        "<details class=\"{class}\"{}><summary><b>{class}</b> {} <code>{}</code></summary>\n<p>{}</p>",
+        "<details class=\"{class}\"{}><summary><b>{kind}</b> {} <code>{}</code></summary>\n<p>{}</p>",
         if open { " open" } else { "" },
         escaped(&finding.title),
         finding.id,
@@ -201,7 +207,14 @@ fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
         writeln!(to, "<p>caused by <code>{cause}</code></p>")?;
     }
     let rows: String = values(finding)
-        .map(|(name, value)| format!("<dt>{name}</dt><dd>{}</dd>", escaped(value)))
+        .filter(|(name, _)| *name != "kind")
+        .map(|(name, value)| match name {
+            "command" => format!(
+                "<dt>{name}</dt><dd><code>{}</code></dd>",
+                entities(&line(value))
+            ),
+            _ => format!("<dt>{name}</dt><dd>{}</dd>", escaped(value)),
+        })
         .collect();
     if !rows.is_empty() {
         writeln!(to, "<dl>{rows}</dl>")?;

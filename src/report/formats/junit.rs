@@ -6,6 +6,7 @@ use super::{by_layer, line, values};
 use crate::{
     check::{Finding, Verdict},
     engine::RunReport,
+    model::findings::Kind,
     report::document::TOOL,
 };
 
@@ -43,7 +44,7 @@ fn status(finding: &Finding) -> TestCaseStatus {
         _ => status.set_message(line(&finding.why)),
     };
     if finding.status == Verdict::Fail {
-        status.set_type("fail");
+        status.set_type(finding.kind().map_or("fail", Kind::name));
         status.set_description(details(finding));
     }
     status

@@ -1,13 +1,14 @@
 use std::io::{self, Write};
 
-use super::{Alarm, line, values};
+use super::{Alarm, line, values, verdict_of};
 use crate::{
     check::{Finding, Verdict},
     engine::RunReport,
+    model::findings::Kind,
     report::document::{MachineSummary, TOOL, Verdicts},
 };
 
-/// Markdown for a ticket: the verdict, the machine, and each finding that a person should read, with its remedy.
+/// Markdown for a ticket: the verdict, the machine, and each problem with its remedy.
 ///
 /// # Errors
 /// An error of the writer.
@@ -20,8 +21,8 @@ pub fn markdown(
     let verdict = match alarm {
         Alarm::Fine => "no fault found",
         Alarm::Warning => "no fault found, with warnings",
-        Alarm::Critical => "not as it should be",
-        Alarm::Unknown => "not everything could be looked at",
+        Alarm::Critical => verdict_of(report),
+        Alarm::Unknown => "not everything could be examined",
     };
     writeln!(to, "## GPU check: {verdict}\n")?;
     let gpus = machine.gpus.to_string();
@@ -39,13 +40,17 @@ pub fn markdown(
             writeln!(to, "- {name}: {}", escaped(value))?;
         }
     }
-    for (title, verdict) in [
-        ("Failures", Verdict::Fail),
-        ("Warnings", Verdict::Warn),
-        ("Unknown", Verdict::Unknown),
-    ] {
+    let sections: [(&str, &dyn Fn(&Finding) -> bool); 4] = [
+        ("Faults", &|one| one.is(Kind::Fault)),
+        ("Risks", &|one| one.is(Kind::Risk)),
+        ("Differences from the settings", &|one| {
+            one.is(Kind::Difference)
+        }),
+        ("Unknown", &|one| one.status == Verdict::Unknown),
+    ];
+    for (title, belongs) in sections {
         let mut findings = (report.findings.iter())
-            .filter(|finding| finding.status == verdict)
+            .filter(|finding| belongs(finding))
             .peekable();
         if findings.peek().is_some() {
             writeln!(to, "\n### {title}")?;
@@ -55,11 +60,7 @@ pub fn markdown(
         }
     }
     let count = Verdicts::of(&report.findings);
-    writeln!(
-        to,
-        "\n{} fail, {} warn, {} unknown, {} pass, {} skip",
-        count.fail, count.warn, count.unknown, count.pass, count.skip
-    )?;
+    writeln!(to, "\n{}", count.sentence())?;
     to.flush()
 }
 
@@ -75,7 +76,12 @@ fn one(to: &mut dyn Write, finding: &Finding) -> io::Result<()> {
         writeln!(to, "- cause: `{cause}`")?;
     }
     for (name, value) in values(finding) {
-        writeln!(to, "- {name}: {}", escaped(value))?;
+        match name {
+            // A command is pasted as it is.
+            "command" => writeln!(to, "\n```sh\n{}\n```\n", line(value))?,
+            "kind" => {}
+            _ => writeln!(to, "- {name}: {}", escaped(value))?,
+        }
     }
     for link in &finding.links {
         writeln!(to, "- <{link}>")?;

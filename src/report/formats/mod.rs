@@ -24,7 +24,10 @@ use crate::{
     check::{Finding, Verdict},
     engine::RunReport,
     exit::Exit,
-    model::{findings::Layer, text::is_control},
+    model::{
+        findings::{Kind, Layer},
+        text::is_control,
+    },
 };
 
 /// What a monitoring system does about a report.
@@ -85,15 +88,17 @@ fn by_layer(findings: &[Finding]) -> impl Iterator<Item = (Layer, Vec<&Finding>)
         .filter(|(_, findings)| !findings.is_empty())
 }
 
-/// What a finding says beside its reason, by name.
+/// The fields of a finding besides its reason.
 fn values(finding: &Finding) -> impl Iterator<Item = (&'static str, &str)> {
     [
-        ("observed", &finding.observed),
-        ("expected", &finding.expected),
-        ("remedy", &finding.remedy),
+        ("kind", finding.kind().map(Kind::name)),
+        ("observed", finding.observed.as_deref()),
+        ("expected", finding.expected.as_deref()),
+        ("command", finding.command.as_deref()),
+        ("remedy", finding.remedy.as_deref()),
     ]
     .into_iter()
-    .filter_map(|(name, value)| Some((name, value.as_deref()?)))
+    .filter_map(|(name, value)| Some((name, value?)))
 }
 
 /// A text as one line without control characters.
@@ -103,4 +108,17 @@ fn line(text: &str) -> String {
         .filter(|word| !word.is_empty())
         .collect::<Vec<_>>()
         .join(" ")
+}
+
+/// The verdict of a report with failures, for a title.
+fn verdict_of(report: &RunReport) -> &'static str {
+    let any =
+        |kind| (report.findings.iter()).any(|one| one.status == Verdict::Fail && one.is(kind));
+    if any(Kind::Fault) {
+        "fault found"
+    } else if any(Kind::Risk) {
+        "risk found"
+    } else {
+        "differs from the settings"
+    }
 }

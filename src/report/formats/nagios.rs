@@ -1,7 +1,10 @@
 use std::io::{self, Write};
 
 use super::{Alarm, line};
-use crate::{check::Finding, engine::RunReport, exit::Exit, report::document::Verdicts};
+use crate::{
+    check::Finding, engine::RunReport, exit::Exit, model::findings::Kind,
+    report::document::Verdicts,
+};
 
 /// A plugin's answer, as Nagios, Icinga and Sensu read it (Monitoring Plugins Development Guidelines): the state and the root
 /// cause in the first line, the counts as performance data, the other causes below. The status is 0, 1, 2 or 3.
@@ -20,19 +23,27 @@ pub fn nagios(to: &mut dyn Write, report: &RunReport) -> io::Result<Exit> {
     let causes = alarm.causes(&report.findings);
     let first = match causes.first() {
         Some(finding) => told(finding),
-        None if alarm == Alarm::Unknown => "not everything could be looked at".to_owned(),
+        None if alarm == Alarm::Unknown => "not everything could be examined".to_owned(),
         None => format!("{} findings pass", count.pass),
     };
     writeln!(
         to,
-        "GPU {word} - {first} | fail={} warn={} unknown={} pass={}",
-        count.fail, count.warn, count.unknown, count.pass
+        "GPU {word} - {first} | fail={} warn={} unknown={} pass={} faults={} risks={} differences={}",
+        count.fail,
+        count.warn,
+        count.unknown,
+        count.pass,
+        count.faults,
+        count.risks,
+        count.differences
     )?;
     for finding in causes.iter().skip(1) {
         writeln!(to, "{}", told(finding))?;
     }
     for finding in &causes {
-        if let Some(remedy) = &finding.remedy {
+        if let Some(command) = &finding.command {
+            writeln!(to, "command for {}: {}", finding.id, plain(command))?;
+        } else if let Some(remedy) = &finding.remedy {
             writeln!(to, "remedy of {}: {}", finding.id, plain(remedy))?;
         }
     }
@@ -51,7 +62,8 @@ pub fn nagios_failed(to: &mut dyn Write, why: &str) -> io::Result<Exit> {
 }
 
 fn told(finding: &Finding) -> String {
-    format!("{}: {}", finding.id, plain(&finding.why))
+    let kind = finding.kind().map_or("unknown", Kind::name);
+    format!("{kind} {}: {}", finding.id, plain(&finding.why))
 }
 
 /// A bar begins performance data.

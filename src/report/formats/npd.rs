@@ -1,7 +1,7 @@
 use std::io::{self, Write};
 
 use super::{Alarm, line};
-use crate::{engine::RunReport, exit::Exit};
+use crate::{engine::RunReport, exit::Exit, model::findings::Kind};
 
 /// The answer of a plugin of the node problem detector (kubernetes/node-problem-detector, docs/custom_plugin_monitor.md): the
 /// status is 0 if there is no problem, 1 if there is one, 2 if that is unknown; the output becomes the message of the condition
@@ -21,9 +21,12 @@ pub fn npd(to: &mut dyn Write, report: &RunReport) -> io::Result<Exit> {
     };
     let causes = alarm.causes(&report.findings);
     let text = match causes.first() {
-        _ if status == 0 => "GPUs, driver and runtimes are as they should be".to_owned(),
-        Some(finding) => format!("{}: {}", finding.id, line(&finding.why)),
-        None => "not everything could be looked at".to_owned(),
+        _ if status == 0 => "no fault in GPUs, driver and runtimes".to_owned(),
+        Some(finding) => {
+            let kind = finding.kind().map_or("unknown", Kind::name);
+            format!("{kind} {}: {}", finding.id, line(&finding.why))
+        }
+        None => "not everything could be examined".to_owned(),
     };
     writeln!(to, "{text}")?;
     to.flush()?;

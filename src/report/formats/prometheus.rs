@@ -3,7 +3,7 @@ use std::io::{self, Write};
 use crate::{
     engine::RunReport,
     exit::Exit,
-    model::findings::Layer,
+    model::findings::{Kind, Layer},
     report::{document::TOOL, style::word},
 };
 
@@ -56,13 +56,15 @@ pub fn prometheus(
         .map(|finding| {
             let (id, layer) = (&finding.id, Layer::of(&finding.id).name());
             let status = word(finding.status);
-            let labels = format!("{{id=\"{id}\",layer=\"{layer}\",status=\"{status}\"}}");
+            let kind = finding.kind().map_or("none", Kind::name);
+            let labels =
+                format!("{{id=\"{id}\",layer=\"{layer}\",kind=\"{kind}\",status=\"{status}\"}}");
             (labels, 1.0)
         })
         .collect();
     metric(
         "finding",
-        "1 for each finding of the last check, with its status: pass, warn, fail, skip or unknown.",
+        "1 for each finding of the last check, with its status (pass, warn, fail, skip or unknown) and its kind (fault, risk, difference or none).",
         &findings,
     )?;
     to.flush()

@@ -1,14 +1,15 @@
-//! The result of `check`.
+//! The result of `check`: the cause first, then its fix and its consequences, then everything else, and the next command.
 
 use std::io::{self, Write};
 
-use super::{counted, footer, next_step, notes};
+use super::{footer, next_step, notes};
 use crate::{
-    check::{Finding, Verdict},
-    engine::RunReport,
+    check::{Finding, INSTALL, Verdict},
+    checks::NO_GPU,
+    engine::{RunReport, StepReport},
     event::Outcome,
     exit::Exit,
-    model::findings::{self, Remedy},
+    model::findings::{self, Kind, Layer, Remedy},
     report::{
         Style,
         document::Verdicts,
@@ -17,57 +18,63 @@ use crate::{
     },
 };
 
-/// The width of the column of verdicts, with the gap behind it: the longest is `unknown`.
+/// The width of the verdict column with its gap. The longest verdict is `unknown`.
 const TEXT: usize = 9;
 
-/// The command that repairs drift.
-const INSTALL: &str = "gpu-bootstrap install";
+/// The indentation of the details of a problem.
+const DETAIL: usize = 2;
 
-/// What stands before the titles of findings that another one blocks.
-const BLOCKED: &str = "also affected:";
+/// The label of findings with the same root cause.
+const AFFECTED: &str = "also affected:";
 
-/// The finding that says whether this machine can be prepared at all.
+/// The finding about the desired state of the machine.
 const RESOLVABLE: &str = "config.resolvable";
 
-/// The finding that says whose driver the machine has.
+/// The families of findings about hardware and the running driver.
+const ACUTE: [&str; 5] = ["log.", "gpu.", "mem.", "nvl.", "pci."];
+
+/// The finding about the owner of the driver.
 const OWNER: &str = "os.managed";
 
 fn is_resolvable(finding: &Finding) -> bool {
     finding.id.as_str() == RESOLVABLE
 }
 
-/// Whether it warns of the health of the machine, and asks for something.
-fn is_of_health(finding: &Finding) -> bool {
-    // What only a program or a setting has to change is no fault of the machine.
-    let is_small = |class| {
+/// Whether it is a warning about hardware or the running driver that needs an action.
+fn is_acute(finding: &Finding) -> bool {
+    let is_of_fault = findings::row(&finding.id).is_some_and(|row| row.kind == Kind::Fault)
+        && ACUTE
+            .iter()
+            .any(|family| finding.id.as_str().starts_with(family));
+    // A program or a setting has to change, and not the machine.
+    let is_minor = |class| {
         matches!(
             class,
             Remedy::None | Remedy::RestartApp | Remedy::Reconfigure
         )
     };
-    finding.status == Verdict::Warn
-        && findings::is_health(&finding.id)
-        && !finding.class().is_some_and(is_small)
+    finding.status == Verdict::Warn && is_of_fault && !finding.class().is_some_and(is_minor)
 }
 
-/// The findings by what a reader does about them.
+/// The findings by their place on the page.
 #[derive(Default)]
 struct Sorted<'r> {
-    /// A warning of the machine's health beside which nothing fails but what this program would like.
-    warning: Option<&'r Finding>,
-    /// Problems that `install` does not repair by itself.
-    broken: Vec<&'r Finding>,
-    /// Differences from the desired state, which `install` removes.
-    drift: Vec<&'r Finding>,
-    /// What cannot be right before these are: each names its root cause.
+    /// The machine does not work.
+    faults: Vec<&'r Finding>,
+    /// It works, but may fail later. The first one can be the headline.
+    risks: Vec<&'r Finding>,
+    /// Differences from the settings.
+    differences: Vec<&'r Finding>,
+    /// Differences that are not evaluated.
+    aside: Vec<&'r Finding>,
+    /// Problems with a root cause on this page.
     folded: Vec<&'r Finding>,
     /// Steps of an image that its first boot finishes.
     at_boot: Vec<&'r Finding>,
-    /// Other warnings, and what could not be determined.
-    doubts: Vec<&'r Finding>,
-    /// No problem, or not relevant.
+    unknown: Vec<&'r Finding>,
+    /// No problem, or not applicable.
     rest: Vec<&'r Finding>,
-    /// The number of steps that would change something.
+    /// Steps that `install` would change.
     changes: usize,
 }
 
@@ -77,42 +84,100 @@ impl<'r> Sorted<'r> {
         for finding in &report.findings {
             let step = report.steps.iter().find(|step| step.id == finding.id);
             let outcome = step.map(|step| step.outcome);
-            let problem = !matches!(finding.status, Verdict::Pass | Verdict::Skip);
-            // A warning is about a proof that would only be repeated.
-            let changes = problem && finding.status != Verdict::Warn;
-            sorted.changes += usize::from(changes && outcome == Some(Outcome::WouldChange));
-            let list = match (finding.status, outcome) {
-                _ if !problem => &mut sorted.rest,
+            let kind = finding.kind();
+            // A warning of a step is about a validation that would only be repeated.
+            sorted.changes += usize::from(
+                outcome == Some(Outcome::WouldChange)
+                    && !matches!(finding.status, Verdict::Pass | Verdict::Warn),
+            );
+            let list = match (finding.status, kind) {
+                (Verdict::Skip, Some(Kind::Difference)) => &mut sorted.aside,
+                (Verdict::Pass | Verdict::Skip, _) => &mut sorted.rest,
                 _ if finding.because.is_some() => &mut sorted.folded,
-                (Verdict::Fail, _) if finding.would_change => &mut sorted.drift,
-                (Verdict::Fail, _) => &mut sorted.broken,
-                (_, Some(Outcome::AwaitingBoot)) => &mut sorted.at_boot,
-                _ => &mut sorted.doubts,
+                (Verdict::Unknown, _) => &mut sorted.unknown,
+                (Verdict::Warn, _) if outcome == Some(Outcome::AwaitingBoot) => &mut sorted.at_boot,
+                (_, Some(Kind::Risk)) => &mut sorted.risks,
+                (_, Some(Kind::Difference)) => &mut sorted.differences,
+                (_, Some(Kind::Fault) | None) => &mut sorted.faults,
             };
             list.push(finding);
         }
-        // The faults of the machine stand before the wishes.
-        let only_wishes = match sorted.broken.first() {
-            Some(root) => findings::is_wish(&root.id),
-            None => sorted.changes > 0 || sorted.doubts.iter().any(|one| is_resolvable(one)),
+        // Failures first, then warnings about the hardware and the running driver, then those about other parts, then versions
+        // and sources.
+        let rank = |finding: &&Finding| match finding.status {
+            Verdict::Fail => 0,
+            _ if is_acute(finding) => 1,
+            _ if !matches!(finding.class(), Some(Remedy::None | Remedy::Update)) => 2,
+            _ => 3,
         };
-        let first = sorted.doubts.iter().position(|one| is_of_health(one));
-        sorted.warning = (first.filter(|_| only_wishes)).map(|at| sorted.doubts.remove(at));
+        sorted.risks.sort_by_key(rank);
+        sorted
+            .differences
+            .sort_by_key(|finding| finding.status != Verdict::Fail);
         sorted
     }
 
-    /// The findings that cannot be right before this one is.
+    /// The findings with this root cause.
     fn under(&self, root: &Finding) -> Vec<&'r Finding> {
         let caused = |finding: &&&Finding| finding.because.as_ref() == Some(&root.id);
         self.folded.iter().filter(caused).copied().collect()
     }
+
+    /// The root cause of the page: a fault, an acute risk, or a difference that blocks `install`.
+    fn root(&self) -> Option<&'r Finding> {
+        let risk = self.risks.first().copied();
+        let is_alone = self.differences.is_empty() && self.aside.is_empty();
+        let risk = risk.filter(|one| one.status == Verdict::Fail || !is_alone && is_acute(one));
+        let blocked = self.differences.first().copied();
+        let blocked = blocked
+            .filter(|one| one.status == Verdict::Fail && one.command.as_deref() != Some(INSTALL));
+        self.faults.first().copied().or(risk).or(blocked)
+    }
+
+    /// The next command: the remedy of the root cause.
+    fn next(&self) -> Option<&'r str> {
+        match self.root() {
+            Some(root) => root.command.as_deref(),
+            None => {
+                let first = self.differences.first()?;
+                first.command.as_deref()
+            }
+        }
+    }
 }
 
-/// The first line. The finding is the one whose whole reason it tells.
+/// The first lines. `whole` is the finding whose complete reason they contain.
 struct Headline<'r> {
     ink: Ink,
     text: String,
-    tells: Option<&'r Finding>,
+    whole: Option<&'r Finding>,
+    /// Text below it.
+    detail: Option<&'r str>,
+}
+
+impl<'r> Headline<'r> {
+    fn plain(ink: Ink, text: impl Into<String>) -> Self {
+        Self {
+            ink,
+            text: text.into(),
+            whole: None,
+            detail: None,
+        }
+    }
+
+    /// The cause of a finding, never truncated.
+    fn of(ink: Ink, head: &str, finding: &'r Finding, style: Style) -> Self {
+        let (text, whole) = match &finding.brief {
+            Some(brief) if !style.fits(head, &finding.why) => (brief.clone(), false),
+            _ => style.clauses(head, &finding.why),
+        };
+        Self {
+            ink,
+            text: format!("{head}{text}"),
+            whole: whole.then_some(finding),
+            detail: None,
+        }
+    }
 }
 
 fn headline<'r>(
@@ -121,124 +186,138 @@ fn headline<'r>(
     whole: bool,
     style: Style,
 ) -> Headline<'r> {
-    let because = |ink, head: &str, finding: &'r Finding| {
-        let (clause, whole) = style.clause(head, &finding.why);
-        Headline {
-            ink,
-            text: format!("{head}{clause}"),
-            tells: whole.then_some(finding),
-        }
-    };
-    let plain = |ink, text: String| Headline {
-        ink,
-        text,
-        tells: None,
-    };
-    let unknown = |finding: &&&Finding| finding.status == Verdict::Unknown;
-    let nothing = |finding: &&&Finding| is_resolvable(finding);
-    if let Some(warning) = sorted.warning {
-        return because(Ink::Doubt, "possible fault: ", warning);
-    }
-    if let Some(root) = sorted.broken.first() {
-        return match root.id.as_str() {
-            RESOLVABLE => because(Ink::Bad, "no fault found, but not prepared: ", root),
-            _ if findings::is_wish(&root.id) => because(Ink::Bad, "not as wanted: ", root),
-            _ => because(Ink::Bad, "not ready: ", root),
+    if let Some(root) = sorted.root() {
+        return match (root.kind(), root.status) {
+            (Some(Kind::Difference), _) => Headline::of(Ink::Doubt, "difference: ", root, style),
+            (Some(Kind::Risk), Verdict::Warn) => Headline::of(Ink::Doubt, "risk: ", root, style),
+            (Some(Kind::Risk), _) => Headline::of(Ink::Bad, "risk: ", root, style),
+            _ => Headline::of(Ink::Bad, "fault: ", root, style),
         };
     }
-    if sorted.changes > 0 {
+    if sorted.changes > 0 && !sorted.differences.is_empty() {
         let text = format!("{} would change", things(sorted.changes));
-        return match sorted.drift[..] {
-            [only] => because(Ink::Doubt, &format!("{text}: "), only),
-            _ => plain(Ink::Doubt, text),
+        return match sorted.differences[..] {
+            [only] => Headline::of(Ink::Doubt, &format!("{text}: "), only, style),
+            _ => Headline::plain(Ink::Doubt, text),
         };
     }
-    if let Some(finding) = sorted.doubts.iter().find(nothing) {
-        return because(
-            Ink::Doubt,
-            "no fault found, but not everything is known: ",
-            finding,
-        );
-    }
-    if report.exit != Exit::Ok {
-        return match sorted.doubts.iter().find(unknown) {
-            Some(finding) => because(Ink::Bad, "unknown: ", finding),
-            None => plain(Ink::Bad, "unknown: not everything was examined".to_owned()),
-        };
-    }
-    let owned = |finding: &&&Finding| finding.id.as_str() == OWNER;
-    if let Some(finding) = sorted.rest.iter().find(owned)
-        && finding.status == Verdict::Pass
-        && sorted
-            .rest
-            .iter()
-            .any(|finding| nothing(&finding) && finding.status == Verdict::Skip)
-    {
-        return because(Ink::Good, "healthy, and managed by ", finding);
-    }
-    if let Some(finding) = sorted.rest.iter().find(nothing)
+    let found = |is: &dyn Fn(&Finding) -> bool| {
+        (report.findings.iter()).find(|finding| finding.because.is_none() && is(finding))
+    };
+    let unknown = |finding: &Finding| finding.status == Verdict::Unknown;
+    // Without a GPU, the rest of the machine does not matter.
+    if let Some(finding) = found(&|one| is_resolvable(one) && one.why == NO_GPU)
         && finding.status == Verdict::Skip
     {
-        return because(Ink::Faint, "", finding);
+        return Headline::of(Ink::Faint, "", finding, style);
+    }
+    if let Some(finding) = found(&|one| is_resolvable(one) && unknown(one)) {
+        let head = "no fault found, but not everything is known: ";
+        return Headline::of(Ink::Doubt, head, finding, style);
+    }
+    let is_bad = |finding: &Finding| finding.status == Verdict::Fail;
+    if report.exit != Exit::Ok && found(&is_bad).is_none() && found(&unknown).is_some() {
+        return match found(&unknown) {
+            Some(finding) => Headline::of(Ink::Bad, "unknown: ", finding, style),
+            None => Headline::plain(Ink::Bad, "unknown: not everything was examined"),
+        };
+    }
+    if report.exit != Exit::Ok && found(&is_bad).is_none() && sorted.risks.is_empty() {
+        return Headline::plain(Ink::Bad, "unknown: not everything was examined");
     }
     if !sorted.at_boot.is_empty() {
         let text = format!(
             "prepared: the first boot finishes {}",
             things(sorted.at_boot.len())
         );
-        return plain(Ink::Doubt, text);
+        return Headline::plain(Ink::Doubt, text);
     }
-    let passed = (sorted.rest.iter())
-        .filter(|finding| finding.status == Verdict::Pass)
-        .count();
-    // A part that is good says nothing about the node.
-    let good = match passed {
-        _ if whole => "ready".to_owned(),
-        1 => "1 finding passes".to_owned(),
-        passed => format!("{passed} findings pass"),
-    };
-    if passed == 0
-        && let Some(finding) = sorted.doubts.iter().find(unknown)
+    let count = Verdicts::of(&report.findings);
+    if count.pass == 0 {
+        return match found(&unknown) {
+            Some(finding) => {
+                Headline::of(Ink::Doubt, "nothing could be examined: ", finding, style)
+            }
+            None => Headline::plain(Ink::Faint, "nothing to check on this machine"),
+        };
+    }
+    if let Some(finding) = found(&|one| is_resolvable(one) && one.status == Verdict::Skip)
+        && finding.kind().is_none()
+        && !drives_gpus(report)
+        && found(&|one| one.id.as_str() == OWNER && one.status == Verdict::Pass).is_none()
     {
-        return because(Ink::Doubt, "nothing could be judged: ", finding);
+        return Headline::of(Ink::Faint, "", finding, style);
     }
-    if sorted.doubts.is_empty() && passed == 0 {
-        let text = "nothing to check: no finding concerns this machine";
-        return plain(Ink::Faint, text.to_owned());
-    }
-    match doubts(&sorted.doubts) {
-        None => plain(Ink::Good, good),
-        Some(doubts) => plain(Ink::Doubt, format!("{good}, with {doubts}")),
-    }
-}
-
-/// Warnings, and what could not be determined, counted; nothing if there are none.
-fn doubts(findings: &[&Finding]) -> Option<String> {
-    let unknown = (findings.iter())
-        .filter(|finding| finding.status == Verdict::Unknown)
-        .count();
-    let warnings = match findings.len() - unknown {
-        0 => None,
-        1 => Some("1 warning".to_owned()),
-        warnings => Some(format!("{warnings} warnings")),
+    let good = match whole {
+        // A part of the findings is not a verdict about the node.
+        false if count.pass == 1 => "1 finding passes".to_owned(),
+        false => format!("{} findings pass", count.pass),
+        true if drives_gpus(report) => match sorted.aside.is_empty() && is_configured(report) {
+            true => "ready".to_owned(),
+            false => "healthy".to_owned(),
+        },
+        true => "no fault found, but the driver could not be examined".to_owned(),
     };
-    match (warnings, unknown) {
-        (warnings, 0) => warnings,
-        (None, unknown) => Some(format!("{unknown} unknown")),
-        (Some(warnings), unknown) => Some(format!("{warnings} and {unknown} unknown")),
+    let owner = found(&|one| one.id.as_str() == OWNER && one.status == Verdict::Pass);
+    let owner = owner.filter(|_| whole);
+    let good = match owner {
+        Some(owner) => {
+            let name = owner.why.split(" (").next().unwrap_or(&owner.why);
+            format!("{good}, managed by {name}")
+        }
+        None => good,
+    };
+    let doubts: Vec<String> = [
+        (sorted.risks.len(), "risk", "risks"),
+        (sorted.differences.len(), "difference", "differences"),
+        (sorted.unknown.len(), "unknown", "unknown"),
+    ]
+    .into_iter()
+    .filter(|(count, ..)| *count > 0)
+    .map(|(count, one, several)| match count {
+        1 => format!("1 {one}"),
+        count => format!("{count} {several}"),
+    })
+    .collect();
+    let headline = match doubts.is_empty() {
+        true => Headline::plain(Ink::Good, good),
+        false => Headline::plain(Ink::Doubt, format!("{good}, with {}", doubts.join(" and "))),
+    };
+    Headline {
+        detail: owner.map(|owner| owner.why.as_str()),
+        ..headline
     }
 }
 
-/// What was examined.
+/// Whether the driver was examined and works: something in its layer or in a layer above passes.
+fn drives_gpus(report: &RunReport) -> bool {
+    (report.findings.iter()).any(|finding| {
+        finding.status == Verdict::Pass
+            && (finding.id.as_str() == "pci.driver-bound"
+                || matches!(
+                    Layer::of(&finding.id),
+                    Layer::Driver | Layer::Fabric | Layer::Runtime
+                ))
+    })
+}
+
+/// Whether the machine has a desired state that was compared with it.
+fn is_configured(report: &RunReport) -> bool {
+    (report.findings.iter())
+        .find(|finding| is_resolvable(finding))
+        .is_none_or(|finding| finding.status != Verdict::Skip)
+}
+
+/// The scope of the check.
 #[derive(Debug, Clone, Copy)]
 pub struct Examined {
-    /// The whole node. Otherwise a part that was asked for, and the verdict is about that part.
+    /// The whole node. Otherwise the verdict is about the selected findings.
     pub whole: bool,
-    /// The machine that runs the command. Otherwise a tree or a text that tells of another one.
+    /// The machine that runs the command. Otherwise a directory or text from another machine.
     pub here: bool,
 }
 
-/// The result of `check`: the verdict, what fails, what would change, and how many pass.
+/// Writes the result of `check`.
 ///
 /// # Errors
 /// An error of the writer.
@@ -250,81 +329,170 @@ pub fn check(
 ) -> io::Result<()> {
     let sorted = Sorted::of(report);
     let headline = headline(report, &sorted, examined.whole, style);
-    writeln!(to, "{}", style.paint(headline.ink, &headline.text))?;
+    let text = style.hanging("", &headline.text);
+    writeln!(to, "{}", style.paint(headline.ink, &text))?;
+    if let Some(detail) = headline.detail {
+        writeln!(to, "{}", style.indented(DETAIL, detail))?;
+    }
     if style.verbose {
         for finding in &report.findings {
             writeln!(to)?;
-            row(to, finding, Shown::ALL, style)?;
+            row(to, finding, style)?;
         }
     } else {
-        problems(to, &sorted, (&headline, examined), style)?;
+        problems(to, &sorted, &headline, style)?;
+    }
+    if examined.whole {
+        aside(to, report, &sorted, style)?;
     }
     if !report.notes.is_empty() {
         writeln!(to)?;
         notes(to, &report.notes, style)?;
     }
     let count = Verdicts::of(&report.findings);
-    let parts = [
-        (count.fail, "fail", Ink::Bad),
-        (count.warn, "warn", Ink::Doubt),
-        (count.unknown, "unknown", Ink::Doubt),
-        (count.pass, "pass", Ink::Good),
-        (count.skip, "skip", Ink::Faint),
-    ];
-    let hidden = sorted.rest.len() + sorted.folded.len() + sorted.at_boot.len() > 0;
-    footer(to, &counted(&parts, style), hidden, style)?;
+    let hidden = sorted.rest.len() + sorted.folded.len() + sorted.aside.len() > 0;
+    footer(to, &examined_sentence(count), hidden, style)?;
+    if let Some(command) = sorted.next() {
+        let next = match examined.here {
+            true => "Next:",
+            false => "Next, on that machine:",
+        };
+        next_step(to, next, command, style)?;
+    }
     to.flush()
 }
 
-/// Whether the first line has told the whole reason of a finding.
-fn is_told(headline: &Headline<'_>, finding: &Finding) -> bool {
-    (headline.tells).is_some_and(|told| std::ptr::eq(told, finding))
+/// The counts, and how much of the list could be examined.
+fn examined_sentence(count: Verdicts) -> String {
+    let all = count.pass + count.warn + count.fail + count.skip + count.unknown;
+    let seen = all - count.skip - count.unknown;
+    let counts = Verdicts { skip: 0, ..count };
+    format!("{}; {seen} of {all} examined", counts.sentence())
+}
+
+/// One line about the differences that were not evaluated.
+fn aside(
+    to: &mut dyn Write,
+    report: &RunReport,
+    sorted: &Sorted<'_>,
+    style: Style,
+) -> io::Result<()> {
+    let unsupported = sorted.aside.iter().find(|finding| is_resolvable(finding));
+    let is_aside = |step: &&StepReport| sorted.aside.iter().any(|finding| finding.id == step.id);
+    let blocked = (report.steps.iter())
+        .filter(|step| step.outcome == Outcome::Blocked)
+        .find(is_aside);
+    let text = match (unsupported, blocked, sorted.changes) {
+        (Some(finding), ..) => {
+            format!("gpu-bootstrap cannot prepare this machine: {}", finding.why)
+        }
+        (None, Some(step), _) => format!(
+            "`install` is blocked: {} (`gpu-bootstrap plan` shows the remedy)",
+            step.why
+        ),
+        _ if sorted.aside.is_empty() => return Ok(()),
+        (None, None, 0) => return Ok(()),
+        (None, None, changes) => format!(
+            "`install` would change {}: `gpu-bootstrap plan`",
+            things(changes)
+        ),
+    };
+    writeln!(to, "\n{}", style.hanging("", &text))
 }
 
 fn problems(
     to: &mut dyn Write,
     sorted: &Sorted<'_>,
-    (headline, examined): (&Headline<'_>, Examined),
+    headline: &Headline<'_>,
     style: Style,
 ) -> io::Result<()> {
-    let first = sorted.warning.iter();
-    for finding in first.chain(&sorted.broken).chain(&sorted.doubts) {
-        writeln!(to)?;
-        let show = Shown {
-            why: !is_told(headline, finding),
-            // The command follows once, after everything that it changes.
-            install: sorted.drift.is_empty(),
-        };
-        row(to, finding, show, style)?;
-        let head = format!("{}{BLOCKED} ", " ".repeat(TEXT));
-        listed(to, &head, &sorted.under(finding), style)?;
-    }
-    if !sorted.drift.is_empty() {
-        if sorted.warning.is_some() || !sorted.broken.is_empty() {
-            let text = format!("{} would change:", things(sorted.changes));
-            writeln!(to, "\n{}", style.paint(Ink::Doubt, &text))?;
+    let root = sorted.root();
+    if let Some(root) = root {
+        if let Some(command) = &root.command {
+            writeln!(to, "\n    {}", style.paint(Ink::Strong, command))?;
         }
         writeln!(to)?;
-        for finding in &sorted.drift {
+        let is_told = headline.whole.is_some_and(|told| std::ptr::eq(told, root));
+        details(to, root, !is_told, style)?;
+        affected(to, &sorted.under(root), style)?;
+    }
+    let is_root = |finding: &Finding| root.is_some_and(|root| std::ptr::eq(root, finding));
+    for finding in sorted.faults.iter().filter(|one| !is_root(one)) {
+        let head = format!("{} ", style.paint(Ink::Bad, "fault:"));
+        writeln!(to, "\n{}", style.hanging(&head, &finding.why))?;
+        details(to, finding, false, style)?;
+        if let Some(command) = &finding.command {
+            writeln!(to, "\n    {}", style.paint(Ink::Strong, command))?;
+        }
+        affected(to, &sorted.under(finding), style)?;
+    }
+    let others: Vec<&&Finding> = sorted.risks.iter().filter(|one| !is_root(one)).collect();
+    if !others.is_empty() || !sorted.unknown.is_empty() {
+        writeln!(to)?;
+    }
+    for finding in others {
+        one_line(to, finding, style)?;
+    }
+    for finding in &sorted.unknown {
+        one_line(to, finding, style)?;
+    }
+    let drift: Vec<&&Finding> = (sorted.differences.iter())
+        .filter(|one| !is_root(one))
+        .collect();
+    if !drift.is_empty() {
+        let text = match root {
+            Some(_) => "\nDifferences from the settings:\n",
+            None => "",
+        };
+        writeln!(to, "{text}")?;
+        for finding in drift {
             let title = style.titled(&finding.title, finding.id.as_str());
             writeln!(to, "{}", style.hanging("  - ", &title))?;
-            if !is_told(headline, finding) {
+            if !(headline.whole).is_some_and(|told| std::ptr::eq(told, *finding)) {
                 writeln!(to, "{}", style.indented(4, &finding.why))?;
             }
-            let head = format!("    {BLOCKED} ");
-            listed(to, &head, &sorted.under(finding), style)?;
+            listed(
+                to,
+                &format!("    {AFFECTED} "),
+                &sorted.under(finding),
+                style,
+            )?;
         }
-        let why = match examined.here {
-            true => "To make these changes:",
-            false => "To make these changes, run on that machine:",
-        };
-        next_step(to, why, INSTALL, style)?;
     }
     if !sorted.at_boot.is_empty() {
         writeln!(to)?;
         listed(to, "left for the first boot: ", &sorted.at_boot, style)?;
     }
     Ok(())
+}
+
+/// A finding on one line: the complete text is in `-v`.
+fn one_line(to: &mut dyn Write, finding: &Finding, style: Style) -> io::Result<()> {
+    let name = match finding.status {
+        Verdict::Unknown => "unknown",
+        _ => finding.kind().map_or("risk", Kind::name),
+    };
+    let head = format!("{name:<TEXT$}");
+    let id = format!(" ({})", finding.id);
+    let text = style.clause(&format!("{head}{id}"), &finding.why);
+    let painted = style.paint(Ink::Doubt, &head);
+    writeln!(to, "{painted}{text}{}", style.paint(Ink::Faint, &id))
+}
+
+/// The title, the values and the remedy of a problem whose reason was already shown, or is shown now.
+fn details(to: &mut dyn Write, finding: &Finding, with_why: bool, style: Style) -> io::Result<()> {
+    let gap = " ".repeat(DETAIL);
+    let title = style.titled(&finding.title, finding.id.as_str());
+    writeln!(to, "{}", style.hanging(&gap, &title))?;
+    if with_why {
+        writeln!(to, "{}", style.indented(DETAIL, &finding.why))?;
+    }
+    values(to, finding, &gap, style)
+}
+
+fn affected(to: &mut dyn Write, findings: &[&Finding], style: Style) -> io::Result<()> {
+    let head = format!("{}{AFFECTED} ", " ".repeat(DETAIL));
+    listed(to, &head, findings, style)
 }
 
 /// Findings by title only.
@@ -339,54 +507,60 @@ fn listed(to: &mut dyn Write, head: &str, findings: &[&Finding], style: Style) -
     writeln!(to, "{}", style.hanging(head, &titles.join("; ")))
 }
 
-/// The parts of a finding that are said nowhere else.
-#[derive(Clone, Copy)]
-struct Shown {
-    why: bool,
-    install: bool,
-}
-
-impl Shown {
-    const ALL: Self = Self {
-        why: true,
-        install: true,
-    };
-}
-
-fn row(to: &mut dyn Write, finding: &Finding, show: Shown, style: Style) -> io::Result<()> {
-    let head = style.column(of_verdict(finding.status), word(finding.status), TEXT);
-    let title = style.titled(&finding.title, finding.id.as_str());
-    writeln!(to, "{}", style.hanging(&head, &title))?;
-    if show.why {
-        writeln!(to, "{}", style.indented(TEXT, &finding.why))?;
-    }
-    if finding.status == Verdict::Pass || finding.status == Verdict::Skip {
-        return Ok(());
-    }
+/// The compared values, the remedy and the links of a problem.
+fn values(to: &mut dyn Write, finding: &Finding, gap: &str, style: Style) -> io::Result<()> {
     for (name, value) in [
         ("observed", &finding.observed),
         ("expected", &finding.expected),
     ] {
-        // The reason often has the value already, and the title what is expected.
-        let said = |value: &&String| {
+        // The reason often contains the value already, and the title the expected one.
+        let is_shown = |value: &&String| {
             let title = finding.title.to_lowercase();
             finding.why.contains(*value)
                 || (name == "expected" && title.contains(&value.to_lowercase()))
         };
-        if let Some(value) = value.as_ref().filter(|value| !said(value)) {
+        if let Some(value) = value.as_ref().filter(|value| !is_shown(value)) {
             let label = style.paint(Ink::Faint, &format!("{name}:"));
-            let head = format!("{}{label} ", " ".repeat(TEXT));
-            writeln!(to, "{}", style.hanging(&head, value))?;
+            writeln!(to, "{}", style.hanging(&format!("{gap}{label} "), value))?;
         }
     }
-    let said = |remedy: &&String| !show.install && remedy.as_str() == format!("run `{INSTALL}`");
-    if let Some(remedy) = finding.remedy.as_ref().filter(|remedy| !said(remedy)) {
+    // The command has its own line.
+    let is_command = |remedy: &&String| {
+        let command = finding.command.as_deref().unwrap_or_default();
+        remedy.as_str() == format!("run `{command}`")
+    };
+    if let Some(remedy) = finding.remedy.as_ref().filter(|one| !is_command(one)) {
         let label = style.paint(Ink::Hint, "remedy:");
-        let head = format!("{}{label} ", " ".repeat(TEXT));
-        writeln!(to, "{}", style.advice(&head, remedy))?;
+        writeln!(to, "{}", style.hanging(&format!("{gap}{label} "), remedy))?;
+    }
+    Ok(())
+}
+
+/// A finding of `-v`.
+fn row(to: &mut dyn Write, finding: &Finding, style: Style) -> io::Result<()> {
+    let name = match finding.status {
+        Verdict::Fail | Verdict::Warn => finding.kind().map_or("fail", Kind::name),
+        other => word(other),
+    };
+    // `difference` is longer than the column.
+    let head = match name.len() < TEXT {
+        true => style.column(of_verdict(finding.status), name, TEXT),
+        false => format!("{} ", style.paint(of_verdict(finding.status), name)),
+    };
+    let title = style.titled(&finding.title, finding.id.as_str());
+    writeln!(to, "{}", style.hanging(&head, &title))?;
+    writeln!(to, "{}", style.indented(TEXT, &finding.why))?;
+    if finding.status == Verdict::Pass || finding.status == Verdict::Skip {
+        return Ok(());
+    }
+    let gap = " ".repeat(TEXT);
+    values(to, finding, &gap, style)?;
+    if let Some(command) = &finding.command {
+        let label = style.paint(Ink::Hint, "command:");
+        writeln!(to, "{gap}{label} {}", style.paint(Ink::Strong, command))?;
     }
     for link in &finding.links {
-        writeln!(to, "{}{link}", " ".repeat(TEXT))?;
+        writeln!(to, "{gap}{link}")?;
     }
     Ok(())
 }

@@ -73,7 +73,7 @@ const fn idle(outcome: Outcome) -> bool {
 fn headline(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
     let first = |outcome| report.steps.iter().find(|step| step.outcome == outcome);
     let because = |head: &str, step: &StepReport| {
-        let text = format!("{head}{}", style.clause(head, &step.why).0);
+        let text = format!("{head}{}", style.clause(head, &step.why));
         style.paint(Ink::Bad, &text)
     };
     let summary = report.summary();

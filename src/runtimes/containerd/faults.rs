@@ -132,8 +132,8 @@ pub fn faults(
                     runtime.path
                 ),
                 remedy: format!(
-                    "set `runtime_type = \"io.containerd.runc.v2\"` in its table in `{}`, then run \
-                     `systemctl restart containerd`",
+                    "run `sed -i '/runtimes\\.\"\\?{name}\"\\?\\]/a runtime_type = \"io.containerd.runc.v2\"' {} && systemctl \
+                     restart containerd`: it sets the type in the table of the runtime",
                     runtime.path
                 ),
                 refused: false,
@@ -282,12 +282,12 @@ fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Conf
         return Some(ConfigFault {
             path: file.path.to_owned(),
             why: format!(
-                "`{}` has no `version`, so containerd {version} reads it as version 1 and ignores the runtimes in \
-                 `plugins.\"{}\"`",
+                "`{}` has no `version`, so containerd {version} reads it as version 1 and ignores its runtimes \
+                 (`plugins.\"{}\"`)",
                 file.path, PLUGINS[0]
             ),
             remedy: format!(
-                "add `version = 2` as the first line of `{}`, then run `systemctl restart containerd`",
+                "run `sed -i '1i version = 2' {} && systemctl restart containerd`",
                 root.path
             ),
             refused: false,
@@ -300,12 +300,13 @@ fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Conf
             return Some(ConfigFault {
                 path: file.path.to_owned(),
                 why: format!(
-                    "containerd {version} does not start: it reads files up to version {newest}, but `{}` has version {format}",
+                    "containerd does not start: `{}` has version {format}, and containerd {version} supports up to version \
+                     {newest}",
                     file.path
                 ),
                 remedy: format!(
-                    "convert the file to version {newest} (plugin `{}`), or upgrade containerd",
-                    super::layout::plugin(newest)
+                    "{}; or upgrade containerd",
+                    in_version(file.path, format, newest)
                 ),
                 refused: true,
             });
@@ -314,14 +315,10 @@ fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Conf
             return Some(ConfigFault {
                 path: file.path.to_owned(),
                 why: format!(
-                    "containerd does not start: `{}` has version {format}, but `{}`, which imports it, has version {own}",
+                    "containerd does not start: `{}` has version {format}, but the importing `{}` has version {own}",
                     file.path, root.path
                 ),
-                remedy: format!(
-                    "convert `{}` to version {own} (plugin `{}`) or remove it, then run `systemctl restart containerd`",
-                    file.path,
-                    super::layout::plugin(own)
-                ),
+                remedy: in_version(file.path, format, own),
                 refused: true,
             });
         }
@@ -375,6 +372,18 @@ fn short_name(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Co
     })
 }
 
+/// Returns the remedy that converts the runtimes of a file to another version.
+fn in_version(path: &Utf8Path, from: i64, to: i64) -> String {
+    let [old, new] = [from, to].map(super::layout::plugin);
+    let rename = match old == new {
+        true => String::new(),
+        false => format!(" -e 's/{}/{new}/'", old.replace('.', "\\.")),
+    };
+    format!(
+        "run `sed -i -e 's/^version *= *{from}/version = {to}/'{rename} {path} && systemctl restart containerd`"
+    )
+}
+
 /// Finds a runtime in the version 2 table, in a file with containerd's own version, which uses another table.
 fn old_table(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
     let version = version.filter(|version| *version >= Version(2, 0))?;
@@ -396,12 +405,12 @@ fn old_table(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Con
         Some(ConfigFault {
             path: path.to_owned(),
             why: format!(
-                "`{path}` has version {format}, in which containerd {version} ignores runtimes in `plugins.\"{old}\"`, so its \
-                 settings of runtime `{name}` have no effect"
+                "containerd {version} ignores runtime `{name}` in `{path}`; in a file of version {format}, its table must be below \
+                 `plugins.\"{new}\"` instead of `{old}`"
             ),
             remedy: format!(
-                "rename the table to `plugins.\"{new}\".containerd.runtimes.{name}` in `{path}`, then run `systemctl restart \
-                 containerd`"
+                "run `sed -i 's/{}\\(.\\.containerd\\.runtimes\\.\\)/{new}\\1/' {path} && systemctl restart containerd`",
+                old.replace('.', "\\.")
             ),
             refused: false,
         })
@@ -597,10 +606,10 @@ mod tests {
         for (files, version, path, words) in rows! {
             vec![file(ROOT, "version = 2\n[plugins\n")], None, ROOT, "not TOML";
             vec![file(ROOT, &new(3, "runc", TYPE))], Some(Version(1, 7)), ROOT,
-                "it reads files up to version 2";
+                "containerd 1.7 supports up to version 2";
             vec![file(ROOT, &new(4, "runc", TYPE))], Some(Version(2, 1)), ROOT, "up to version 3";
             vec![file(ROOT, &old("runc", TYPE)), file(DROP_IN, &new(4, "nvidia", TYPE))],
-                Some(Version(2, 3)), DROP_IN, "which imports it, has version 2";
+                Some(Version(2, 3)), DROP_IN, "has version 2";
             vec![file(ROOT, &old("runc", TYPE)), file(DROP_IN, &new(3, "nvidia", TYPE))], None,
                 DROP_IN, "has version 3";
             vec![file(
@@ -720,13 +729,13 @@ mod tests {
             let fault = only(faults(&[file(ROOT, text)], &[], Some(version)));
             assert!(!fault.refused && fault.path == ROOT, "{}", fault.why);
             assert!(
-                fault.why.contains("ignores runtimes") && fault.why.contains("`nvidia`"),
+                fault.why.contains("ignores runtime `nvidia`"),
                 "{}",
                 fault.why
             );
             assert!(
-                (fault.remedy)
-                    .contains("io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia"),
+                (fault.remedy).starts_with("run `sed -i")
+                    && fault.remedy.contains("io.containerd.cri.v1.runtime"),
                 "{}",
                 fault.remedy
             );
@@ -747,7 +756,7 @@ mod tests {
         for later in [new(3, "nvidia", TYPE), old("x", TYPE)] {
             let files = [file(ROOT, &only_old), file(DROP_IN, &later)];
             let found = faults(&files, &[], Some(Version(2, 1)));
-            let is_said = (found.iter()).any(|fault| fault.why.contains("ignores runtimes"));
+            let is_said = (found.iter()).any(|fault| fault.why.contains("ignores runtime"));
             assert!(!is_said, "{found:?}");
         }
     }

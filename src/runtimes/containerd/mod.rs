@@ -101,13 +101,22 @@ pub fn parse_config(text: &str) -> Result<CriConfig, String> {
             Some((name.clone(), option))
         })
         .collect();
+    // Version 1 can define the default runtime in place (containerd/cri 1.2, `pkg/config`), with its program as
+    // `runtime_engine`.
+    let in_place = containerd
+        .and_then(|table| Some(("default_runtime".to_owned(), table.get("default_runtime")?)));
     let programs = containerd
         .and_then(|table| table.get("runtimes")?.as_table())
         .into_iter()
         .flatten()
+        .map(|(name, runtime)| (name.clone(), runtime))
+        .chain(in_place)
         .filter_map(|(name, runtime)| {
-            let program = runtime.get("options")?.get("BinaryName")?.as_str()?;
-            (!program.is_empty()).then(|| (name.clone(), program.to_owned()))
+            let option = |key: &str| runtime.get("options")?.get(key)?.as_str();
+            let program = option("BinaryName")
+                .or_else(|| option("Runtime"))
+                .or_else(|| runtime.get("runtime_engine")?.as_str())?;
+            (!program.is_empty()).then(|| (name, program.to_owned()))
         })
         .collect();
     let imports = root
@@ -161,5 +170,13 @@ mod tests {
                 .enabled
         );
         assert!(parse_config("version = ").is_err());
+        // Version 1, as NVIDIA's instructions of 2019 had it.
+        let old = parse_config(
+            "[plugins.cri.containerd.default_runtime]\nruntime_type = \"io.containerd.runtime.v1.linux\"\n\
+             runtime_engine = \"/usr/bin/nvidia-container-runtime\"\n",
+        )
+        .expect("TOML");
+        let program = old.programs.get("default_runtime").map(String::as_str);
+        assert_eq!(program, Some("/usr/bin/nvidia-container-runtime"));
     }
 }

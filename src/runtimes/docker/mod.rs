@@ -550,8 +550,9 @@ const SNAP: [&str; 2] = ["/snap/docker", "/var/snap/docker/current"];
 pub const SNAP_CONFIG: &str = "/var/snap/docker/current/config/daemon.json";
 
 /// The remedy if Docker is a snap.
-pub const SNAP_REMEDY: &str = "run `snap remove docker` and install Docker as a package; or configure the runtime in \
-     `/var/snap/docker/current/config/daemon.json`, then run `snap restart docker`";
+pub const SNAP_REMEDY: &str = "run `nvidia-ctk runtime configure --runtime=docker \
+     --config=/var/snap/docker/current/config/daemon.json && snap restart docker`; or install Docker as a package after \
+     `snap remove docker`, which deletes its containers and images";
 
 /// Returns a directory that shows that Docker is a snap, or `None`.
 ///

@@ -64,7 +64,18 @@ pub enum Manager {
 impl Manager {
     pub const ALL: [Self; 2] = [Self::Apt, Self::Dnf];
 
-    /// Returns the backend of this package manager.
+    /// Returns the package manager of a system, by its `ID` and `ID_LIKE` (os-release(5)); `None` if it is unknown.
+    #[must_use]
+    pub fn of_system(id: &str, like: &[String]) -> Option<Self> {
+        let mut names = std::iter::once(id).chain(like.iter().map(String::as_str));
+        names.find_map(|name| match name {
+            "debian" | "ubuntu" => Some(Self::Apt),
+            "almalinux" | "amzn" | "centos" | "fedora" | "rhel" | "rocky" => Some(Self::Dnf),
+            _ => None,
+        })
+    }
+
+    /// The backend of this package manager.
     #[must_use]
     pub fn backend(self) -> &'static dyn Backend {
         match self {
@@ -115,6 +126,11 @@ pub trait Backend: Debug + Send + Sync {
     /// packages.
     fn configures(&self) -> Option<&'static str> {
         None
+    }
+
+    /// Returns the package name of the fabric manager before branch 580; `BRANCH` stands for the branch.
+    fn old_fabric_manager(&self) -> &'static str {
+        "nvidia-fabricmanager"
     }
 
     /// The program that must be executed to read the database, or `None` if the database consists of readable files.

@@ -355,6 +355,8 @@ pub struct Commands {
     pub unhold: &'static str,
     /// Removes downloaded packages.
     pub clean: &'static str,
+    /// Downloads new package lists.
+    pub refresh: &'static str,
     /// Reinstalls a package.
     pub reinstall: &'static str,
     /// Installs a package. `NAME` is its placeholder.
@@ -363,6 +365,10 @@ pub struct Commands {
     pub upgrade_kernel: &'static str,
     /// Installs one kernel. `KERNEL` is the placeholder for its release.
     pub install_kernel: &'static str,
+    /// Installs a version of a package; `NAME` and `VERSION` are placeholders. The package revision is left open.
+    pub install_version: &'static str,
+    /// Installs the headers of a kernel; `KERNEL` is a placeholder for its release.
+    pub headers: &'static str,
     /// The location of repository credentials.
     pub credentials: &'static str,
 }
@@ -497,6 +503,20 @@ impl SourceEntry {
             Some("repo") => "https://nvidia.github.io/libnvidia-container/stable/rpm/$basearch",
             _ => "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)",
         })
+    }
+
+    /// Returns the URL that replaces the one of a repository that was shut down; `None` if it was not.
+    ///
+    /// Source: <https://kubernetes.io/blog/2023/08/31/legacy-package-repository-deprecation/> (removed on 2024-03-04).
+    #[must_use]
+    pub fn shut_down(&self) -> Option<&'static str> {
+        const NOW: &str = "`https://pkgs.k8s.io/core:/stable:/v1.MINOR/`";
+        let uri = self.uri.trim_end_matches('/');
+        let is_old = uri.contains("://apt.kubernetes.io")
+            || uri.contains("://packages.cloud.google.com/yum/repos/kubernetes")
+            || uri.ends_with("://packages.cloud.google.com/apt")
+                && self.suite.starts_with("kubernetes-");
+        is_old.then_some(NOW)
     }
 
     /// Returns a URL in canonical form, for comparisons. URLs of files and discs get the form that apt prints in messages.

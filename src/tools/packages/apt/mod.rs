@@ -197,15 +197,22 @@ impl Backend for Apt {
         exclusions::proxies(files)
     }
 
+    fn old_fabric_manager(&self) -> &'static str {
+        "nvidia-fabricmanager-BRANCH"
+    }
+
     fn commands(&self) -> Commands {
         Commands {
             unhold: "apt-mark unhold NAME",
             clean: "apt-get clean",
+            refresh: "apt-get update",
             reinstall: "apt-get install --reinstall NAME",
             install: "apt-get install NAME",
             // apt-get(8): a new kernel is a new package, which a plain `upgrade` does not install.
             upgrade_kernel: "apt-get upgrade --with-new-pkgs",
             install_kernel: "apt-get install linux-image-KERNEL",
+            install_version: "apt-get install 'NAME=VERSION*'",
+            headers: "apt-get install linux-headers-KERNEL",
             credentials: "a file of mode 0600 in `/etc/apt/auth.conf.d`, see apt_auth.conf(5)",
         }
     }

@@ -108,15 +108,37 @@ pub fn flaws(files: &dyn ReadFiles) -> Result<Vec<SourceFlaw>, FilesError> {
                         && other.signed_by.is_some()
                 })
         });
+        let differ = |one: &SourceEntry| {
+            entries.iter().any(|other| {
+                other.uri == one.uri && other.suite == one.suite && other.signed_by != one.signed_by
+            })
+        };
+        let mut places: Vec<&Utf8PathBuf> = (entries.iter().filter(|one| differ(one)))
+            .map(|one| &one.file)
+            .collect();
+        places.dedup();
+        // A file that only repeats the repositories of other files can be removed.
+        let surplus = places.iter().rev().find(|path| {
+            places.len() > 1 && entries.iter().all(|one| one.file != ***path || differ(one))
+        });
+        let names: Vec<String> = places.iter().map(|path| format!("`{path}`")).collect();
         found.push(SourceFlaw {
             impact: Impact::All,
             why: format!(
-                "conflicting entries (`Signed-By`): {}",
+                "conflicting keys (`Signed-By`) of one repository in {}; {}",
+                names.join(" and "),
                 contradicting.join("; ")
             ),
-            remedy: match unsigned {
-                Some(entry) => format!("remove the entry without a key from `{}`", entry.file),
-                None => "remove all but one of the entries".to_owned(),
+            remedy: match (unsigned, surplus) {
+                (_, Some(path)) => {
+                    format!(
+                        "run `rm {path} && apt-get update`: another file has the same repository"
+                    )
+                }
+                (Some(entry), None) => {
+                    format!("remove the entry without a key from `{}`", entry.file)
+                }
+                (None, None) => "remove all but one of the entries".to_owned(),
             },
         });
     }

@@ -250,14 +250,22 @@ impl Backend for Dnf {
         exclusions::proxies(files)
     }
 
+    fn old_fabric_manager(&self) -> &'static str {
+        "nvidia-fabric-manager"
+    }
+
     fn commands(&self) -> Commands {
         Commands {
             unhold: "dnf versionlock delete 'ENTRY'",
             clean: "dnf clean packages",
+            refresh: "dnf makecache --refresh",
             reinstall: "dnf reinstall NAME",
             install: "dnf install NAME",
             upgrade_kernel: "dnf upgrade kernel",
             install_kernel: "dnf install kernel-KERNEL",
+            // The program of each release: EL 7 has no dnf.
+            install_version: "yum install 'NAME-VERSION*'",
+            headers: "yum install kernel-devel-KERNEL",
             credentials: "the options `username` and `password` of the repository's file, \
                           dnf.conf(5), with mode 0600",
         }
