@@ -366,14 +366,6 @@ fn secure(matrix: &Matrix, state: &DriverState, other: Option<&str>) -> Finding 
         };
     }
     match security::of_driver(matrix, version) {
-        None if is_ended => Finding {
-            observed,
-            remedy: remedy(state, best),
-            ..say(
-                Verdict::Warn,
-                format!("branch {branch} is end-of-life, so it gets no security fixes"),
-            )
-        },
         None => Finding {
             observed,
             ..say(
