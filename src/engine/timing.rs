@@ -328,6 +328,15 @@ mod tests {
         assert_eq!((found.seconds, found.between), (100.0, 17.0));
     }
 
+    #[test]
+    fn only_an_installation_that_ended_well_has_a_time_to_ready() {
+        let lines = two_boots();
+        let found = timing(&lines).expect("an installation");
+        assert_eq!(found.to_ready(), Some(100.0));
+        let interrupted = timing(&lines[..9]).expect("an installation");
+        assert_eq!(interrupted.to_ready(), None);
+    }
+
     /// What a person does days after a failure is another installation.
     #[test]
     fn a_run_that_failed_is_not_gone_on_with() {
