@@ -333,6 +333,15 @@ mod tests {
         assert_eq!((found.seconds, found.between), (100.0, 17.0));
     }
 
+    #[test]
+    fn only_an_installation_that_ended_well_has_a_time_to_ready() {
+        let lines = two_boots();
+        let found = timing(&lines).expect("an installation");
+        assert_eq!(found.to_ready(), Some(100.0));
+        let interrupted = timing(&lines[..9]).expect("an installation");
+        assert_eq!(interrupted.to_ready(), None);
+    }
+
     /// A new run days after a failure is a separate installation.
     #[test]
     fn failed_run_is_not_continued() {

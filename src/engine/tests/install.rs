@@ -238,6 +238,41 @@ async fn unverified_step_fails() {
 }
 
 #[tokio::test]
+async fn a_step_that_needs_something_without_a_change_is_a_bug() {
+    let rig = Rig::new([step("a", |_| needs(Vec::new()))]);
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed);
+    assert!(why(&report, "a").contains("names no change"), "{report:?}");
+}
+
+#[tokio::test]
+async fn a_step_that_becomes_satisfied_after_its_verification_has_changed_the_machine() {
+    let admitted = Arc::new(AtomicU32::new(0));
+    let looks = AtomicU32::new(0);
+    let seen = admitted.clone();
+    let rig = Rig::new([step("node", move |_| {
+        // The cluster is silent in the first look after the admission.
+        if seen.load(Ordering::SeqCst) > 0 && looks.fetch_add(1, Ordering::SeqCst) > 0 {
+            return satisfied("it is Ready");
+        }
+        let admission = Admission {
+            node: "gpu-1".parse().unwrap(),
+            labels: Default::default(),
+            startup_taints: Vec::new(),
+            access: None,
+            timeout_seconds: 1,
+        };
+        needs(vec![Change::AdmitNode { admission }])
+    })]);
+    *rig.verbs.before.lock().unwrap() = Box::new(move |_| {
+        admitted.fetch_add(1, Ordering::SeqCst);
+    });
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok);
+    assert_eq!(outcomes(&report), ["node changed"]);
+}
+
+#[tokio::test]
 async fn node_is_admitted_again_once_if_cluster_is_unreachable() {
     for (needed, exit, outcome) in [
         (1, Exit::Ok, "node changed"),

@@ -40,13 +40,14 @@ pub fn markdown(
             writeln!(to, "- {name}: {}", escaped(value))?;
         }
     }
-    let sections: [(&str, &dyn Fn(&Finding) -> bool); 4] = [
-        ("Faults", &|one| one.is(Kind::Fault)),
-        ("Risks", &|one| one.is(Kind::Risk)),
-        ("Differences from the settings", &|one| {
+    type Belongs = fn(&Finding) -> bool;
+    let sections: [(&str, Belongs); 4] = [
+        ("Faults", |one| one.is(Kind::Fault)),
+        ("Risks", |one| one.is(Kind::Risk)),
+        ("Differences from the settings", |one| {
             one.is(Kind::Difference)
         }),
-        ("Unknown", &|one| one.status == Verdict::Unknown),
+        ("Unknown", |one| one.status == Verdict::Unknown),
     ];
     for (title, belongs) in sections {
         let mut findings = (report.findings.iter())
