@@ -18,6 +18,8 @@ pub mod host;
 
 pub mod tools;
 
+pub mod dkms;
+pub mod fabric;
 pub mod runtimes;
 
 pub mod facts;

@@ -17,7 +17,7 @@ const FLOORS: &[&[&str]] = &[
     &["error"],
     &["host"],
     &["tools"],
-    &["runtimes"],
+    &["runtimes", "dkms", "fabric"],
     &["facts"],
     &["state"],
     &["work"],

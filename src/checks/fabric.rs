@@ -7,6 +7,7 @@ use camino::Utf8Path;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::matrix::{Fabric, Matrix},
+    fabric,
     facts::{
         Facts,
         switches::{Evidence, switches},
@@ -15,7 +16,7 @@ use crate::{
     model::{id::Id, version::DriverVersion},
     state::owner,
     step::StepError,
-    tools::{fabric, kmod, systemctl::UnitState},
+    tools::{kmod, systemctl::UnitState},
 };
 
 const UNIT: Id = Id::new("nvl.fm.unit");

@@ -20,8 +20,7 @@ use crate::{
     },
     exit::Exit,
     host::Host,
-    model::cluster::JoinMethod,
-    tools::kubernetes::wrong_token,
+    joins::{JoinMethod, wrong_token},
 };
 
 /// Where the token is written on the machine, in each form that has one.

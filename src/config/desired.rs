@@ -17,7 +17,7 @@ use crate::tools::prebuilt::Trust;
 pub use crate::{
     config::choices::{ConditionMeaning, Existing, Restart},
     config::kernel::{KernelWish, ModuleWay},
-    model::cluster::{ClusterWish, Discovery, JoinKind, JoinMethod, NodeWish},
+    joins::{ClusterWish, Discovery, JoinKind, JoinMethod, NodeWish},
     model::packages::{PackageWish, Pin, Repository},
     runtimes::{Daemon, RuntimeKind},
     tools::packages::Manager,

@@ -109,7 +109,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             };
             let mut present = inputs.present.clone();
             present.installed.retain(is_served);
-            let (kinds, why) = choice::choose(join, &present);
+            let (kinds, why) = choice::choose(join.runtimes(), &present);
             (kinds, Some(why))
         }
     };

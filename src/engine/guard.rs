@@ -19,11 +19,12 @@ use super::{
 };
 use crate::{
     change::{Change, Problem, Reverted},
+    dkms,
     host::{Files, FilesError, Host},
     journal::{JournalError, Receipt, Record, Request, Standing},
     model::id::StepId,
     steps,
-    tools::{dkms, packages::HEADER},
+    tools::packages::HEADER,
 };
 
 /// The most boots in a row without progress.

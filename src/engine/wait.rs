@@ -9,10 +9,10 @@ use crate::{
     engine::{RunState, RunStatus},
     exit::Exit,
     host::{ExecError, FilesError, Host},
+    joins::nodeadm,
     steps,
     tools::{
         cloud_init,
-        kubernetes::nodeadm,
         systemctl::{self, Once},
     },
 };

@@ -1,9 +1,10 @@
 //! The ways to join a cluster, one file each.
 
-mod agent;
+pub mod agents;
 mod command;
-mod eks;
-mod kubeadm;
+pub mod kubeadm;
+mod method;
+pub mod nodeadm;
 mod token;
 
 use std::time::Duration;
@@ -11,20 +12,18 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
+pub use method::{ClusterWish, Discovery, JoinKind, JoinMethod, NodeWish, SecretKind};
+
+use kubeadm::UNIT as KUBELET;
+
 use crate::{
     host::trusted::unusable_secret,
     model::{
-        cluster::JoinMethod,
         kubernetes::{Labels, NodeName, Taint},
         paths,
         secret::Secret,
     },
-    tools::kubernetes::{
-        agents,
-        kubeadm::UNIT as KUBELET,
-        membership::{self, Membership, MembershipError},
-        nodeadm,
-    },
+    tools::kubernetes::membership::{self, Membership, MembershipError},
     work::{Hands, Problem, Sink},
 };
 
@@ -79,6 +78,16 @@ pub enum Leave {
         /// Its name in the settings.
         method: String,
     },
+}
+
+/// What is wrong with a token, as its form tells.
+#[must_use]
+pub fn wrong_token(method: &JoinMethod, token: &str) -> Option<&'static str> {
+    match method {
+        JoinMethod::Kubeadm { .. } => (!kubeadm::is_token(token)).then_some(kubeadm::NO_TOKEN),
+        JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. } => agents::wrong_token(token),
+        _ => None,
+    }
 }
 
 impl Join {

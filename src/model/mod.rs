@@ -1,6 +1,5 @@
 //! Types of the whole program: versions, PCI ids, names, secrets. No I/O.
 pub mod clouds;
-pub mod cluster;
 pub mod document;
 pub mod environment;
 pub mod findings;

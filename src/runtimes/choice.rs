@@ -1,10 +1,18 @@
 //! Which container runtimes are wanted where the settings leave it open.
 
 use super::{Daemon, OWNERS, RuntimeKind};
-use crate::{
-    host::{FilesError, ReadFiles},
-    model::cluster::JoinKind,
-};
+use crate::host::{FilesError, ReadFiles};
+
+/// The container runtime that the machine's cluster needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cluster {
+    /// The machine joins none.
+    None,
+    /// Its kubelet uses a runtime of the machine.
+    OfMachine,
+    /// It brings its own: the reason.
+    BringsOwn(&'static str),
+}
 
 /// What tells which runtimes a machine has.
 #[derive(Debug, Clone, Default)]
@@ -64,22 +72,15 @@ pub fn present(files: &dyn ReadFiles, ours: Vec<RuntimeKind>) -> Result<Present,
 
 /// The runtimes, and why these.
 #[must_use]
-pub fn choose(join: JoinKind, present: &Present) -> (Vec<RuntimeKind>, String) {
+pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String) {
     use RuntimeKind::{Containerd, Crio, Docker};
     let names = |kinds: &[RuntimeKind]| {
         let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
         names.join(" and ")
     };
-    match join {
-        JoinKind::K3s | JoinKind::Rke2 => (
-            Vec::new(),
-            "no container runtime: k3s and RKE2 bring their own".to_owned(),
-        ),
-        JoinKind::Eks => (
-            Vec::new(),
-            "no container runtime: nodeadm configures the one of the image".to_owned(),
-        ),
-        JoinKind::Kubeadm | JoinKind::Command | JoinKind::Managed => {
+    match cluster {
+        Cluster::BringsOwn(why) => (Vec::new(), format!("no container runtime: {why}")),
+        Cluster::OfMachine => {
             let prepared = present.ours.contains(&Crio) && present.has(Crio);
             let (kubelets, why) = match (present.has(Containerd), present.has(Crio)) {
                 // What came later, as Docker's containerd, changes nothing.
@@ -95,7 +96,7 @@ pub fn choose(join: JoinKind, present: &Present) -> (Vec<RuntimeKind>, String) {
             let why = format!("container runtime {}: {why}", names(&kinds));
             (kinds, why)
         }
-        JoinKind::None => {
+        Cluster::None => {
             // Docker brings containerd for itself; only who has configured it, or a kubelet, wants it beside Docker.
             let counts = |kind: &RuntimeKind| {
                 *kind != Containerd
@@ -129,9 +130,9 @@ mod tests {
 
     #[test]
     fn what_is_there_stays_and_a_cluster_needs_containerd() {
-        use JoinKind::{Command, Eks, K3s, Kubeadm, Managed, None, Rke2};
+        use Cluster::{BringsOwn, None, OfMachine};
         use RuntimeKind::{Containerd, Crio, Docker};
-        for (join, installed, ours, wanted) in [
+        for (cluster, installed, ours, wanted) in [
             (None, &[][..], &[][..], &[Docker][..]),
             (None, &[Containerd], &[], &[Containerd]),
             (None, &[Crio], &[], &[Crio]),
@@ -147,22 +148,20 @@ mod tests {
             ),
             // Somebody has removed them since.
             (None, &[], &[Docker, Containerd], &[Docker]),
-            (Kubeadm, &[], &[], &[Containerd]),
-            (Kubeadm, &[Docker, Containerd], &[], &[Containerd]),
+            (OfMachine, &[], &[], &[Containerd]),
+            (OfMachine, &[Docker, Containerd], &[], &[Containerd]),
             (
-                Kubeadm,
+                OfMachine,
                 &[Docker, Containerd],
                 &[Docker, Containerd],
                 &[Docker, Containerd],
             ),
-            (Kubeadm, &[Crio], &[], &[Crio]),
+            (OfMachine, &[Crio], &[], &[Crio]),
             // Docker has brought its containerd since.
-            (Kubeadm, &[Docker, Containerd, Crio], &[Crio], &[Crio]),
-            (Managed, &[Containerd, Crio], &[], &[Containerd]),
-            (Command, &[], &[], &[Containerd]),
-            (K3s, &[Docker], &[Docker], &[]),
-            (Rke2, &[], &[], &[]),
-            (Eks, &[Containerd], &[], &[]),
+            (OfMachine, &[Docker, Containerd, Crio], &[Crio], &[Crio]),
+            (OfMachine, &[Containerd, Crio], &[], &[Containerd]),
+            (BringsOwn("it brings its own"), &[Docker], &[Docker], &[]),
+            (BringsOwn("it brings its own"), &[Containerd], &[], &[]),
         ] {
             let present = Present {
                 installed: installed.to_vec(),
@@ -170,8 +169,8 @@ mod tests {
                 kubelet: false,
                 distribution: Option::None,
             };
-            let (kinds, why) = choose(join, &present);
-            assert_eq!(kinds, wanted, "{join:?} {present:?}");
+            let (kinds, why) = choose(cluster, &present);
+            assert_eq!(kinds, wanted, "{cluster:?} {present:?}");
             for kind in kinds {
                 assert!(why.contains(kind.name()), "{why}");
             }
@@ -189,7 +188,7 @@ mod tests {
             ..Present::default()
         };
         assert!(choose(None, &k3s).0.is_empty());
-        assert_eq!(choose(Kubeadm, &k3s).0, [Containerd]);
+        assert_eq!(choose(OfMachine, &k3s).0, [Containerd]);
         k3s.installed = vec![Docker];
         assert_eq!(choose(None, &k3s).0, [Docker]);
     }

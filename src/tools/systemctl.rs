@@ -4,12 +4,14 @@ use std::{collections::BTreeMap, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::fabric;
 use crate::host::{Cmd, FilesError, Query, ReadFiles};
 
 /// How long starting or stopping a unit may take: above systemd's own default of 90 s, so that
 /// its own verdict arrives first.
 const UNIT_DEADLINE: Duration = Duration::from_secs(180);
+
+/// Units that take longer: above the `TimeoutStartSec=720` of the unit.
+const SLOW: [(&str, Duration); 1] = [("nvidia-fabricmanager.service", Duration::from_secs(750))];
 
 /// Exists where systemd runs, sd_booted(3). A container of an application has none.
 pub const BOOTED: &str = "/run/systemd/system";
@@ -377,10 +379,8 @@ pub fn parse_needs_reload(text: &str, drop_ins: &[Utf8PathBuf]) -> bool {
 /// A verb on a unit: `enable`, `disable`, `start`, `stop`, `restart`, `reset-failed`, `mask`, ….
 #[must_use]
 pub fn act(verb: &'static str, unit: &str) -> Cmd {
-    let deadline = match unit {
-        fabric::UNIT => fabric::START_DEADLINE,
-        _ => UNIT_DEADLINE,
-    };
+    let slow = SLOW.iter().find(|(name, _)| *name == unit);
+    let deadline = slow.map_or(UNIT_DEADLINE, |(_, deadline)| *deadline);
     Cmd::new("systemctl", [verb, "--", unit]).deadline(deadline)
 }
 

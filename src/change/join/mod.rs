@@ -18,9 +18,9 @@ pub use node::{Admission, RestoreLabels};
 use super::{Applier, Problem, Reverted, Sink, Undo};
 use crate::{
     error::one_line,
-    joins::{Join, Leave},
-    model::{cluster::JoinMethod, kubernetes::NodeName},
-    tools::kubernetes::{agents, membership::Membership},
+    joins::{Join, JoinMethod, Leave, agents},
+    model::kubernetes::NodeName,
+    tools::kubernetes::membership::Membership,
 };
 
 /// How long pods have to end when the machine leaves.

@@ -11,10 +11,7 @@ use crate::{
     error::one_line,
     host::{Cmd, ExecError, Output, Stream, exec::tail},
     model::secret::{without_logins, without_secret_lines},
-    tools::{
-        dkms,
-        packages::{Action, Exclusion, Fault, Impact, SourceFailure},
-    },
+    tools::packages::{Action, Exclusion, Fault, Impact, SourceFailure},
 };
 
 /// Waiting times between attempts after a transient failure.
@@ -386,7 +383,7 @@ impl Applier {
     /// An error of this diagnosis is appended to it, so that it does not hide the first error.
     fn attachment(&self, fault: Fault, words: &str) -> Option<String> {
         let diagnosis = match fault {
-            Fault::Build => match dkms::log_named_in(words) {
+            Fault::Build => match fault.log_named_in(words) {
                 Some(path) => self.log_tail(&path),
                 None => Ok(Some(tail(words))),
             },

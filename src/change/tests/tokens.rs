@@ -8,7 +8,7 @@ use crate::{
     change::Change,
     error::Report,
     host::fake::ok,
-    model::cluster::{Discovery, JoinMethod},
+    joins::{Discovery, JoinMethod},
 };
 
 /// The metadata service and the vault of Azure, in the network of the machine.

@@ -308,7 +308,7 @@ async fn a_machine_whose_record_is_lost_loads_the_driver_again() {
         !unit.contains("Condition"),
         "it must start without a journal: {unit}"
     );
-    let flag = crate::tools::dkms::NO_AUTOINSTALL;
+    let flag = crate::dkms::NO_AUTOINSTALL;
     rig.fakes.files.put(flag, crate::tools::packages::HEADER);
     let asked = request(&rig.fakes.host());
     let told = release_lost(&rig.fakes.host(), &asked).unwrap();

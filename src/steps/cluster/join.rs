@@ -18,6 +18,10 @@ use crate::{
     change::{Change, Join},
     config::desired::{ClusterWish, Desired, Discovery, JoinMethod},
     host::{ReadFiles, trusted::unusable_secret},
+    joins::{
+        agents::{self, Agent},
+        kubeadm, nodeadm, wrong_token,
+    },
     model::{
         id::StepId,
         kubernetes::{Labels, NodeName},
@@ -31,12 +35,7 @@ use crate::{
         VALIDATION_DEVICES, after_configs,
     },
     tools::{
-        kubernetes::{
-            agents::{self, Agent},
-            kubeadm,
-            kubeconfig::{self, Cluster},
-            nodeadm, wrong_token,
-        },
+        kubernetes::kubeconfig::{self, Cluster},
         systemctl::{self, UnitState},
     },
 };

@@ -4,12 +4,12 @@ use camino::Utf8Path;
 
 use crate::{
     config::desired::{Discovery, JoinMethod},
-    state::Membership,
-    tools::kubernetes::{
+    joins::{
         agents::{self, Agent},
-        kubeconfig::Cluster,
         nodeadm,
     },
+    state::Membership,
+    tools::kubernetes::kubeconfig::Cluster,
 };
 
 /// Why the cluster is another one; `None` if it is the one that is wanted, as far as that can be told. `config` is our part
@@ -82,7 +82,7 @@ fn of_agent(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{model::token::TokenSource, tools::kubernetes::kubeadm};
+    use crate::{joins::kubeadm, model::token::TokenSource};
 
     #[test]
     fn each_way_to_join_knows_a_node_that_another_way_has_made() {

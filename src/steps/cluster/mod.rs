@@ -14,13 +14,13 @@ pub(super) mod skew;
 use crate::{
     config::desired::{ClusterWish, Desired, JoinMethod},
     facts::Cloud,
+    joins::{kubeadm, nodeadm},
     model::{
         clouds,
         kubernetes::{self, Labels, NodeName},
     },
     state::{Membership, labels},
     step::{Assessment, Cx, StepError},
-    tools::kubernetes::{kubeadm, nodeadm},
 };
 
 /// The answer of each of these steps where no cluster is named.

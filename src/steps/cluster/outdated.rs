@@ -6,10 +6,10 @@ use camino::Utf8Path;
 use crate::{
     change::Change,
     config::desired::{ClusterWish, JoinMethod, PackageWish},
+    joins::agents::{self, Agent},
     runtimes::OWNERS,
     step::{Cx, StepError},
     steps::packages,
-    tools::kubernetes::agents::{self, Agent},
 };
 
 /// An agent whose containerd does not know the nvidia runtime.
@@ -95,7 +95,8 @@ mod tests {
     use super::{Outdated, detect};
     use crate::{
         host::{fake, system::ProcFiles},
-        model::{cluster::JoinMethod, token::TokenSource},
+        joins::JoinMethod,
+        model::token::TokenSource,
         steps::{cluster::join::fixtures::with, fixtures},
     };
 

@@ -469,7 +469,7 @@ pub trait Backend: Debug + Send + Sync {
     }
 
     /// Whether the scripts of packages compile nothing while the file
-    /// [`NO_AUTOINSTALL`](crate::tools::dkms::NO_AUTOINSTALL) exists.
+    /// [`NO_AUTOINSTALL`](crate::dkms::NO_AUTOINSTALL) exists.
     fn scripts_may_leave_modules(&self) -> bool {
         false
     }

@@ -1,12 +1,6 @@
 //! NVIDIA's fabric manager: the names of its unit and of its packages.
 
-use std::time::Duration;
-
 pub const UNIT: &str = "nvidia-fabricmanager.service";
-
-/// How long it may take to start: above the `TimeoutStartSec=720` of its unit, so that systemd's own
-/// verdict arrives first.
-pub const START_DEADLINE: Duration = Duration::from_secs(750);
 
 /// Its package: with the branch in its name before 580, and as RPM packages were called before.
 pub const PACKAGES: [&str; 3] = [

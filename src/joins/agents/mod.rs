@@ -3,16 +3,13 @@
 
 use camino::Utf8Path;
 
+mod tool;
+
+pub use tool::{ALL, Agent, CLOUD_SETUP, K3S, RKE2, configuration, server_of, wrong_token};
+
 use super::Join;
 use crate::work::{Hands, Problem, Reverted, Sink};
-use crate::{
-    error::one_line,
-    model::token::TokenSource,
-    tools::{
-        kubernetes::agents::{self, Agent},
-        systemctl,
-    },
-};
+use crate::{error::one_line, model::token::TokenSource, tools::systemctl};
 
 impl Hands {
     pub(crate) async fn join_by_agent(
@@ -23,7 +20,7 @@ impl Hands {
         sink: &dyn Sink,
     ) -> Result<(), Problem> {
         if token_source.lasting_file().is_none() {
-            let token = (self.usable_token(token_source, agents::wrong_token)).await?;
+            let token = (self.usable_token(token_source, tool::wrong_token)).await?;
             let content = format!("{}\n", token.expose());
             let path = Utf8Path::new(agent.token);
             (self.host.files).write(path, content.as_bytes(), 0o600)?;

@@ -7,7 +7,7 @@
 use camino::Utf8Path;
 use serde_json::json;
 
-use super::kubeadm;
+use crate::joins::kubeadm;
 use crate::model::kubernetes::{Labels, Taint};
 
 /// One of the two agents.

@@ -2,15 +2,19 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::Join;
+mod tool;
+
+pub use tool::{
+    BOOTSTRAP_CONF, CA, KUBELET_CONF, KubeadmDiscovery, NO_TOKEN, OF_CONTROL_PLANES, Registration,
+    UNIT, is_token, join, join_configuration, label_list, reset,
+};
+
+use super::{Discovery, Join};
 use crate::work::{Hands, Problem, Reverted, Sink};
 use crate::{
     error::one_line,
-    model::{cluster::Discovery, secret::Secret, token::TokenSource},
-    tools::{
-        faults,
-        kubernetes::kubeadm::{self, KubeadmDiscovery, Registration},
-    },
+    model::{secret::Secret, token::TokenSource},
+    tools::faults,
 };
 
 /// Below the state folder while this program joins: what an attempt leaves is this program's.
@@ -61,9 +65,9 @@ impl Hands {
             timeout: join.timeout(),
         };
         let configuration = self.configuration(discovery, &registration).await?;
-        let had_authority = self.exists(kubeadm::CA)?;
+        let had_authority = self.exists(tool::CA)?;
         self.host.files.write(&mark, b"", 0o600)?;
-        let cmd_of = |path: &Utf8Path| kubeadm::join(path, join.timeout());
+        let cmd_of = |path: &Utf8Path| tool::join(path, join.timeout());
         let ran = self
             .with_secret_file(CONFIGURATION, &configuration, async |path| {
                 self.exec(&cmd_of(path), sink).await
@@ -83,11 +87,11 @@ impl Hands {
         let signed = matches!(discovery, Discovery::Token { .. });
         let fault = faults::of_kubeadm(&said, signed);
         let last_words = match &*fault.reason {
-            "join-kubelet" => (self.words_of(kubeadm::UNIT).await).map(|words| last_of(&words)),
+            "join-kubelet" => (self.words_of(tool::UNIT).await).map(|words| last_of(&words)),
             _ => None,
         };
         // The machine must be able to join with the next attempt.
-        if self.has_begun()? || (!had_authority && self.exists(kubeadm::CA)?) {
+        if self.has_begun()? || (!had_authority && self.exists(tool::CA)?) {
             match self.reset(socket, sink).await {
                 Ok(()) => self.host.files.remove(&mark)?,
                 // The next attempt clears it away. What failed first is what must be told.
@@ -123,7 +127,7 @@ impl Hands {
                     token: &token,
                     ca_cert_hashes,
                 };
-                Ok(kubeadm::join_configuration(&found, registration))
+                Ok(tool::join_configuration(&found, registration))
             }
             Discovery::File { path, token_source } => {
                 let token = match token_source {
@@ -135,13 +139,13 @@ impl Hands {
                     path,
                     token: token.as_ref(),
                 };
-                Ok(kubeadm::join_configuration(&found, registration))
+                Ok(tool::join_configuration(&found, registration))
             }
         }
     }
 
     async fn bootstrap_token(&self, source: &TokenSource) -> Result<Secret, Problem> {
-        let wrong = |token: &str| (!kubeadm::is_token(token)).then_some(kubeadm::NO_TOKEN);
+        let wrong = |token: &str| (!tool::is_token(token)).then_some(tool::NO_TOKEN);
         self.usable_token(source, wrong).await
     }
 
@@ -149,7 +153,7 @@ impl Hands {
     /// kubernetes/kubernetes 1.34, `cmd/kubeadm/app/preflight/checks.go`, `RunJoinNodeChecks`.
     fn left_of_a_join(&self, ignored: &[String]) -> Result<Vec<&'static str>, Problem> {
         let mut found = Vec::new();
-        for path in [kubeadm::KUBELET_CONF, kubeadm::BOOTSTRAP_CONF, kubeadm::CA] {
+        for path in [tool::KUBELET_CONF, tool::BOOTSTRAP_CONF, tool::CA] {
             let check = format!("fileavailable-{}", path.replace('/', "-"));
             let is_ignored = (ignored.iter())
                 .any(|name| name.eq_ignore_ascii_case("all") || name.eq_ignore_ascii_case(&check));
@@ -162,12 +166,12 @@ impl Hands {
 
     /// Whether kubeadm has begun to join, and perhaps not ended.
     pub(crate) fn has_begun(&self) -> Result<bool, Problem> {
-        Ok(self.exists(kubeadm::BOOTSTRAP_CONF)? || self.exists(kubeadm::KUBELET_CONF)?)
+        Ok(self.exists(tool::BOOTSTRAP_CONF)? || self.exists(tool::KUBELET_CONF)?)
     }
 
     /// Refuses a machine that has, or had, a control plane: `kubeadm reset` would delete its data.
     fn is_worker(&self) -> Result<(), Problem> {
-        for mark in kubeadm::OF_CONTROL_PLANES.map(Utf8Path::new) {
+        for mark in tool::OF_CONTROL_PLANES.map(Utf8Path::new) {
             let found = match mark.file_name() {
                 Some("manifests") => (self.host.files.list(mark)?)
                     .into_iter()
@@ -195,9 +199,7 @@ impl Hands {
 
     async fn reset(&self, socket: &str, sink: &dyn Sink) -> Result<(), Problem> {
         let what = "forget the cluster with `kubeadm reset`";
-        self.tool(what, &kubeadm::reset(socket), sink)
-            .await
-            .map(drop)
+        self.tool(what, &tool::reset(socket), sink).await.map(drop)
     }
 
     pub(crate) async fn leave_by_kubeadm(

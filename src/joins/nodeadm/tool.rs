@@ -12,8 +12,7 @@
 
 use serde_json::json;
 
-use super::kubeadm::label_list;
-use crate::model::kubernetes::Labels;
+use crate::{joins::kubeadm::label_list, model::kubernetes::Labels};
 
 pub const PROGRAM: &str = "/usr/bin/nodeadm";
 

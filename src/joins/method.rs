@@ -4,10 +4,13 @@ use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{
-    kubernetes::{Labels, MigStrategy, NodeName, Taint},
-    packages::PackageWish,
-    token::TokenSource,
+use crate::{
+    model::{
+        kubernetes::{Labels, MigStrategy, NodeName, Taint},
+        packages::PackageWish,
+        token::TokenSource,
+    },
+    runtimes::choice::Cluster,
 };
 
 /// Ways to join a cluster, as settings name them.
@@ -29,6 +32,19 @@ pub enum JoinKind {
     Command,
     /// The machine is a node already: its provider has joined it.
     Managed,
+}
+
+impl JoinKind {
+    /// The container runtime that its kubelet uses.
+    #[must_use]
+    pub const fn runtimes(self) -> Cluster {
+        match self {
+            Self::None => Cluster::None,
+            Self::Kubeadm | Self::Command | Self::Managed => Cluster::OfMachine,
+            Self::K3s | Self::Rke2 => Cluster::BringsOwn("k3s and RKE2 bring their own"),
+            Self::Eks => Cluster::BringsOwn("nodeadm configures the one of the image"),
+        }
+    }
 }
 
 /// The cluster that the machine belongs to.

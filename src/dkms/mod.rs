@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::kmod;
-use crate::host::{
-    Cmd, FileKind, FilesError, Query, ReadFiles,
-    system::{Process, System, is_in_own_namespaces, link_of},
+use crate::{
+    host::{
+        Cmd, FileKind, FilesError, Query, ReadFiles,
+        system::{Process, System, is_in_own_namespaces, link_of},
+    },
+    tools::kmod,
 };
 
 /// Compiling NVIDIA's module takes 80 to 275 s; the rest is for a slow machine.
@@ -399,16 +401,6 @@ pub fn failure(log: &str) -> Option<(&'static str, &'static str)> {
     Some((why, remedy))
 }
 
-/// The log that a failed build names in its output: "Consult /var/lib/dkms/…/make.log for more
-/// information."
-#[must_use]
-pub fn log_named_in(text: &str) -> Option<Utf8PathBuf> {
-    text.split_whitespace()
-        .map(|word| word.trim_end_matches(['.', ',', ')']))
-        .rfind(|word| word.starts_with("/var/lib/dkms/") && word.ends_with("make.log"))
-        .map(Utf8PathBuf::from)
-}
-
 /// The line of a build's log that says why it failed: the first one of the compiler or of make that names
 /// an error, else the last one.
 #[must_use]
@@ -588,17 +580,6 @@ eval "{ ${make_command/#make/make -j$parallel_jobs KERNELRELEASE=$kernelver}; }"
             (all[2].kernel.as_deref(), all[2].state.as_str()),
             (None, "added")
         );
-    }
-
-    #[test]
-    fn a_failed_build_names_its_log() {
-        let text = "Building module:\nBad return status for module build on kernel: 6.1.0-44-amd64 (x86_64)\n\
-                    Consult /var/lib/dkms/nvidia-current/535.261.03/build/make.log for more information.\n";
-        assert_eq!(
-            log_named_in(text).as_deref(),
-            Some("/var/lib/dkms/nvidia-current/535.261.03/build/make.log".into())
-        );
-        assert_eq!(log_named_in("all is well"), None);
     }
 
     #[test]
