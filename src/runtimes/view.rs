@@ -57,6 +57,20 @@ pub struct RuntimeView {
 }
 
 impl RuntimeView {
+    /// The view of a runtime without files, for the fields that it does not set.
+    #[must_use]
+    pub const fn of(said: Said, version: Option<Version>) -> Self {
+        Self {
+            files: Vec::new(),
+            broken: None,
+            elsewhere: None,
+            by_files: None,
+            printed: None,
+            said,
+            version,
+        }
+    }
+
     /// Whether there is a file that it reads first.
     #[must_use]
     pub fn has_file(&self) -> bool {
