@@ -20,6 +20,7 @@ pub mod tools;
 
 pub mod dkms;
 pub mod fabric;
+pub mod mig;
 pub mod runtimes;
 
 pub mod facts;

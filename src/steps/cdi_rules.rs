@@ -8,7 +8,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::words;
 use crate::{
-    host::{Nvml, NvmlView, files::FileKind},
+    host::{Nvml, files::FileKind},
+    mig::{Visible, visible},
     model::version::DriverVersion,
     runtimes::cdi::{self, DeviceNode, FOLDERS, KIND, Spec},
     step::{Cx, StepError},
@@ -37,40 +38,6 @@ pub(super) struct MachineDevices {
     /// The driver's character devices in `/proc/devices`: names, and major numbers. Empty where the kernel
     /// lists none.
     pub(super) majors: Vec<(String, u32)>,
-}
-
-/// A GPU, or one of the MIG devices that take its place, with the names that the specification may
-/// give it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Visible {
-    /// `0` for a GPU, `0:1` for a MIG device.
-    pub(super) index: String,
-    pub(super) uuid: Option<String>,
-}
-
-impl Visible {
-    fn is_called(&self, name: &str) -> bool {
-        self.index == name || self.uuid.as_deref() == Some(name)
-    }
-}
-
-/// A GPU with MIG is not usable as a whole: its MIG devices are.
-pub(super) fn visible(view: &NvmlView) -> Vec<Visible> {
-    let mut found = Vec::new();
-    for gpu in &view.devices {
-        if gpu.mig == Some(true) {
-            found.extend(gpu.mig_devices.iter().map(|part| Visible {
-                index: format!("{}:{}", gpu.index, part.index),
-                uuid: part.uuid.clone(),
-            }));
-        } else {
-            found.push(Visible {
-                index: gpu.index.to_string(),
-                uuid: gpu.uuid.clone(),
-            });
-        }
-    }
-    found
 }
 
 /// The files with a specification of NVIDIA's GPUs: `own` first if it is there, then those of others in the
@@ -350,9 +317,10 @@ pub(super) fn hiding<'s>(
 
 #[cfg(test)]
 mod tests {
-    use super::{MachineDevices, SeenSpec, Visible, dead_node, stale, visible};
+    use super::{MachineDevices, SeenSpec, dead_node, stale};
     use crate::{
         host::{MigDevice, NvmlView, files::FileKind},
+        mig::{Visible, visible},
         model::version::DriverVersion,
         runtimes::cdi::parse,
         steps::fixtures::nvml_device,

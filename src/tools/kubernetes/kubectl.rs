@@ -25,7 +25,7 @@ const SHARED_GPUS: &str = "nvidia.com/gpu.shared";
 
 /// How names of MIG devices begin, with the strategy `mixed`. Other names of the vendor are not those of GPUs: its network
 /// cards have some, too.
-const MIG_DEVICES: &str = "nvidia.com/mig-";
+pub const MIG_DEVICES: &str = "nvidia.com/mig-";
 
 /// With these words kubectl says that there is no such node.
 const NOT_FOUND: &str = "(NotFound)";
