@@ -326,6 +326,20 @@ pub struct ModuleOption {
     pub why: String,
 }
 
+impl DriverWish {
+    /// Whether the module is compiled on the machine.
+    #[must_use]
+    pub const fn is_compiled(&self) -> bool {
+        self.dkms.is_some()
+    }
+
+    /// Takes the module in this way.
+    pub fn take_module(&mut self, way: &ModuleWay) {
+        self.dkms.clone_from(&way.dkms);
+        self.module.clone_from(&way.module);
+    }
+}
+
 /// What runs beside the driver where GPUs reach others through switches.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]

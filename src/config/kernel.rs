@@ -105,6 +105,14 @@ pub struct ModuleWay {
     pub beside: Vec<String>,
 }
 
+impl ModuleWay {
+    /// Whether the module is compiled on the machine.
+    #[must_use]
+    pub const fn is_compiled(&self) -> bool {
+        self.dkms.is_some()
+    }
+}
+
 impl KernelWish {
     /// These packages for these kernels; packages that are the same for all kernels once.
     #[must_use]

@@ -88,6 +88,15 @@ pub struct DriverRow {
 }
 
 impl DriverRow {
+    /// What contradicts `build`.
+    pub(super) fn contradiction(&self) -> Option<&'static str> {
+        if self.build.is_compiled() && self.is_rolling() {
+            return Some("`at = \"kernel\"` belongs to `build = \"precompiled\"`");
+        }
+        (self.build.is_compiled() != self.dkms.is_some())
+            .then_some("`dkms` belongs to `build = \"dkms\"`")
+    }
+
     /// Whether its builds are each for one kernel: which branches there are for a kernel is known only
     /// when the package lists are asked.
     #[must_use]

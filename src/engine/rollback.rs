@@ -121,12 +121,9 @@ fn naming(desired: &Desired, driver: &DriverWish, exact: &[PackageWish]) -> Vec<
     let ways: Vec<&ModuleWay> = (desired.kernel.iter())
         .flat_map(|kernel| &kernel.ways)
         .collect();
-    let compiled = |is: bool| ways.iter().any(|way| way.dkms.is_some() == is);
-    let build = match (compiled(true), compiled(false)) {
-        (true, false) => Some(Build::Dkms),
-        (false, true) => Some(Build::Precompiled),
-        _ => None,
-    };
+    let compiled = |is: bool| ways.iter().any(|way| way.is_compiled() == is);
+    // Ways of both kinds leave the choice open.
+    let build = (compiled(true) != compiled(false)).then(|| Build::of(compiled(true)));
     // Where the package lists decide on the branch, the wish is open.
     let is_open = ways.iter().any(|way| way.branch.is_some());
     let branch = version(exact).filter(|_| is_open);

@@ -3,6 +3,7 @@
 
 use super::{
     resume,
+    units::AFTER_MODULES,
     wait::{self, OF_USER_DATA},
 };
 use crate::{
@@ -14,11 +15,9 @@ use crate::{
 
 /// At a shutdown systemd sends SIGTERM only to the program itself, and waits as long as a package manager may need to end.
 /// It starts the program again if that crashed, but not after an exit status that says that the run has tried again what
-/// may pass. Its output: the journal, and the console. Amazon's accelerated image for EKS unpacks its module in the first
-/// boot, by a unit that cloud-init does not wait for (awslabs/amazon-eks-ami, `nvidia-kmod-load.service`); DKMS compiles for a new
-/// kernel in its own (`dkms.service`), and two of it destroy each other's work.
+/// may pass. Its output: the journal, and the console.
 const PROPERTIES: [&str; 11] = [
-    "After=nvidia-kmod-load.service dkms.service",
+    AFTER_MODULES,
     "KillMode=mixed",
     "TimeoutStopSec=30min",
     "Restart=on-failure",

@@ -65,6 +65,11 @@ pub(super) fn release(
     Ok(removed)
 }
 
+/// Units that unpack or compile the driver's modules at boot. Amazon's accelerated image for EKS unpacks its module in the
+/// first boot, in a unit that cloud-init does not wait for (awslabs/amazon-eks-ami, `nvidia-kmod-load.service`). DKMS compiles
+/// for a new kernel in its own unit, and two of it destroy each other's work.
+pub(super) const AFTER_MODULES: &str = "After=nvidia-kmod-load.service dkms.service";
+
 /// Folders with files of ours, whose names say whose they are.
 const FOLDERS: [&str; 7] = [
     "/etc/dkms/framework.conf.d",
