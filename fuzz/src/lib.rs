@@ -43,7 +43,7 @@ use gpu_bootstrap::{
     },
     tools::{
         accounts, container_view, faults, initramfs, kernel_log, kmod, kubelet,
-        kubernetes::{kubeconfig, kubectl},
+        kubernetes::{kubeconfig, kubectl, token},
         lspci, module_file, mounts, openpgp,
         packages::{Fault, Manager},
         prebuilt, sysctl, systemctl, toolkit,
@@ -585,8 +585,8 @@ pub fn texts(bytes: &[u8]) {
     let _ = kubeconfig::node_of(bytes);
     let _ = kubeconfig::pin_of(text);
     let _ = kubectl::server_version(text);
-    let _ = faults::of_kubeadm(text, true);
-    let _ = kubeadm::is_token(text);
+    let _ = kubeadm::fault(text, true);
+    let _ = token::is_bootstrap(text);
 }
 
 /// What an archive of modules is asked for.

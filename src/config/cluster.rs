@@ -9,30 +9,23 @@ use serde::Deserialize;
 
 use crate::{
     config::{
-        desired::{
-            ClusterWish, Discovery, JoinKind, JoinMethod, Manager, NodeWish, PackageWish,
-            RuntimeKind,
-        },
+        desired::{ClusterWish, JoinKind, Manager, NodeWish, PackageWish, RuntimeKind},
         error::ResolveError,
         file::ClusterConfig,
         layers::Layers,
         profile::RepositoryRow,
-        values::{AbsolutePath, Fingerprint, TimeLimit},
+        values::{AbsolutePath, Fingerprint, TimeLimit, Word},
     },
+    joins::{Given, NodeRule, WayRow, Wrongs},
     model::{
         kubernetes::{KubernetesVersion, NodeName, OF_READINESS, Taint},
         packages::Signed,
         text::built_in,
-        token::TokenSource,
     },
-    tools::kubernetes::skew,
 };
 
 /// The name of their repository.
 pub(super) const REPOSITORY: &str = "kubernetes";
-
-/// Where an API server listens by default.
-const API_PORT: u16 = 6443;
 
 /// The taint of a GPU node that nobody has given others: pods that want no GPU stay away. Source: GKE, "About
 /// GPUs", which gives it to each GPU node.
@@ -74,7 +67,7 @@ pub(super) fn repository(
     manager: Manager,
     release: &str,
 ) -> Option<RepositoryRow> {
-    let version = kubeadm_version(config)?;
+    let version = version_of_packages(config)?;
     let row = KUBERNETES.repository.get(&manager)?;
     let fill = |text: &str| text.replace("{series}", &version.series());
     Some(RepositoryRow {
@@ -93,11 +86,10 @@ pub(super) fn repository(
     })
 }
 
-fn kubeadm_version(config: &ClusterConfig) -> Option<&KubernetesVersion> {
-    config
-        .version
-        .as_ref()
-        .filter(|_| config.join == Some(JoinKind::Kubeadm))
+/// The version of the packages, if the join method uses them.
+fn version_of_packages(config: &ClusterConfig) -> Option<&KubernetesVersion> {
+    let row = config.join.and_then(JoinKind::row);
+    (config.version.as_ref()).filter(|_| row.is_some_and(|row| row.has_packages))
 }
 
 /// The packages of a version of Kubernetes.
@@ -133,12 +125,9 @@ impl ClusterInputs<'_> {
     /// # Errors
     /// Settings that are missing, or that do not fit each other: all of them.
     pub(super) fn resolve(&self) -> Result<Option<ClusterWish>, ResolveError> {
-        let kind = self.config.join.unwrap_or_default();
-        self.only_what_counts(kind);
-        let wish = match kind {
-            JoinKind::None => None,
-            kind => self.wish(kind),
-        };
+        let row = self.config.join.unwrap_or_default().row();
+        self.only_what_counts(row);
+        let wish = row.and_then(|row| self.wish(row));
         let wrong = self.wrong.take();
         if wrong.is_empty() {
             return Ok(wish);
@@ -147,34 +136,37 @@ impl ClusterInputs<'_> {
     }
 
     /// What is wanted; `None` if something is wrong.
-    fn wish(&self, kind: JoinKind) -> Option<ClusterWish> {
+    fn wish(&self, row: &WayRow) -> Option<ClusterWish> {
         let config = self.config;
-        let method = match kind {
-            JoinKind::None => None,
-            JoinKind::Kubeadm => self.kubeadm(),
-            JoinKind::K3s => {
-                self.agent("k3s", API_PORT)
-                    .map(|(server, token_source)| JoinMethod::K3s {
-                        server,
-                        token_source,
-                    })
-            }
-            JoinKind::Rke2 => {
-                self.agent("rke2", 9345)
-                    .map(|(server, token_source)| JoinMethod::Rke2 {
-                        server,
-                        token_source,
-                    })
-            }
-            JoinKind::Eks => self.eks(),
-            JoinKind::Command => self.command(),
-            JoinKind::Managed => Some(JoinMethod::Managed),
+        let given = Given {
+            version: config.version.as_ref(),
+            server: config.server.as_ref().map(Word::as_str),
+            token: config.token.as_ref(),
+            ca_cert_hashes: (config.ca_cert_hashes.as_ref()).map(|hashes| texts(hashes)),
+            discovery_file: config.discovery_file.as_ref().map(AbsolutePath::as_path),
+            ignored: texts(
+                config
+                    .ignore_preflight_errors
+                    .as_deref()
+                    .unwrap_or_default(),
+            ),
+            command: config.command.as_deref(),
+            environment_file: config.environment_file.as_ref().map(AbsolutePath::as_path),
+            joined_file: config.joined_file.as_ref().map(AbsolutePath::as_path),
+            leave_command: config.leave_command.as_deref(),
+            runtimes: self.runtimes,
+            kernel: self.kernel.as_deref(),
         };
-        let packages = match kubeadm_version(config) {
+        let mut wrongs = Wrongs::default();
+        let method = (row.read)(&given, &mut wrongs);
+        for (key, why, hint) in wrongs.0 {
+            self.wrong::<()>(&key, &why, &hint);
+        }
+        let packages = match version_of_packages(config) {
             Some(version) => packages(version),
             None => Vec::new(),
         };
-        let node = self.node(kind);
+        let node = self.node(&row.node);
         Some(ClusterWish {
             method: method?,
             node: node?,
@@ -185,38 +177,25 @@ impl ClusterInputs<'_> {
     }
 
     /// A setting of another method is a mistake, not a wish.
-    fn only_what_counts(&self, kind: JoinKind) {
-        use JoinKind::{Command, K3s, Kubeadm, Rke2};
+    fn only_what_counts(&self, row: Option<&WayRow>) {
         let config = self.config;
-        let of = |kinds: &'static [JoinKind], is_set: bool| is_set && !kinds.contains(&kind);
-        for (key, strange) in [
-            ("version", of(&[Kubeadm], config.version.is_some())),
-            ("server", of(&[Kubeadm, K3s, Rke2], config.server.is_some())),
-            ("token", of(&[Kubeadm, K3s, Rke2], config.token.is_some())),
-            (
-                "ca-cert-hashes",
-                of(&[Kubeadm], config.ca_cert_hashes.is_some()),
-            ),
-            (
-                "discovery-file",
-                of(&[Kubeadm], config.discovery_file.is_some()),
-            ),
+        let keys = row.map_or(&[][..], |row| row.keys);
+        for (key, is_set) in [
+            ("version", config.version.is_some()),
+            ("server", config.server.is_some()),
+            ("token", config.token.is_some()),
+            ("ca-cert-hashes", config.ca_cert_hashes.is_some()),
+            ("discovery-file", config.discovery_file.is_some()),
             (
                 "ignore-preflight-errors",
-                of(&[Kubeadm], config.ignore_preflight_errors.is_some()),
+                config.ignore_preflight_errors.is_some(),
             ),
-            ("command", of(&[Command], config.command.is_some())),
-            (
-                "environment-file",
-                of(&[Command], config.environment_file.is_some()),
-            ),
-            ("joined-file", of(&[Command], config.joined_file.is_some())),
-            (
-                "leave-command",
-                of(&[Command], config.leave_command.is_some()),
-            ),
+            ("command", config.command.is_some()),
+            ("environment-file", config.environment_file.is_some()),
+            ("joined-file", config.joined_file.is_some()),
+            ("leave-command", config.leave_command.is_some()),
         ] {
-            if strange {
+            if is_set && !keys.contains(&key) {
                 self.wrong::<()>(
                     &format!("cluster.{key}"),
                     "this way to join does not use it",
@@ -233,224 +212,7 @@ impl ClusterInputs<'_> {
         None
     }
 
-    fn needed<'v, T>(&self, key: &str, value: &'v Option<T>, hint: &str) -> Option<&'v T> {
-        match value {
-            Some(value) => Some(value),
-            // The key that is missing has no place.
-            None => self.wrong(
-                "cluster.join",
-                &format!("`cluster.{key}` is needed, too"),
-                hint,
-            ),
-        }
-    }
-
-    fn kubeadm(&self) -> Option<JoinMethod> {
-        let config = self.config;
-        let version = self.needed(
-            "version",
-            &config.version,
-            "name the cluster's version of Kubernetes, such as \"1.36\"; `kubectl version` shows it",
-        );
-        // kubeadm understands v1beta4 from 1.31 on (kubernetes/kubernetes#125029), and that of 1.31 wants conntrack, which
-        // kubelet's package does not bring any more (kubernetes/kubernetes#135306).
-        if config
-            .version
-            .as_ref()
-            .is_some_and(|version| version.minor < 32)
-        {
-            self.wrong::<()>(
-                "cluster.version",
-                "kubeadm up to 1.31 does not understand our configuration (v1beta4), or needs conntrack, which kubelet's \
-                 package does not bring",
-                "use a cluster of 1.32 or newer, or `cluster.join = \"command\"`",
-            );
-        }
-        let mut wanted = RuntimeKind::ALL
-            .into_iter()
-            .filter(|kind| self.runtimes.contains(kind));
-        let socket = match wanted.find_map(|kind| kind.runtime().facts().cri) {
-            Some(socket) => Some(socket),
-            None => self.wrong(
-                "runtime.use",
-                "the kubelet needs containerd or CRI-O",
-                "add \"containerd\" to `runtime.use`",
-            ),
-        };
-        let discovery = self.discovery();
-        let version = version?.to_string();
-        let ignored = config
-            .ignore_preflight_errors
-            .as_deref()
-            .unwrap_or_default();
-        let ignores_kernel = (ignored.iter().map(ToString::to_string)).any(|check| {
-            check.eq_ignore_ascii_case("SystemVerification") || check.eq_ignore_ascii_case("all")
-        });
-        let kernel = self.kernel.as_deref().filter(|_| !ignores_kernel);
-        if let Some(why) = kernel.and_then(|kernel| skew::with_kernel(&version, kernel)) {
-            return self.wrong(
-                "cluster.version",
-                &why,
-                "use a release with a newer kernel, or set `cluster.ignore-preflight-errors = [\"SystemVerification\"]`: \
-                 kubeadm then joins a kernel that Kubernetes does not support",
-            );
-        }
-        Some(JoinMethod::Kubeadm {
-            discovery: discovery?,
-            socket: format!("unix://{}", socket?),
-            ignore_preflight_errors: ignored.iter().map(ToString::to_string).collect(),
-        })
-    }
-
-    fn discovery(&self) -> Option<Discovery> {
-        let config = self.config;
-        if let Some(file) = &config.discovery_file {
-            if config.server.is_some() || config.ca_cert_hashes.is_some() {
-                return self.wrong(
-                    "cluster.discovery-file",
-                    "the file says how to find the cluster, and so do `cluster.server` and \
-                     `cluster.ca-cert-hashes`",
-                    "keep one of the two ways",
-                );
-            }
-            return Some(Discovery::File {
-                path: file.clone().into_inner(),
-                token_source: config.token.clone(),
-            });
-        }
-        let server = self.needed(
-            "server",
-            &config.server,
-            "name the API server as `HOST:PORT`, or set `cluster.discovery-file`",
-        );
-        let server = server.map(|server| server.as_str()).and_then(|server| {
-            let has_port = (server.rsplit_once(':'))
-                .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-            if server.contains("://") || server.contains('/') || !has_port {
-                return self.wrong(
-                    "cluster.server",
-                    "kubeadm wants the API server as `HOST:PORT`",
-                    "write it without `https://`, such as \"10.0.0.1:6443\"",
-                );
-            }
-            Some(server)
-        });
-        let token_source = self.needed(
-            "token",
-            &config.token,
-            "name the place of the token, such as \"file:/etc/gpu-bootstrap/join-token\"; `kubeadm token create` makes one",
-        );
-        let hashes = self.needed(
-            "ca-cert-hashes",
-            &config.ca_cert_hashes,
-            "without it any server could pretend to be the cluster; `kubeadm token create \
-             --print-join-command` prints the digest",
-        );
-        if hashes.is_some_and(Vec::is_empty) {
-            return self.wrong(
-                "cluster.ca-cert-hashes",
-                "without a digest any server could pretend to be the cluster",
-                "`kubeadm token create --print-join-command` prints the digest",
-            );
-        }
-        Some(Discovery::Token {
-            server: server?.to_owned(),
-            token_source: token_source?.clone(),
-            ca_cert_hashes: hashes?.iter().map(ToString::to_string).collect(),
-        })
-    }
-
-    fn agent(&self, name: &str, port: u16) -> Option<(String, TokenSource)> {
-        let server = self.server(name, port);
-        let source = self.needed(
-            "token",
-            &self.config.token,
-            "name the place of a token for agents, such as \"file:/etc/gpu-bootstrap/join-token\": of what `k3s token \
-             create --ttl 30m` prints, or of the file `agent-token` of a server that was started with `--agent-token`",
-        );
-        Some((server?, source?.clone()))
-    }
-
-    /// The server of an agent.
-    fn server(&self, name: &str, port: u16) -> Option<String> {
-        let example = format!("name the server as \"https://HOST:{port}\"");
-        let server = self.needed("server", &self.config.server, &example)?;
-        if !server.as_str().starts_with("https://") {
-            let why = format!("{name} wants the whole address of the server");
-            return self.wrong("cluster.server", &why, &example);
-        }
-        // Source: RKE2, "Quick Start": a server registers nodes at 9345 and serves the API at 6443. k3s does both at 6443.
-        if port != API_PORT
-            && server
-                .as_str()
-                .trim_end_matches('/')
-                .ends_with(&format!(":{API_PORT}"))
-        {
-            let why = format!("at {API_PORT} is the API server; {name} registers nodes at {port}");
-            return self.wrong("cluster.server", &why, &example);
-        }
-        // The files of `cloud-init` mark what is to be filled in with `@`.
-        if server.as_str().contains('@') {
-            return self.wrong(
-                "cluster.server",
-                "no address of a server contains `@`",
-                &example,
-            );
-        }
-        Some(server.to_string())
-    }
-
-    /// nodeadm writes the whole configuration of containerd at each boot.
-    fn eks(&self) -> Option<JoinMethod> {
-        if self.runtimes.contains(&RuntimeKind::Containerd) {
-            return self.wrong(
-                "cluster.join",
-                "EKS' nodeadm writes containerd's configuration itself, at each boot",
-                "set `runtime.use` to a list without \"containerd\", such as `[]`: with the container toolkit nodeadm \
-                 makes `nvidia` the default runtime",
-            );
-        }
-        Some(JoinMethod::Eks)
-    }
-
-    fn command(&self) -> Option<JoinMethod> {
-        let config = self.config;
-        let command = self.needed(
-            "command",
-            &config.command,
-            "write program and arguments as a list",
-        );
-        for (key, command, example) in [
-            ("cluster.command", command, "join"),
-            (
-                "cluster.leave-command",
-                config.leave_command.as_ref(),
-                "leave",
-            ),
-        ] {
-            let program = command.map(|command| command.first().map(String::as_str));
-            if program.is_some_and(|program| !program.is_some_and(|path| path.starts_with('/'))) {
-                self.wrong::<()>(
-                    key,
-                    "it does not start with the path of a program",
-                    &format!("write program and arguments as a list, such as `[\"/usr/local/sbin/{example}\"]`"),
-                );
-            }
-        }
-        let joined = self.needed(
-            "joined-file",
-            &config.joined_file,
-            "name a file that exists once the machine has joined, such as the kubelet's kubeconfig",
-        );
-        Some(JoinMethod::Command {
-            command: command?.clone(),
-            environment_file: path(&config.environment_file),
-            joined_file: joined?.clone().into_inner(),
-            leave_command: config.leave_command.clone().unwrap_or_default(),
-        })
-    }
-
-    fn node(&self, kind: JoinKind) -> Option<NodeWish> {
+    fn node(&self, rule: &NodeRule) -> Option<NodeWish> {
         let config = self.config;
         let name = config.node_name.as_ref();
         let name = name.map(|name| name.as_str().parse::<NodeName>());
@@ -461,7 +223,7 @@ impl ClusterInputs<'_> {
                 "write small letters, digits, `-` and `.`",
             )
         });
-        if name.is_some() && matches!(kind, JoinKind::Eks | JoinKind::Managed) {
+        if name.is_some() && rule.is_named_by_provider {
             self.wrong::<()>(
                 "cluster.node-name",
                 "the provider names this node",
@@ -470,24 +232,9 @@ impl ClusterInputs<'_> {
         }
         let labels = config.labels.as_deref().unwrap_or_default();
         // A node that the provider joins has the taints that its pool names.
-        let refused = match kind {
-            JoinKind::Managed => Some((
-                "a node gets its taints when it joins, and this one has joined already",
-                "give the node pool these taints",
-            )),
-            JoinKind::Eks => Some((
-                "they would replace the taints of Karpenter and of the node group, and Karpenter deletes a node without \
-                 its own",
-                "give them to the NodePool or the node group, or name them in the NodeConfig of the user data \
-                 (`spec.kubelet.config.registerWithTaints`)",
-            )),
-            _ => None,
-        };
-        if let (Some((why, hint)), Some(_)) = (refused, &config.taints) {
+        if let (Some((why, hint)), Some(_)) = (rule.no_taints, &config.taints) {
             self.wrong::<()>("cluster.taints", why, hint);
         }
-        // A command registers the node as it likes.
-        let registers = !matches!(kind, JoinKind::Managed | JoinKind::Eks | JoinKind::Command);
         let has_access = config.kubeconfig_file.is_some();
         let startup = match &config.startup_taints {
             Some(own) => own.clone(),
@@ -517,12 +264,16 @@ impl ClusterInputs<'_> {
             mig_strategy: config.mig_strategy.unwrap_or_default(),
             taints: match &config.taints {
                 Some(own) => own.clone(),
-                None if self.has_gpu && registers => vec![taint(GPU_TAINT)],
+                None if self.has_gpu && rule.has_default_taint => vec![taint(GPU_TAINT)],
                 None => Vec::new(),
             },
             startup_taints: startup,
         })
     }
+}
+
+fn texts<T: ToString>(values: &[T]) -> Vec<String> {
+    values.iter().map(ToString::to_string).collect()
 }
 
 fn path(file: &Option<AbsolutePath>) -> Option<Utf8PathBuf> {

@@ -9,7 +9,7 @@ use crate::{
     engine::{RunState, RunStatus},
     exit::Exit,
     host::{ExecError, FilesError, Host},
-    joins::nodeadm,
+    joins::joins_after_cloud_init,
     steps,
     tools::{
         cloud_init,
@@ -76,7 +76,7 @@ async fn look(host: &Host, boot_id: Option<&str>) -> Result<Seen, EngineError> {
     let status = status(host, boot_id)?;
     // The file alone says little: it stays when the node has joined.
     let joins_after_cloud_init = joins(&status)
-        && (host.files.exists(nodeadm::MAY_JOIN.into())).map_err(unreadable)?
+        && (joins_after_cloud_init(&*host.files)).map_err(unreadable)?
         && cloud_init::is_running(&*host.files).map_err(unreadable)?;
     Ok(Seen {
         status,

@@ -1,5 +1,7 @@
 //! How a machine becomes a node of a cluster, and what the node is registered with.
 
+use std::time::Duration;
+
 use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,6 +14,8 @@ use crate::{
     },
     runtimes::choice::Cluster,
 };
+
+use super::{Leaving, Way, WayRow, agents, command, kubeadm, managed, nodeadm};
 
 /// Ways to join a cluster, as settings name them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -35,15 +39,24 @@ pub enum JoinKind {
 }
 
 impl JoinKind {
+    /// Its row; `None` if the machine joins no cluster.
+    #[must_use]
+    pub const fn row(self) -> Option<&'static WayRow> {
+        Some(match self {
+            Self::None => return None,
+            Self::Kubeadm => &kubeadm::ROW,
+            Self::K3s => &agents::OF_K3S,
+            Self::Rke2 => &agents::OF_RKE2,
+            Self::Eks => &nodeadm::ROW,
+            Self::Command => &command::ROW,
+            Self::Managed => &managed::ROW,
+        })
+    }
+
     /// The container runtime that its kubelet uses.
     #[must_use]
-    pub const fn runtimes(self) -> Cluster {
-        match self {
-            Self::None => Cluster::None,
-            Self::Kubeadm | Self::Command | Self::Managed => Cluster::OfMachine,
-            Self::K3s | Self::Rke2 => Cluster::BringsOwn("k3s and RKE2 bring their own"),
-            Self::Eks => Cluster::BringsOwn("nodeadm configures the one of the image"),
-        }
+    pub fn runtimes(self) -> Cluster {
+        self.row().map_or(Cluster::None, |row| row.runtimes)
     }
 }
 
@@ -109,6 +122,69 @@ pub enum JoinMethod {
     Managed,
 }
 
+/// How a machine leaves a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
+pub enum Leave {
+    /// `kubeadm reset`.
+    Kubeadm {
+        /// The address of the container runtime's socket.
+        socket: String,
+        /// Folders that were not there before; removed if they are empty.
+        created_folders: Vec<Utf8PathBuf>,
+    },
+    /// The agent of k3s stops.
+    K3s,
+    /// The agent of RKE2 stops.
+    Rke2,
+    /// EKS' `nodeadm` may not join any more, and its kubelet stops.
+    Nodeadm,
+    /// A command of the administrator's.
+    Command {
+        /// Program and arguments.
+        command: Vec<String>,
+        /// The file with its environment.
+        environment_file: Option<Utf8PathBuf>,
+        /// The file that exists while the machine is a node.
+        joined_file: Utf8PathBuf,
+        /// Seconds for the command.
+        timeout_seconds: u64,
+    },
+    /// Nothing undoes this way to join.
+    Never {
+        /// Its name in the settings.
+        method: String,
+    },
+}
+
+impl Leave {
+    /// How it leaves.
+    #[must_use]
+    pub fn way(&self) -> Box<dyn Leaving + '_> {
+        match self {
+            Self::Kubeadm {
+                socket,
+                created_folders: folders,
+            } => Box::new(kubeadm::Reset { socket, folders }),
+            Self::K3s => Box::new(agents::StopAgent(&agents::K3S)),
+            Self::Rke2 => Box::new(agents::StopAgent(&agents::RKE2)),
+            Self::Nodeadm => Box::new(nodeadm::HoldBack),
+            Self::Command {
+                command,
+                environment_file,
+                joined_file,
+                timeout_seconds,
+            } => Box::new(command::LeaveByCommand {
+                command,
+                environment_file: environment_file.as_deref(),
+                joined_file,
+                timeout: Duration::from_secs(*timeout_seconds),
+            }),
+            Self::Never { method } => Box::new(managed::Never { method }),
+        }
+    }
+}
+
 /// How kubeadm finds the cluster, and trusts what it finds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
@@ -163,6 +239,53 @@ pub enum SecretKind {
 }
 
 impl JoinMethod {
+    /// What the program has to know about it.
+    #[must_use]
+    pub fn way(&self) -> Box<dyn Way + '_> {
+        match self {
+            Self::Kubeadm {
+                discovery,
+                socket,
+                ignore_preflight_errors: ignored,
+            } => Box::new(kubeadm::ByKubeadm {
+                discovery,
+                socket,
+                ignored,
+            }),
+            Self::K3s {
+                server,
+                token_source,
+            } => Box::new(agents::ByAgent {
+                agent: &agents::K3S,
+                server,
+                token_source,
+                leave: Leave::K3s,
+            }),
+            Self::Rke2 {
+                server,
+                token_source,
+            } => Box::new(agents::ByAgent {
+                agent: &agents::RKE2,
+                server,
+                token_source,
+                leave: Leave::Rke2,
+            }),
+            Self::Eks => Box::new(nodeadm::ByNodeadm),
+            Self::Command {
+                command,
+                environment_file,
+                joined_file,
+                leave_command,
+            } => Box::new(command::ByCommand {
+                command,
+                environment_file: environment_file.as_deref(),
+                joined_file,
+                leave_command,
+            }),
+            Self::Managed => Box::new(managed::Managed),
+        }
+    }
+
     /// Its name in the settings.
     #[must_use]
     pub const fn name(&self) -> &'static str {
@@ -221,5 +344,39 @@ impl JoinMethod {
             files.push((path, Token));
         }
         files
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{joins::agents::K3S, tools::kubernetes::membership::Membership};
+
+    #[test]
+    fn each_method_knows_a_node_that_another_method_has_made() {
+        const SERVER: &str = "https://10.0.0.1:6443";
+        let k3s = JoinMethod::K3s {
+            server: SERVER.to_owned(),
+            token_source: TokenSource::File("/t".into()),
+        };
+        for (kubeconfig, server, method, why) in rows! {
+            K3S.kubeconfig, None, &k3s, None;
+            K3S.kubeconfig, Some(SERVER), &k3s, None;
+            K3S.kubeconfig, Some("https://10.9.9.9:6443"), &k3s,
+                Some("it joined by https://10.9.9.9:6443");
+            kubeadm::KUBELET_CONF, None, &k3s, Some("agent of k3s");
+            nodeadm::KUBECONFIG, None, &JoinMethod::Eks, None;
+            kubeadm::KUBELET_CONF, None, &JoinMethod::Eks, Some("nodeadm did not join it");
+        } {
+            let membership = Membership {
+                kubeconfig: kubeconfig.into(),
+                server: SERVER.to_owned(),
+                ca_pin: None,
+            };
+            let config = server.map(|server| format!("{{\"server\": \"{server}\"}}"));
+            let found = method.way().another(&membership, config.as_deref(), None);
+            assert_eq!(found.is_some(), why.is_some(), "{found:?}");
+            assert!(found.unwrap_or_default().contains(why.unwrap_or_default()));
+        }
     }
 }

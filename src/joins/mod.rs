@@ -3,28 +3,36 @@
 pub mod agents;
 mod command;
 pub mod kubeadm;
+mod managed;
 mod method;
 pub mod nodeadm;
 mod token;
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-pub use method::{ClusterWish, Discovery, JoinKind, JoinMethod, NodeWish, SecretKind};
-
-use kubeadm::UNIT as KUBELET;
+pub use method::{ClusterWish, Discovery, JoinKind, JoinMethod, Leave, NodeWish, SecretKind};
 
 use crate::{
-    host::trusted::unusable_secret,
+    host::{FilesError, ReadFiles, trusted::unusable_secret},
     model::{
-        kubernetes::{Labels, NodeName, Taint},
+        kubernetes::{KubernetesVersion, Labels, NodeName, Taint},
         paths,
         secret::Secret,
+        token::TokenSource,
     },
-    tools::kubernetes::membership::{self, Membership, MembershipError},
-    work::{Hands, Problem, Sink},
+    runtimes::{RuntimeKind, choice::Cluster},
+    tools::{
+        kubelet,
+        kubernetes::{
+            kubeconfig,
+            membership::{self, Membership, MembershipError},
+        },
+    },
+    work::{Hands, Problem, Reverted, Sink},
 };
 
 /// What a machine joins, and with what it is registered.
@@ -45,49 +53,267 @@ pub struct Join {
     pub timeout_seconds: u64,
 }
 
-/// How a machine leaves a cluster.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
-pub enum Leave {
-    /// `kubeadm reset`.
-    Kubeadm {
-        /// The address of the container runtime's socket.
-        socket: String,
-        /// Folders that were not there before; removed if they are empty.
-        created_folders: Vec<Utf8PathBuf>,
-    },
-    /// The agent of k3s stops.
-    K3s,
-    /// The agent of RKE2 stops.
-    Rke2,
-    /// EKS' `nodeadm` may not join any more, and its kubelet stops.
-    Nodeadm,
-    /// A command of the administrator's.
-    Command {
-        /// Program and arguments.
-        command: Vec<String>,
-        /// The file with its environment.
-        environment_file: Option<Utf8PathBuf>,
-        /// The file that exists while the machine is a node.
-        joined_file: Utf8PathBuf,
-        /// Seconds for the command.
-        timeout_seconds: u64,
-    },
-    /// Nothing undoes this way to join.
-    Never {
-        /// Its name in the settings.
-        method: String,
-    },
+/// Where an API server listens by default.
+const API_PORT: u16 = 6443;
+
+/// A join method with its settings. The methods of the trait are what the settings, the step, the checks and the change
+/// have to know about it; only [`JoinMethod::way`] knows all methods.
+#[async_trait]
+pub trait Way: Send + Sync {
+    /// What joins the machine, and our part of its configuration.
+    fn tool(&self) -> WayTool<'_> {
+        WayTool::default()
+    }
+
+    /// What is wrong with a token, judged by its format.
+    fn wrong_token(&self, _token: &str) -> Option<&'static str> {
+        None
+    }
+
+    /// What the machine lacks to join.
+    fn missing(&self, _found: &Found) -> Option<Lack> {
+        None
+    }
+
+    /// Our configuration file, and its content.
+    fn our_file(
+        &self,
+        _node: &NodeName,
+        _labels: &Labels,
+        _taints: &[Taint],
+    ) -> Option<(&'static str, String)> {
+        None
+    }
+
+    /// Whether the node is registered with the taints of the settings.
+    fn registers_taints(&self) -> bool {
+        true
+    }
+
+    /// Whether an agent of the provider joins the machine.
+    fn is_joined_by_provider(&self) -> bool {
+        false
+    }
+
+    /// The file that exists once the machine has joined, if no kubeconfig proves it.
+    fn joined_file(&self) -> Option<&Utf8Path> {
+        None
+    }
+
+    /// The kubeconfig that names the cluster.
+    fn discovery_file(&self) -> Option<&Utf8Path> {
+        None
+    }
+
+    /// The units of which one must run before this kubeconfig proves a membership. Empty: the file is proof enough.
+    fn kubelets_of(&self, _kubeconfig: &Utf8Path) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Why the machine is a node of another cluster than the settings name. `config` is our configuration file, `wanted` the
+    /// cluster of [`discovery_file`](Self::discovery_file).
+    fn another(
+        &self,
+        _membership: &Membership,
+        _config: Option<&str>,
+        _wanted: Option<&kubeconfig::Cluster>,
+    ) -> Option<String> {
+        None
+    }
+
+    /// The agent that runs the kubelet and its own container runtime.
+    fn agent(&self) -> Option<&'static agents::Agent> {
+        None
+    }
+
+    /// Whether the method starts the kubelet of the machine, for which this program prepares the kernel and the runtime.
+    fn starts_kubelet(&self) -> bool {
+        false
+    }
+
+    /// Whether a failed preflight check counts as a warning.
+    fn ignores(&self, _check: &str) -> bool {
+        false
+    }
+
+    /// The container runtime whose configuration the method writes.
+    fn configures(&self) -> Option<RuntimeKind> {
+        None
+    }
+
+    /// Whether the kernel, with all modules that containers need, is the provider's.
+    fn has_kernel_of_provider(&self) -> bool {
+        false
+    }
+
+    /// The undo, before the join.
+    fn leaving(&self, hands: &Hands, join: &Join) -> Result<Leave, Problem>;
+
+    /// Joins.
+    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), Problem>;
 }
 
-/// What is wrong with a token, as its form tells.
-#[must_use]
-pub fn wrong_token(method: &JoinMethod, token: &str) -> Option<&'static str> {
-    match method {
-        JoinMethod::Kubeadm { .. } => (!kubeadm::is_token(token)).then_some(kubeadm::NO_TOKEN),
-        JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. } => agents::wrong_token(token),
-        _ => None,
+/// How a machine leaves a cluster: the undo in the journal.
+#[async_trait]
+pub trait Leaving: Send + Sync {
+    /// Why the machine never leaves.
+    fn never(&self) -> Option<String> {
+        None
     }
+
+    /// Whether a join has begun that left no membership.
+    fn has_begun(&self, hands: &Hands) -> Result<bool, Problem>;
+
+    /// Whether the kubeconfig may be older than the join, so that it counts only while the kubelet runs.
+    fn is_early(&self, _hands: &Hands, _found: Option<&Membership>) -> Result<bool, Problem> {
+        Ok(false)
+    }
+
+    /// Whether a membership that was found once counts without a running kubelet.
+    fn counts_without_kubelet(&self) -> bool {
+        false
+    }
+
+    /// Removes what an interrupted attempt of this program left.
+    async fn clear(&self, _hands: &Hands, _sink: &dyn Sink) -> Result<(), Problem> {
+        Ok(())
+    }
+
+    /// Why the machine cannot leave, so that its node must not be deleted. `clone` is why it is not the machine that joined.
+    fn stays(
+        &self,
+        _hands: &Hands,
+        _is_member: bool,
+        _clone: Option<&str>,
+    ) -> Result<Option<String>, Problem> {
+        Ok(None)
+    }
+
+    /// Leaves.
+    async fn leave(
+        &self,
+        hands: &Hands,
+        is_member: bool,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, Problem>;
+}
+
+/// What joins a machine.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct WayTool<'a> {
+    /// Its unit, which this program enables once the machine has joined.
+    pub unit: Option<&'static str>,
+    /// Its program.
+    pub program: Option<&'a str>,
+    /// A folder that the program needs.
+    pub folder: Option<&'static str>,
+    /// Our configuration file.
+    pub config: Option<&'static str>,
+    /// A unit beside which the unit may refuse to start.
+    pub conflict: Option<&'static str>,
+}
+
+/// What the machine has of a [`WayTool`].
+#[derive(Debug, Clone, Copy)]
+pub struct Found {
+    /// The unit exists, or nobody could be asked.
+    pub has_unit: bool,
+    /// The program and its folder exist.
+    pub has_program: bool,
+    /// The unit does not start because of the conflict.
+    pub conflicts: bool,
+}
+
+/// What a machine lacks to join.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lack {
+    pub why: String,
+    pub hint: &'static str,
+}
+
+/// What a join method says before there are settings of it.
+pub struct WayRow {
+    /// The keys of `[cluster]` that it uses, beside those of all methods.
+    pub keys: &'static [&'static str],
+    /// The container runtime that its kubelet uses.
+    pub runtimes: Cluster,
+    pub node: NodeRule,
+    /// Whether the packages of the Kubernetes community are installed.
+    pub has_packages: bool,
+    /// Reads its settings. `None` if something is wrong.
+    pub read: fn(&Given<'_>, &mut Wrongs) -> Option<JoinMethod>,
+}
+
+/// What settings may say about the node.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeRule {
+    pub is_named_by_provider: bool,
+    /// Whether a node with GPUs gets a taint if the settings name none.
+    pub has_default_taint: bool,
+    /// Why the settings may name no taints, and the hint.
+    pub no_taints: Option<(&'static str, &'static str)>,
+}
+
+impl NodeRule {
+    /// A node that this program registers.
+    pub const OURS: Self = Self {
+        is_named_by_provider: false,
+        has_default_taint: true,
+        no_taints: None,
+    };
+}
+
+/// The settings of `[cluster]` that join methods read.
+pub struct Given<'a> {
+    pub version: Option<&'a KubernetesVersion>,
+    pub server: Option<&'a str>,
+    pub token: Option<&'a TokenSource>,
+    pub ca_cert_hashes: Option<Vec<String>>,
+    pub discovery_file: Option<&'a Utf8Path>,
+    /// Preflight checks whose errors count as warnings.
+    pub ignored: Vec<String>,
+    pub command: Option<&'a [String]>,
+    pub environment_file: Option<&'a Utf8Path>,
+    pub joined_file: Option<&'a Utf8Path>,
+    pub leave_command: Option<&'a [String]>,
+    /// The container runtimes that are wanted.
+    pub runtimes: &'a [RuntimeKind],
+    /// The kernel of the next boot, or the kernel series of the release if it is unknown.
+    pub kernel: Option<&'a str>,
+}
+
+/// What is wrong with settings: the key, the reason and the hint.
+#[derive(Debug, Default)]
+pub struct Wrongs(pub Vec<(String, String, String)>);
+
+impl Wrongs {
+    /// Notes what is wrong with a key of `[cluster]`. There is no value then.
+    pub fn add<T>(&mut self, key: &str, why: &str, hint: &str) -> Option<T> {
+        self.at(&format!("cluster.{key}"), why, hint)
+    }
+
+    /// The same of any key.
+    pub fn at<T>(&mut self, key: &str, why: &str, hint: &str) -> Option<T> {
+        self.0
+            .push((key.to_owned(), why.to_owned(), hint.to_owned()));
+        None
+    }
+
+    /// A key that is needed. If it is missing it has no location, so the error names `cluster.join`.
+    pub fn needed<T>(&mut self, key: &str, value: Option<T>, hint: &str) -> Option<T> {
+        match value {
+            Some(value) => Some(value),
+            None => self.add("join", &format!("`cluster.{key}` is needed, too"), hint),
+        }
+    }
+}
+
+/// Whether the machine is validated and joins once cloud-init has ended.
+///
+/// # Errors
+/// If the file cannot be read.
+pub fn joins_after_cloud_init(files: &dyn ReadFiles) -> Result<bool, FilesError> {
+    nodeadm::may_join(files)
 }
 
 impl Join {
@@ -106,23 +332,12 @@ impl Join {
 }
 
 impl Hands {
-    /// Whether an agent has a configuration of ours, by which it joins whenever it starts.
-    pub(crate) fn may_join(&self, agent: &agents::Agent) -> Result<bool, Problem> {
-        Ok(self.host.files.exists(Utf8Path::new(agent.config))?)
-    }
-
-    /// The cluster that the machine is a node of, or is about to be. `nodeadm` writes the kubeconfig at each boot, before
-    /// anything may join; so does that of hybrid nodes, which a command starts.
+    /// The cluster that the machine is a node of, or is about to be. With some methods the kubeconfig is written before
+    /// anything may join.
     pub(crate) async fn joined_by(&self, way: &Leave) -> Result<Option<Membership>, Problem> {
         let found = self.joined_cluster()?;
-        let is_early = match way {
-            Leave::Nodeadm => !self.host.files.exists(nodeadm::MAY_JOIN.into())?,
-            Leave::Command { .. } => {
-                (found.as_ref()).is_some_and(|found| found.kubeconfig == nodeadm::KUBECONFIG)
-            }
-            _ => false,
-        };
-        if is_early && !self.unit_state(KUBELET).await?.is_active() {
+        let is_early = way.way().is_early(self, found.as_ref())?;
+        if is_early && !self.unit_state(kubelet::UNIT).await?.is_active() {
             return Ok(None);
         }
         Ok(found)
@@ -136,73 +351,6 @@ impl Hands {
                 Problem::unreadable(format!("read `{path}`"), why)
             }
         })
-    }
-
-    /// Removes what an attempt of this program's has left that was cut off: the file with the token, and, if the machine
-    /// has joined all the same, the mark of the attempt. `nodeadm` would join at the next boot, proven or not.
-    pub(crate) async fn clear_interrupted_join(
-        &self,
-        way: &Leave,
-        sink: &dyn Sink,
-    ) -> Result<(), Problem> {
-        let files = &self.host.files;
-        if *way == Leave::Nodeadm
-            && files.exists(nodeadm::MAY_JOIN.into())?
-            && !self.unit_state(KUBELET).await?.is_active()
-        {
-            self.hold_nodeadm_back(sink).await?;
-        }
-        let configuration = Utf8Path::new(paths::RUN).join(kubeadm::CONFIGURATION);
-        if files.exists(&configuration)? {
-            files.remove(&configuration)?;
-        }
-        let mark = self.state.join(kubeadm::JOINING);
-        let has_joined = self.joined_cluster()?.is_some();
-        if has_joined && files.exists(&mark)? {
-            files.remove(&mark)?;
-        }
-        // An agent that has joined reads its own token at each start.
-        if !has_joined {
-            match way {
-                Leave::K3s => self.hold_agent_back(&agents::K3S, sink).await?,
-                Leave::Rke2 => self.hold_agent_back(&agents::RKE2, sink).await?,
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    pub(crate) async fn join_cluster(&self, join: &Join, sink: &dyn Sink) -> Result<(), Problem> {
-        match &join.method {
-            JoinMethod::Kubeadm {
-                discovery,
-                socket,
-                ignore_preflight_errors,
-            } => {
-                self.join_by_kubeadm(join, (discovery, socket, ignore_preflight_errors), sink)
-                    .await
-            }
-            JoinMethod::K3s { token_source, .. } => {
-                self.join_by_agent(&agents::K3S, token_source, join, sink)
-                    .await
-            }
-            JoinMethod::Rke2 { token_source, .. } => {
-                self.join_by_agent(&agents::RKE2, token_source, join, sink)
-                    .await
-            }
-            JoinMethod::Eks => self.join_by_nodeadm(join, sink).await,
-            JoinMethod::Command {
-                command,
-                environment_file,
-                joined_file,
-                leave_command: _,
-            } => {
-                let files = (environment_file.as_deref(), joined_file.as_path());
-                self.join_by_command(join, command, files, sink).await
-            }
-            // The step never asks for it.
-            JoinMethod::Managed => Ok(()),
-        }
     }
 
     /// A secret in a file. Its step has looked before: the file may have changed since.

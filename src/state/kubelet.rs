@@ -71,7 +71,7 @@ impl State {
         if let Some(socket) = kubelet.and_then(said) {
             return found(&socket, "the kubelet's command line", true).map(Some);
         }
-        for path in [kubelet::CONFIG, kubelet::KUBEADM_FLAGS] {
+        for path in [kubelet::CONFIG, kubelet::FLAGS] {
             let Some(text) = files.read_text(Utf8Path::new(path))? else {
                 continue;
             };

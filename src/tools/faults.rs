@@ -14,7 +14,7 @@ static TABLE: LazyLock<KnownFaults> =
 #[serde(deny_unknown_fields)]
 struct KnownFaults {
     pull: Vec<KnownFault>,
-    kubeadm: Vec<KnownFault>,
+    join: BTreeMap<String, Vec<KnownFault>>,
     modprobe: Vec<KnownFault>,
 }
 
@@ -56,18 +56,9 @@ pub fn of_pull(said: &str) -> &'static KnownFault {
     find(&TABLE.pull, said)
 }
 
-/// Why kubeadm did not join. `signed` tells that the cluster proves by a signature that it knows the token, before the
-/// token is used: then an answer of 401 does not mean that the token is wrong.
-pub fn of_kubeadm(said: &str, signed: bool) -> &'static KnownFault {
-    let said = said.to_lowercase();
-    // Before it, kubeadm tells what it waits for.
-    let said = &said[said.rfind("\nerror:").unwrap_or_default()..];
-    let found = find(&TABLE.kubeadm, said);
-    let blames_token =
-        found.reason == "join-not-allowed" && !signed && said.contains("unauthorized");
-    (TABLE.kubeadm.iter())
-        .find(|fault| blames_token && fault.reason == "join-token-wrong")
-        .unwrap_or(found)
+/// The rows of a program that joins a cluster; none for a program without a table.
+pub fn of_join(program: &str) -> &'static [KnownFault] {
+    TABLE.join.get(program).map_or(&[], Vec::as_slice)
 }
 
 /// Why modprobe did not load or unload a module.
@@ -76,7 +67,7 @@ pub fn of_modprobe(said: &str) -> &'static KnownFault {
 }
 
 /// The row of what a program says: the last one if no sign is in it.
-fn find<'t>(rows: &'t [KnownFault], said: &str) -> &'t KnownFault {
+pub fn find<'t>(rows: &'t [KnownFault], said: &str) -> &'t KnownFault {
     let said = said.to_lowercase();
     let shows = |signs: &[String]| signs.iter().any(|sign| said.contains(sign.as_str()));
     (rows.iter().find(|row| shows(&row.signs)))
@@ -90,7 +81,10 @@ mod tests {
 
     #[test]
     fn each_table_ends_with_the_row_of_all_else_and_has_signs_in_lower_case() {
-        for rows in [&TABLE.pull, &TABLE.kubeadm, &TABLE.modprobe] {
+        for rows in [&TABLE.pull, &TABLE.modprobe]
+            .into_iter()
+            .chain(TABLE.join.values())
+        {
             let (last, others) = rows.split_last().expect("a table has rows");
             assert!(last.signs.is_empty() && last.late.is_empty());
             for row in others {
@@ -151,19 +145,6 @@ mod tests {
         // What has no hint of its own for a runtime has that of all.
         assert_eq!(silent.hint_for("podman"), silent.hint_for("containerd"));
         assert_ne!(silent.hint_for("docker"), silent.hint_for("containerd"));
-    }
-
-    #[test]
-    fn an_answer_of_401_blames_the_token_only_if_nothing_has_proven_it() {
-        for (said, signed, reason) in rows! {
-            "error: failed to get config map: Unauthorized", false, "join-token-wrong";
-            "error: failed to get config map: Unauthorized", true, "join-not-allowed";
-            "error: x is forbidden", false, "join-not-allowed";
-            "error: [ERROR CRI]: the socket is forbidden", true, "join-preflight";
-            "error: failed to verify JWS signature: Unauthorized", true, "join-token-wrong";
-        } {
-            assert_eq!(of_kubeadm(said, signed).reason, reason, "{said}");
-        }
     }
 
     #[test]

@@ -5,12 +5,25 @@
 use serde::Deserialize;
 
 use super::yaml;
+use crate::model::kubernetes::Labels;
+
+/// Its unit in the packages of the Kubernetes community.
+pub const UNIT: &str = "kubelet.service";
 
 /// Where kubeadm writes it.
 pub const CONFIG: &str = "/var/lib/kubelet/config.yaml";
 
 /// Where kubeadm writes the kubelet's flags (kubernetes/kubernetes, `cmd/kubeadm/app/constants/constants.go`).
-pub const KUBEADM_FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
+pub const FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
+
+/// Labels in the format of the kubelet's `--node-labels`.
+#[must_use]
+pub fn label_list(labels: &Labels) -> String {
+    let all: Vec<String> = (labels.iter())
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    all.join(",")
+}
 
 /// What this program reads of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

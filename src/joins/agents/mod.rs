@@ -1,15 +1,201 @@
 //! The agents of k3s and RKE2: their unit starts, and the kubelet inside of it registers the node. A file that the
 //! step writes names the server.
 
-use camino::Utf8Path;
-
 mod tool;
+
+use async_trait::async_trait;
+use camino::Utf8Path;
 
 pub use tool::{ALL, Agent, CLOUD_SETUP, K3S, RKE2, configuration, server_of, wrong_token};
 
-use super::Join;
-use crate::work::{Hands, Problem, Reverted, Sink};
-use crate::{error::one_line, model::token::TokenSource, tools::systemctl};
+use super::{
+    API_PORT, Found, Given, Join, JoinMethod, Lack, Leave, Leaving, NodeRule, Way, WayRow, WayTool,
+    Wrongs,
+};
+use crate::{
+    error::one_line,
+    model::{
+        kubernetes::{Labels, NodeName, Taint},
+        token::TokenSource,
+    },
+    runtimes::choice::Cluster,
+    tools::{
+        kubernetes::{kubeconfig, membership::Membership},
+        systemctl,
+    },
+    work::{Hands, Problem, Reverted, Sink},
+};
+
+/// The settings of both agents.
+const ROW: WayRow = WayRow {
+    keys: &["server", "token"],
+    runtimes: Cluster::BringsOwn("k3s and RKE2 bring their own"),
+    node: NodeRule::OURS,
+    has_packages: false,
+    read: |_, _| None,
+};
+
+pub(super) const OF_K3S: WayRow = WayRow {
+    read: |given, wrong| {
+        let (server, token_source) = read(&K3S, given, wrong)?;
+        Some(JoinMethod::K3s {
+            server,
+            token_source,
+        })
+    },
+    ..ROW
+};
+
+pub(super) const OF_RKE2: WayRow = WayRow {
+    read: |given, wrong| {
+        let (server, token_source) = read(&RKE2, given, wrong)?;
+        Some(JoinMethod::Rke2 {
+            server,
+            token_source,
+        })
+    },
+    ..ROW
+};
+
+fn read(agent: &Agent, given: &Given<'_>, wrong: &mut Wrongs) -> Option<(String, TokenSource)> {
+    let server = server(agent, given, wrong);
+    let source = wrong.needed(
+        "token",
+        given.token,
+        "name the place of a token for agents, such as \"file:/etc/gpu-bootstrap/join-token\": of what `k3s token \
+         create --ttl 30m` prints, or of the file `agent-token` of a server that was started with `--agent-token`",
+    );
+    Some((server?, source?.clone()))
+}
+
+fn server(agent: &Agent, given: &Given<'_>, wrong: &mut Wrongs) -> Option<String> {
+    let Agent { name, port, .. } = agent;
+    let example = format!("name the server as \"https://HOST:{port}\"");
+    let server = wrong.needed("server", given.server, &example)?;
+    if !server.starts_with("https://") {
+        let why = format!("{name} wants the whole address of the server");
+        return wrong.add("server", &why, &example);
+    }
+    if *port != API_PORT
+        && server
+            .trim_end_matches('/')
+            .ends_with(&format!(":{API_PORT}"))
+    {
+        let why = format!("at {API_PORT} is the API server; {name} registers nodes at {port}");
+        return wrong.add("server", &why, &example);
+    }
+    // The files of `cloud-init` mark what is to be filled in with `@`.
+    if server.contains('@') {
+        return wrong.add("server", "no address of a server contains `@`", &example);
+    }
+    Some(server.to_owned())
+}
+
+/// Joins by an agent.
+pub(super) struct ByAgent<'a> {
+    pub agent: &'static Agent,
+    pub server: &'a str,
+    pub token_source: &'a TokenSource,
+    /// How it leaves.
+    pub leave: Leave,
+}
+
+#[async_trait]
+impl Way for ByAgent<'_> {
+    fn tool(&self) -> WayTool<'_> {
+        WayTool {
+            unit: Some(self.agent.unit),
+            config: Some(self.agent.config),
+            conflict: Some(CLOUD_SETUP),
+            ..WayTool::default()
+        }
+    }
+
+    fn wrong_token(&self, token: &str) -> Option<&'static str> {
+        wrong_token(token)
+    }
+
+    fn missing(&self, found: &Found) -> Option<Lack> {
+        let unit = self.agent.unit;
+        if !found.has_unit {
+            return Some(Lack {
+                why: format!("`{unit}` does not exist"),
+                hint: "install the agent first, without starting it: this program installs none, because its vendors \
+                       offer it as a script or by packages of their own",
+            });
+        }
+        found.conflicts.then(|| Lack {
+            why: format!("`{unit}` does not start while `{CLOUD_SETUP}` is enabled"),
+            hint: "install an agent from October 2025 or newer, which does not have this condition, or run `systemctl \
+                   disable nm-cloud-setup.service nm-cloud-setup.timer` and reboot",
+        })
+    }
+
+    fn our_file(
+        &self,
+        node: &NodeName,
+        labels: &Labels,
+        taints: &[Taint],
+    ) -> Option<(&'static str, String)> {
+        let token = self.token_source.lasting_file();
+        let token = token.unwrap_or_else(|| Utf8Path::new(self.agent.token));
+        let content = configuration(self.server, token, node, labels, taints);
+        Some((self.agent.config, content))
+    }
+
+    /// Its kubelet connects to a proxy on the machine, so its kubeconfig and our configuration of the agent decide.
+    fn another(
+        &self,
+        membership: &Membership,
+        config: Option<&str>,
+        _: Option<&kubeconfig::Cluster>,
+    ) -> Option<String> {
+        let Agent {
+            name, config: path, ..
+        } = self.agent;
+        if membership.kubeconfig != self.agent.kubeconfig {
+            return Some(format!("the settings name the agent of {name}"));
+        }
+        let (joined, server) = (config.and_then(server_of)?, self.server);
+        (joined != server)
+            .then(|| format!("it joined by {joined} (`{path}`), and the settings name {server}"))
+    }
+
+    fn agent(&self) -> Option<&'static Agent> {
+        Some(self.agent)
+    }
+
+    fn leaving(&self, _: &Hands, _: &Join) -> Result<Leave, Problem> {
+        Ok(self.leave.clone())
+    }
+
+    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), Problem> {
+        (hands.join_by_agent(self.agent, self.token_source, join, sink)).await
+    }
+}
+
+/// Stops an agent.
+pub(super) struct StopAgent(pub &'static Agent);
+
+#[async_trait]
+impl Leaving for StopAgent {
+    /// Its unit starts at the next boot and joins as our configuration says.
+    fn has_begun(&self, hands: &Hands) -> Result<bool, Problem> {
+        Ok(hands.host.files.exists(Utf8Path::new(self.0.config))?)
+    }
+
+    /// An agent that has joined reads its own token at each start.
+    async fn clear(&self, hands: &Hands, sink: &dyn Sink) -> Result<(), Problem> {
+        match hands.joined_cluster()? {
+            Some(_) => Ok(()),
+            None => hands.hold_agent_back(self.0, sink).await,
+        }
+    }
+
+    async fn leave(&self, hands: &Hands, _: bool, sink: &dyn Sink) -> Result<Reverted, Problem> {
+        hands.leave_by_agent(self.0, sink).await
+    }
+}
 
 impl Hands {
     pub(crate) async fn join_by_agent(

@@ -1,20 +1,31 @@
 //! `kubeadm join`, and `kubeadm reset` after it has failed or when the machine leaves.
 
-use camino::{Utf8Path, Utf8PathBuf};
-
 mod tool;
 
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
 pub use tool::{
-    BOOTSTRAP_CONF, CA, KUBELET_CONF, KubeadmDiscovery, NO_TOKEN, OF_CONTROL_PLANES, Registration,
-    UNIT, is_token, join, join_configuration, label_list, reset,
+    BOOTSTRAP_CONF, CA, KUBELET_CONF, KubeadmDiscovery, OF_CONTROL_PLANES, Registration, fault,
+    join, join_configuration, reset,
 };
 
-use super::{Discovery, Join};
-use crate::work::{Hands, Problem, Reverted, Sink};
+use super::{
+    Discovery, Given, Join, JoinMethod, Leave, Leaving, NodeRule, Way, WayRow, WayTool, Wrongs,
+};
 use crate::{
     error::one_line,
-    model::{secret::Secret, token::TokenSource},
-    tools::faults,
+    model::{paths, secret::Secret, token::TokenSource},
+    runtimes::{RuntimeKind, choice::Cluster},
+    tools::{
+        kubelet,
+        kubernetes::{
+            kubeconfig,
+            membership::Membership,
+            token::{NOT_BOOTSTRAP, is_bootstrap},
+        },
+    },
+    work::{Hands, Problem, Reverted, Sink},
 };
 
 /// Below the state folder while this program joins: what an attempt leaves is this program's.
@@ -25,6 +36,241 @@ pub(crate) const CONFIGURATION: &str = "kubeadm-join.yaml";
 
 /// Folders that kubeadm makes, outermost first; `kubeadm reset` leaves them.
 const FOLDERS: [&str; 3] = ["/etc/kubernetes", "/etc/kubernetes/pki", "/var/lib/kubelet"];
+
+pub(super) const ROW: WayRow = WayRow {
+    keys: &[
+        "version",
+        "server",
+        "token",
+        "ca-cert-hashes",
+        "discovery-file",
+        "ignore-preflight-errors",
+    ],
+    runtimes: Cluster::OfMachine,
+    node: NodeRule::OURS,
+    has_packages: true,
+    read,
+};
+
+fn read(given: &Given<'_>, wrong: &mut Wrongs) -> Option<JoinMethod> {
+    let version = wrong.needed(
+        "version",
+        given.version,
+        "name the cluster's version of Kubernetes, such as \"1.36\"; `kubectl version` shows it",
+    );
+    // kubeadm understands v1beta4 from 1.31 on (kubernetes/kubernetes#125029), and that of 1.31 wants conntrack, which
+    // kubelet's package does not bring any more (kubernetes/kubernetes#135306).
+    if version.is_some_and(|version| version.minor < 32) {
+        wrong.add::<()>(
+            "version",
+            "kubeadm up to 1.31 does not understand our configuration (v1beta4), or needs conntrack, which kubelet's \
+             package does not bring",
+            "use a cluster of 1.32 or newer, or `cluster.join = \"command\"`",
+        );
+    }
+    let mut wanted = RuntimeKind::ALL
+        .into_iter()
+        .filter(|kind| given.runtimes.contains(kind));
+    let socket = match wanted.find_map(|kind| kind.runtime().facts().cri) {
+        Some(socket) => Some(socket),
+        None => wrong.at(
+            "runtime.use",
+            "the kubelet needs containerd or CRI-O",
+            "add \"containerd\" to `runtime.use`",
+        ),
+    };
+    let discovery = discovery(given, wrong);
+    let version = version?.to_string();
+    let kernel = (given.kernel).filter(|_| !ignores(&given.ignored, "SystemVerification"));
+    if let Some(why) = kernel.and_then(|kernel| tool::with_kernel(&version, kernel)) {
+        return wrong.add(
+            "version",
+            &why,
+            "use a release with a newer kernel, or set `cluster.ignore-preflight-errors = [\"SystemVerification\"]`: \
+             kubeadm then joins a kernel that Kubernetes does not support",
+        );
+    }
+    Some(JoinMethod::Kubeadm {
+        discovery: discovery?,
+        socket: format!("unix://{}", socket?),
+        ignore_preflight_errors: given.ignored.clone(),
+    })
+}
+
+fn discovery(given: &Given<'_>, wrong: &mut Wrongs) -> Option<Discovery> {
+    if let Some(file) = given.discovery_file {
+        if given.server.is_some() || given.ca_cert_hashes.is_some() {
+            return wrong.add(
+                "discovery-file",
+                "the file says how to find the cluster, and so do `cluster.server` and \
+                 `cluster.ca-cert-hashes`",
+                "keep one of the two ways",
+            );
+        }
+        return Some(Discovery::File {
+            path: file.to_owned(),
+            token_source: given.token.cloned(),
+        });
+    }
+    let server = wrong.needed(
+        "server",
+        given.server,
+        "name the API server as `HOST:PORT`, or set `cluster.discovery-file`",
+    );
+    let server = server.and_then(|server| {
+        let has_port = (server.rsplit_once(':'))
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+        if server.contains("://") || server.contains('/') || !has_port {
+            return wrong.add(
+                "server",
+                "kubeadm wants the API server as `HOST:PORT`",
+                "write it without `https://`, such as \"10.0.0.1:6443\"",
+            );
+        }
+        Some(server)
+    });
+    let token_source = wrong.needed(
+        "token",
+        given.token,
+        "name the place of the token, such as \"file:/etc/gpu-bootstrap/join-token\"; `kubeadm token create` makes one",
+    );
+    let hashes = wrong.needed(
+        "ca-cert-hashes",
+        given.ca_cert_hashes.as_ref(),
+        "without it any server could pretend to be the cluster; `kubeadm token create \
+         --print-join-command` prints the digest",
+    );
+    if hashes.is_some_and(Vec::is_empty) {
+        return wrong.add(
+            "ca-cert-hashes",
+            "without a digest any server could pretend to be the cluster",
+            "`kubeadm token create --print-join-command` prints the digest",
+        );
+    }
+    Some(Discovery::Token {
+        server: server?.to_owned(),
+        token_source: token_source?.clone(),
+        ca_cert_hashes: hashes?.clone(),
+    })
+}
+
+fn wrong_token(token: &str) -> Option<&'static str> {
+    (!is_bootstrap(token)).then_some(NOT_BOOTSTRAP)
+}
+
+fn ignores(ignored: &[String], check: &str) -> bool {
+    (ignored.iter()).any(|one| one.eq_ignore_ascii_case(check) || one.eq_ignore_ascii_case("all"))
+}
+
+/// Joins by kubeadm.
+pub(super) struct ByKubeadm<'a> {
+    pub discovery: &'a Discovery,
+    pub socket: &'a str,
+    pub ignored: &'a [String],
+}
+
+#[async_trait]
+impl Way for ByKubeadm<'_> {
+    fn tool(&self) -> WayTool<'_> {
+        WayTool {
+            unit: Some(kubelet::UNIT),
+            ..WayTool::default()
+        }
+    }
+
+    fn wrong_token(&self, token: &str) -> Option<&'static str> {
+        wrong_token(token)
+    }
+
+    fn discovery_file(&self) -> Option<&Utf8Path> {
+        match self.discovery {
+            Discovery::File { path, .. } => Some(path),
+            Discovery::Token { .. } => None,
+        }
+    }
+
+    fn another(
+        &self,
+        membership: &Membership,
+        _: Option<&str>,
+        wanted: Option<&kubeconfig::Cluster>,
+    ) -> Option<String> {
+        let Membership { server, ca_pin, .. } = membership;
+        match self.discovery {
+            Discovery::Token {
+                server: wanted,
+                ca_cert_hashes,
+                ..
+            } => match ca_pin {
+                Some(pin) if !ca_cert_hashes.contains(pin) => Some(format!(
+                    "its certificate authority is {pin}, and the one of the settings is {}",
+                    ca_cert_hashes.join(" or ")
+                )),
+                Some(_) => None,
+                None => (server.trim_start_matches("https://") != wanted)
+                    .then(|| format!("the settings name {wanted}")),
+            },
+            Discovery::File { .. } => wanted.and_then(|wanted| {
+                let differs = match (&wanted.ca_pin, ca_pin) {
+                    (Some(wanted), Some(pin)) => wanted != pin,
+                    _ => wanted.server != *server,
+                };
+                differs.then(|| format!("`cluster.discovery-file` names {}", wanted.server))
+            }),
+        }
+    }
+
+    fn starts_kubelet(&self) -> bool {
+        true
+    }
+
+    fn ignores(&self, check: &str) -> bool {
+        ignores(self.ignored, check)
+    }
+
+    fn leaving(&self, hands: &Hands, _: &Join) -> Result<Leave, Problem> {
+        Ok(Leave::Kubeadm {
+            socket: self.socket.to_owned(),
+            created_folders: hands.folders_of_kubeadm()?,
+        })
+    }
+
+    async fn join(&self, hands: &Hands, join: &Join, sink: &dyn Sink) -> Result<(), Problem> {
+        let settings = (self.discovery, self.socket, self.ignored);
+        hands.join_by_kubeadm(join, settings, sink).await
+    }
+}
+
+/// Leaves by `kubeadm reset`.
+pub(super) struct Reset<'a> {
+    pub socket: &'a str,
+    pub folders: &'a [Utf8PathBuf],
+}
+
+#[async_trait]
+impl Leaving for Reset<'_> {
+    fn has_begun(&self, hands: &Hands) -> Result<bool, Problem> {
+        hands.has_begun()
+    }
+
+    /// Removes the file with the token and, if the machine has joined, the mark of the attempt.
+    async fn clear(&self, hands: &Hands, _: &dyn Sink) -> Result<(), Problem> {
+        let files = &hands.host.files;
+        let configuration = Utf8Path::new(paths::RUN).join(CONFIGURATION);
+        if files.exists(&configuration)? {
+            files.remove(&configuration)?;
+        }
+        let mark = hands.state.join(JOINING);
+        if hands.joined_cluster()?.is_some() && files.exists(&mark)? {
+            files.remove(&mark)?;
+        }
+        Ok(())
+    }
+
+    async fn leave(&self, hands: &Hands, _: bool, sink: &dyn Sink) -> Result<Reverted, Problem> {
+        (hands.leave_by_kubeadm((self.socket, self.folders), sink)).await
+    }
+}
 
 impl Hands {
     /// Those of its folders that are not there yet.
@@ -85,9 +331,9 @@ impl Hands {
             Err(error) => (error.to_string(), error),
         };
         let signed = matches!(discovery, Discovery::Token { .. });
-        let fault = faults::of_kubeadm(&said, signed);
+        let fault = fault(&said, signed);
         let last_words = match &*fault.reason {
-            "join-kubelet" => (self.words_of(tool::UNIT).await).map(|words| last_of(&words)),
+            "join-kubelet" => (self.words_of(kubelet::UNIT).await).map(|words| last_of(&words)),
             _ => None,
         };
         // The machine must be able to join with the next attempt.
@@ -145,8 +391,7 @@ impl Hands {
     }
 
     async fn bootstrap_token(&self, source: &TokenSource) -> Result<Secret, Problem> {
-        let wrong = |token: &str| (!tool::is_token(token)).then_some(tool::NO_TOKEN);
-        self.usable_token(source, wrong).await
+        self.usable_token(source, wrong_token).await
     }
 
     /// What kubeadm writes and refuses to find, unless its checks are to be ignored. Source:

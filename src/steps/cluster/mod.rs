@@ -1,20 +1,18 @@
 //! The steps that make the machine a node. Settings that name no cluster any more change nothing about a node: it leaves
 //! with `uninstall` alone, because its pods end then. Each looks at its own part: `host` the kernel, `packages` the programs,
-//! `join` the membership (`member`: of which cluster; `outdated`: an agent that has to start again), `node` what the
+//! `join` the membership (`outdated`: an agent that has to start again), `node` what the
 //! cluster says.
 
 pub(super) mod host;
 pub(super) mod join;
-mod member;
 pub(super) mod node;
 mod outdated;
 pub(super) mod packages;
 pub(super) mod skew;
 
 use crate::{
-    config::desired::{ClusterWish, Desired, JoinMethod},
+    config::desired::{ClusterWish, Desired},
     facts::Cloud,
-    joins::{kubeadm, nodeadm},
     model::{
         clouds,
         kubernetes::{self, Labels, NodeName},
@@ -43,13 +41,11 @@ fn name(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<NodeName>, StepError> 
 /// The cluster that the machine has joined.
 async fn joined(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<Membership>, StepError> {
     let found = cx.state.membership()?;
-    // nodeadm writes it long before it starts the kubelet; so does that of hybrid nodes, which a command starts. Canonical's
-    // image has it from the start, with words in the place of the server, and its kubelet is a snap.
-    let is_early = |found: &Membership| found.kubeconfig == nodeadm::KUBECONFIG;
-    let by_nodeadm = matches!(wish.method, JoinMethod::Eks | JoinMethod::Command { .. });
-    if by_nodeadm && found.as_ref().is_some_and(is_early) {
+    let method = wish.method.way();
+    let kubelets = (found.as_ref()).map_or(&[][..], |found| method.kubelets_of(&found.kubeconfig));
+    if !kubelets.is_empty() {
         let mut runs = false;
-        for unit in [kubeadm::UNIT, nodeadm::SNAP_UNIT] {
+        for unit in kubelets {
             runs |= (cx.state.unit(unit).await?).is_some_and(|unit| unit.is_active());
         }
         return Ok(found.filter(|_| runs));
@@ -111,11 +107,12 @@ fn place(cloud: &Cloud) -> Labels {
 
 #[cfg(test)]
 mod tests {
-    use super::{join::fixtures::with, joined, kubeadm, nodeadm, place};
+    use super::{join::fixtures::with, joined, place};
     use crate::{
         config::desired::JoinMethod,
         facts::Cloud,
         host::fake,
+        joins::{kubeadm, nodeadm},
         steps::fixtures::{cx, facts, state},
     };
 

@@ -5,4 +5,5 @@ pub mod kubeconfig;
 pub mod kubectl;
 pub mod membership;
 pub mod skew;
+pub mod token;
 mod x509;

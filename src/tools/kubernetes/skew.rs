@@ -1,4 +1,4 @@
-//! Which versions of kubelet, API server and kernel go together; of container runtimes `runtimes` knows it.
+//! Which versions of kubelet and API server go together; of container runtimes `runtimes` knows it.
 //!
 //! Sources: Kubernetes, "Version Skew Policy"; the announcement of Kubernetes 1.35 (cgroup v1); kubernetes/kubernetes#129462 and
 //! kubernetes/system-validators#48 (kernel).
@@ -9,9 +9,6 @@ const OLDER: u64 = 3;
 /// From this minor version on, a kubelet does not start with cgroup v1, unless its configuration has
 /// `failCgroupV1: false`.
 const CGROUP_V2: u64 = 35;
-
-/// From this minor version on, kubeadm rejects older kernels (its check `SystemVerification`).
-const KERNEL: (u64, (u64, u64)) = (32, (4, 19));
 
 /// Major and minor version of a text such as `v1.34.4`, `1.34.*` or `1.6.20~ds1`.
 #[must_use]
@@ -52,22 +49,9 @@ pub fn with_cgroup_v1(kubelet: &str) -> Option<String> {
     })
 }
 
-/// Why kubeadm rejects a kernel.
-#[must_use]
-pub fn with_kernel(kubeadm: &str, kernel: &str) -> Option<String> {
-    let ((_, minor), found) = (series(kubeadm)?, series(kernel)?);
-    let (since, oldest) = KERNEL;
-    (minor >= since && found < oldest).then(|| {
-        let (major, second) = oldest;
-        format!(
-            "kubeadm 1.{since} and newer need kernel {major}.{second} or newer, and this machine has {kernel}"
-        )
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{series, with_cgroup_v1, with_kernel, with_server};
+    use super::{series, with_cgroup_v1, with_server};
 
     #[test]
     fn versions_are_read_as_programs_and_packages_write_them() {
@@ -105,17 +89,8 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_goes_with_the_kubelet() {
+    fn cgroup_v1_goes_with_older_kubelets() {
         assert_eq!(with_cgroup_v1("1.34.*"), None);
         assert!(with_cgroup_v1("1.35.*").is_some());
-        for (kubeadm, kernel, is_rejected) in [
-            ("1.32", "4.18.0-553.el8_10.x86_64", true),
-            ("1.31", "4.18.0-553.el8_10.x86_64", false),
-            ("1.37", "4.19.0-27-amd64", false),
-            ("1.37", "5.14.0-570.12.1.el9_6.x86_64", false),
-        ] {
-            let why = with_kernel(kubeadm, kernel);
-            assert_eq!(why.is_some(), is_rejected, "{kubeadm} {kernel}");
-        }
     }
 }

@@ -5,7 +5,9 @@ use super::{
     *,
 };
 use crate::{
+    config::desired::{Discovery, JoinMethod},
     host::fake,
+    joins::{agents, kubeadm, nodeadm},
     steps::fixtures::{self as machine, desired, unit},
 };
 
@@ -210,7 +212,7 @@ fn an_agent_that_does_not_start_beside_network_managers_cloud_setup_is_refused_b
     });
     decide(&stranger(), &k3s).expect_needs();
     let kept = JoinState {
-        is_kept_by_cloud_setup: true,
+        is_kept_back: true,
         ..stranger()
     };
     let (why, hint) = decide(&kept, &k3s).expect_blocked();
@@ -243,7 +245,7 @@ async fn the_unit_of_an_old_agent_and_an_enabled_cloud_setup_are_found() {
         let facts = machine::facts();
         let (state, want) = (machine::state(&host, facts.clone()), desired());
         let cx = machine::cx(&host, &facts, &state, &want);
-        let found = is_kept_by_cloud_setup(&cx, agents::K3S.unit).await;
+        let found = is_kept_back(&cx, agents::K3S.unit, agents::CLOUD_SETUP).await;
         assert_eq!(found.expect("readable"), is_kept, "{folder} {load} {file}");
     }
 }
